@@ -1,4 +1,4 @@
-"""The table of backends. The packages of a backend are imported only when it is opened.
+"""The registry of backends. A backend's package is imported only when the backend is opened.
 
 May import: base (printable, notices, files), quant, plan.
 Begin with: base.py (the interface), then reference_operations.py, which defines every operation.
@@ -40,17 +40,20 @@ def _opencl(threads: int | None, device: str, checked: bool = True) -> Backend:
 
 
 def _opencl_card(threads: int | None, device: str, checked: bool = True) -> Backend:
-    """Open OpenCL on a GPU; BackendError if it has only a CPU."""
+    """Open OpenCL on a GPU. Raises BackendError if OpenCL offers only a CPU device."""
     from localllm.backends.opencl.devices import of_kinds
 
-    of_kinds(("GPU",))  # check this before importing the GPU code
+    of_kinds(("GPU",))  # fail before the expensive import of the GPU code
     from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",), conformance=_conformance(checked))
 
 
 def _conformance(checked: bool) -> Conformance | None:
-    """Return the conformance check of a device; its results are cached next to the compiled kernels."""
+    """Return the conformance check for a device, or None if `checked` is false.
+
+    Its results are cached next to the compiled kernels.
+    """
     if not checked:
         return None
     from localllm.backends.gpu.conformance.verdicts import Conformance
@@ -71,13 +74,14 @@ BACKENDS: dict[str, Callable[[int | None, str, bool], Backend]] = {
     "opencl": _opencl,
     "reference": _reference,
 }
-# Backends that "auto" tries, and files that indicate a driver: checking files is free, importing a package is slow.
+# GPU backends that "auto" tries, each with files that show that its driver is installed. Checking files is cheap;
+# importing the package is slow.
 _CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
 
 
 @dataclass(slots=True)
 class _Instead:
-    """A fallback for a backend that did not open; `describe` gives the reason."""
+    """A fallback for a backend that failed to open; `describe` includes the reason."""
 
     name: str
     backend: Backend
@@ -101,7 +105,10 @@ class _Instead:
 
 
 def _auto(threads: int | None, checked: bool) -> Backend:
-    """Open a GPU if there is one, otherwise the CPU. If a GPU was expected, the CPU's description gives the reason."""
+    """Open a GPU backend if there is one, otherwise the CPU backend.
+
+    If a GPU was expected, the CPU backend's description says why it was not used.
+    """
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
@@ -114,7 +121,10 @@ def _auto(threads: int | None, checked: bool) -> Backend:
 
 
 def _with_device(threads: int | None, device: str, checked: bool) -> Backend:
-    """Open the first backend that has the device. OpenCL on the CPU is allowed, because the user named the device."""
+    """Open the first backend that has the device.
+
+    OpenCL on the CPU is allowed here, because the user named the device.
+    """
     reasons: list[str] = []
     for opened in (_cuda, _opencl):
         try:
@@ -125,10 +135,11 @@ def _with_device(threads: int | None, device: str, checked: bool) -> Backend:
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "", checked: bool = True) -> Backend:
-    """Open the backend `name`; "auto" is the fastest on this machine. BackendError lists the backends if it fails.
+    """Open the backend `name`. "auto" picks the fastest backend on this machine.
 
-    `device` is the number or part of the name of a device, as listed by `localllm devices`. If `checked`, a GPU backend
-    binds a plan only if the device passes the conformance checks for the plan's operations (`gpu.conformance`).
+    Raises BackendError, which lists the backends, if none opens. `device` is a device number or part of a device name,
+    as listed by `localllm devices`. If `checked`, a GPU backend binds a plan only if the device passes the conformance
+    checks of the plan's operations (`gpu.conformance`).
     """
     if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; supported: auto, {', '.join(BACKENDS)}")

@@ -1,7 +1,8 @@
-"""Buffers for the values of a plan during lowering: buffer reuse by lifetime.
+"""Assigns buffers to the values of a plan during lowering, and reuses them by lifetime.
 
-`deaths` computes which values no later operation reads. An `Allocator` hands out buffers and takes them back when their
-values die. Sizes come first: a backend allocates the memory of `Allocator.buffers` after all operations are lowered.
+`deaths` computes which operation is the last to read each value. An `Allocator` hands out buffers and takes them back
+when their values die. It records only sizes: a backend allocates the memory of `Allocator.buffers` after all operations
+are lowered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from localllm.plan import Rows, Value
 
 
 def deaths(reads: Sequence[Collection[Value]], keep: Collection[Value]) -> list[tuple[Value, ...]]:
-    """Return, for each step in order, the values that no later step reads; values in `keep` never die."""
+    """Return, for each step in order, the values that no later step reads. Values in `keep` are never listed."""
     seen = {value.index for value in keep}
     found: list[tuple[Value, ...]] = []
     for step in reversed(reads):
@@ -27,28 +28,28 @@ def deaths(reads: Sequence[Collection[Value]], keep: Collection[Value]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`times` rows per row of the batch (or per row of logits), `stride` apart in units of the backend."""
+    """A buffer of `times` rows per batch row (or per logit row). `stride` is the row size in the backend's unit."""
 
-    number: int  # in order of first use
+    number: int  # assigned in order of first use
     rows: Rows
     stride: int
     times: int = 1
 
 
-Form = TypeVar("Form", bound=Hashable)  # a form in which a backend holds a value: float32 rows, quantized rows, ...
+Form = TypeVar("Form", bound=Hashable)  # how a backend holds a value: float32 rows, quantized rows, ...
 
 
 class Allocator(Generic[Form]):
     """Allocates the buffers of a plan, and tracks which of them hold live values."""
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []  # all buffers, by number
+        self.buffers: list[Buffer] = []  # all buffers; the index is `Buffer.number`
         self._free: dict[tuple[Rows, int, int], list[Buffer]] = {}
         self._held: dict[int, dict[Form, Buffer]] = {}  # buffers by value index and form
         self._dying: dict[int, Value] = {}
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """Return a buffer for temporary data that is not a value; `give` frees it."""
+        """Return a buffer for scratch data that belongs to no value; `give` frees it."""
         free = self._free.get((rows, stride, times))
         if free:
             return free.pop()
@@ -59,25 +60,28 @@ class Allocator(Generic[Form]):
         self._free.setdefault((buffer.rows, buffer.stride, buffer.times), []).append(buffer)
 
     def make(self, value: Value, form: Form, stride: int) -> Buffer:
-        """Return a buffer for one more form of a value; it lives as long as the value."""
+        """Return a buffer for a further form of a value. The buffer lives as long as the value."""
         forms = self._held.setdefault(value.index, {})
         assert form not in forms, f"{value.name} is made twice"
         forms[form] = self.take(value.rows, stride)
         return forms[form]
 
     def find(self, value: Value, form: Form) -> Buffer | None:
-        """Return the buffer that holds the value in this form now, or None."""
+        """Return the buffer that now holds the value in this form, or None."""
         return self._held.get(value.index, {}).get(form)
 
     @contextmanager
     def operation(self, dying: Collection[Value]) -> Iterator[None]:
-        """Context of lowering one operation; `dying` are the values that it reads last."""
+        """Context manager around the lowering of one operation.
+
+        `dying` lists the values that this operation is the last to read.
+        """
         self._dying = {value.index: value for value in dying}
         yield
         self.release(*self._dying.values())
 
     def release(self, *values: Value) -> None:
-        """Free the buffers of `values` that die with this operation, so that its results may reuse them."""
+        """Free the buffers of the values that die with this operation, so that its results may reuse the buffers."""
         for value in values:
             if self._dying.pop(value.index, None) is not None:
                 for buffer in self._held.pop(value.index, {}).values():

@@ -1,4 +1,7 @@
-"""The interfaces of backends: a backend binds a plan to memory, an executable replays it for every batch."""
+"""The interfaces of backends.
+
+A backend binds a plan to memory; the resulting executable runs the plan on every batch.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ from localllm.plan import (
     rows_of_block,
 )
 
-Progress = Callable[[str, int, int], None]  # (phase, amount done, total)
+Progress = Callable[[str, int, int], None]  # arguments: phase, amount done, total
 
 
 class BackendError(Exception):
-    """The hardware, the driver or the plan does not allow the request; the message says what to do next."""
+    """The hardware, the driver or the plan does not allow the request. The message says what to do next."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
 
 
 class WrongResults(BackendError):
-    """A device failed its check, so it is not used. `reason` is the message without the advice."""
+    """A device failed its conformance check and is not used. `reason` is the message without the advice."""
 
     def __init__(self, reason: str, *advice: Span) -> None:
         super().__init__(Notice(reason, "; ", *advice))
@@ -49,10 +52,10 @@ class WrongResults(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes to allocate: maximum rows and logit rows of a batch, cache blocks, positions.
+    """The sizes to allocate: the largest number of rows and logit rows in a batch, the cache blocks, and the positions.
 
-    With `window_blocks`, layers with a window have this number of separate blocks, and `blocks` counts the blocks of
-    the other layers.
+    If `window_blocks` is set, sliding-window layers have this number of separate cache blocks, and `blocks` counts the
+    blocks of the other layers.
     """
 
     rows: int
@@ -62,7 +65,7 @@ class Limits:
     window_blocks: int = 0
 
     def own_blocks(self, layer: Store) -> bool:
-        """Return whether the layer has a window and separate blocks."""
+        """Return whether the layer uses sliding-window attention and has separate cache blocks."""
         return bool(layer.window and self.window_blocks)
 
     def blocks_of(self, layer: Store) -> int:
@@ -72,7 +75,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CacheTypes:
-    """Formats of keys and values in the cache, with llama.cpp's names: f16, q8_0, ..."""
+    """Formats of keys and values in the KV cache, under llama.cpp's names: f16, q8_0, ..."""
 
     keys: str = "f16"
     values: str = "f16"
@@ -83,22 +86,22 @@ F16_CACHE = CacheTypes()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes allocated, and the bytes that a decode step reads."""
+    """The bytes that an executable allocates, and the bytes that a decode step reads."""
 
     weights: int
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # bytes in layers that read the whole context
-    window_per_token: int = 0  # bytes in layers that see at most the last `window` tokens
+    cache_per_token: int  # bytes in layers that attend to the whole context
+    window_per_token: int = 0  # bytes in layers that attend to at most the last `window` tokens
     window: int = 0
-    states: int = 0  # part of the cache used by recurrent layers
-    state_per_token: int = 0  # bytes in recurrent layers, on average
-    selected_per_token: int = 0  # bytes in layers that read at most `selected` tokens, selected by an indexer
+    states: int = 0  # bytes of the cache that hold states of recurrent layers
+    state_per_token: int = 0  # average bytes read in recurrent layers
+    selected_per_token: int = 0  # bytes in layers with top-k attention, which read at most `selected` tokens
     selected: int = 0
 
     def read_after(self, tokens: float) -> float:
-        """Return the bytes that a decode step reads with `tokens` tokens in the cache."""
+        """Return the bytes that a decode step reads when the cache holds `tokens` tokens."""
         bounded = self.window_per_token * min(tokens, self.window) + self.selected_per_token * min(
             tokens, self.selected
         )
@@ -106,7 +109,7 @@ class Memory:
 
 
 def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Limits) -> dict[str, int]:
-    """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
+    """Return the cache fields of `Memory`. `block_bytes` gives the size of a cache block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
     cached = [(layer, size // rows_of_block(layer.every)) for layer, size in pairs if isinstance(layer, CacheLayer)]
     of_token = [(layer, size // layer.every) for layer, size in cached]  # bytes per token; a pool has one row
@@ -122,7 +125,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
 
 
 def state_read(layer: RowLayer | StateLayer | ScanLayer | WkvLayer) -> int:
-    """Return the average bytes that a row reads of a recurrent layer: its state, and half of the rows of a block."""
+    """Return the average bytes of a recurrent layer that a token reads: the state, and half a block of rows."""
     match layer:
         case RowLayer(width, window, every):
             return 4 * width * window // every
@@ -136,14 +139,14 @@ def state_read(layer: RowLayer | StateLayer | ScanLayer | WkvLayer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts selected for the rows of a step; pair (t, i) is the i-th expert of row t."""
+    """The experts selected for the tokens of a step. Pair (t, i) is the i-th expert of token t."""
 
     choices: NDArray[np.int32]  # (T, used): expert numbers
     hidden: F32  # (T, used, ffn): the input of each expert's down matrix
 
 
 class TopK(NamedTuple):
-    """The largest logits of some rows, largest first. Equal logits are in order of id; NaN comes first."""
+    """The largest logits of some rows, in descending order. Equal logits are ordered by token id; NaN comes first."""
 
     ids: NDArray[np.int32]  # (L, count)
     logits: F32  # (L, count)
@@ -151,37 +154,37 @@ class TopK(NamedTuple):
 
 @runtime_checkable
 class TopKExecutable(Protocol):
-    """Optional for executables: top-k on the device."""
+    """Optional interface of executables: top-k of the logits on the device."""
 
-    max_top_k: int  # maximum of `count`
+    max_top_k: int  # upper limit of `count`
 
     def step_top_k(self, batch: Batch, count: int) -> TopK:
-        """Run `Executable.step`, but return only the `count` largest logits of each row (at most all)."""
+        """Run a step like `Executable.step`, but return only the `count` largest logits of each row (at most all)."""
         ...
 
     def result_top_k(self, count: int) -> TopK:
-        """Return what `Executable.result` returns, reduced to the `count` largest logits of each row."""
+        """Return the logits of `Executable.result`, reduced to the `count` largest of each row."""
         ...
 
 
 class Roofs(NamedTuple):
-    """The upper limits of a processor, per second, measured with all threads."""
+    """The roofline limits of a processor, measured per second with all threads."""
 
-    bytes: float  # read from the weights; 0 if they are too small to measure
-    operations: float  # int8 multiplications and additions
-    cycles: float  # rate of the clock used by `Clocked.clocks`
+    bytes: float  # bytes read from the weights; 0 if the weights are too small to measure
+    operations: float  # int8 multiply-adds
+    cycles: float  # frequency of the clock behind `Clocked.clocks`
 
 
 @runtime_checkable
 class Clocked(Protocol):
-    """Optional for executables: the time of every operation."""
+    """Optional interface of executables: cycle counts of every operation."""
 
-    # the operation of each kernel call, in order; an operation may have several calls
+    # the operation of each kernel call, in execution order; an operation may take several calls
     operations: tuple[Operation, ...]
     barriers: tuple[bool, ...]  # whether a barrier follows each call; only the times between barriers are exact
 
     def clocks(self) -> NDArray[np.int64]:
-        """Return the cycles of each kernel call since bind, (calls, 2): total, and waiting for other threads."""
+        """Return the cycles of each kernel call since bind (calls, 2): in total, and waiting for other threads."""
         ...
 
     def stored(self, weight: Weight) -> int:
@@ -192,23 +195,26 @@ class Clocked(Protocol):
 
 
 class Executable(Protocol):
-    """A bound plan. Only one thread at a time may use it.
+    """A plan bound to memory. Only one thread at a time may use it.
 
-    `step` runs a whole plan. If a plan is split, each device runs its part in stages: `begin`, then `run` once per
-    stage alternating with the other devices, then `result` on the device that makes the logits.
+    `step` runs a whole plan. If a plan is split over devices, each device runs its part in stages: `begin`, then one
+    `run` per stage in alternation with the other devices, then `result` on the device that computes the logits.
     """
 
     limits: Limits
     memory: Memory
-    cache_layout: str  # layout of a cache block's bytes; executables with equal layouts may exchange blocks
-    block_bytes: tuple[int, ...]  # per cache block, by layer
+    cache_layout: str  # describes the bytes of a cache block; executables with equal layouts may exchange blocks
+    block_bytes: tuple[int, ...]  # size of a cache block, by layer
 
     def step(self, batch: Batch) -> F32:
-        """Run the batch and return its logits (L, vocabulary), a view that the next step overwrites."""
+        """Run the batch and return its logits (L, vocabulary) as a view that the next step overwrites."""
         ...
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Return the rows of the batch that `begin` accepts at a time, in order."""
+        """Return the pieces into which `begin` requires the batch to be split, in order.
+
+        Each is an array of row indices.
+        """
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -216,7 +222,7 @@ class Executable(Protocol):
         ...
 
     def run(self, received: Sequence[F32] = ()) -> list[F32]:
-        """Run to the next stage boundary, given the values (T or L, width) that the other device sent.
+        """Run to the next stage boundary. `received` holds the values (T or L, width) from the other device.
 
         Return the values to send on, as views that the next stage overwrites.
         """
@@ -227,46 +233,52 @@ class Executable(Protocol):
         ...
 
     def value(self, value: Value) -> F32:
-        """Return a kept value (T or L, width) of the last step, a view that the next step overwrites."""
+        """Return a kept value (T or L, width) of the last step as a view that the next step overwrites."""
         ...
 
     def routing(self, out: Value) -> Routing:
-        """Return the routing of the last step for `out`, a kept output of experts; views as in `value`."""
+        """Return the expert routing of the last step.
+
+        `out` is a kept output of experts; the arrays are views, as in `value`.
+        """
         ...
 
     def replace(self, weight: Tensor) -> None:
-        """Replace the numbers of the bound matrix with the same name, format and shape."""
+        """Overwrite the weights of the bound matrix that has the same name, format and shape."""
         ...
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         """Copy cache blocks source[i] -> target[i] (copy-on-write, int32 block numbers) in every layer.
 
-        If layers with a window have separate blocks, copy only in these layers (`windowed`) or only in the others.
+        If sliding-window layers have separate blocks, copy only in these layers (`windowed`) or only in the others.
         """
         ...
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        """Return copies of some cache blocks of a layer, keys and values: uint8 (n, bytes per block)."""
+        """Return copies of some cache blocks of a layer, with keys and values, as uint8 (n, bytes per block)."""
         ...
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        """Write blocks that `read_blocks` returned. If a number is not finite, raise BackendError and write nothing."""
+        """Write blocks that `read_blocks` returned.
+
+        If the blocks contain infinity or NaN, raise BackendError and write nothing.
+        """
         ...
 
     def read_bandwidth(self) -> float:
-        """Measure how fast this machine reads the bound weights, in bytes per second; this limits decode speed."""
+        """Measure the bandwidth of reading the bound weights in bytes per second. It limits decode speed."""
         ...
 
     def close(self) -> None: ...
 
 
 class Backend(Protocol):
-    """A backend, opened once per process and device."""
+    """A compute backend, opened once per process and device."""
 
     name: str
 
     def describe(self) -> str:
-        """Return one line: device, instruction set, threads."""
+        """Return one line with the device, the instruction set and the number of threads."""
         ...
 
     def bind(
@@ -277,7 +289,7 @@ class Backend(Protocol):
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """Bind a plan to memory. The values in `keep` can be read after a step; their buffers are not reused."""
+        """Bind a plan to memory. The values in `keep` stay readable after a step; their buffers are not reused."""
         ...
 
     def close(self) -> None: ...
@@ -285,12 +297,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class DeviceBackend(Protocol):
-    """Optional for backends: a device with separate memory."""
+    """Optional interface of backends: a device with separate memory."""
 
     def free_memory(self) -> int:
-        """Return the free bytes, or the total if the driver does not report them."""
+        """Return the free device memory in bytes, or the total if the driver does not report free memory."""
         ...
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-        """Return the memory that binding a plan would take. BackendError if the plan cannot be bound."""
+        """Return the memory that binding a plan would allocate. Raises BackendError if the plan cannot be bound."""
         ...

@@ -1,9 +1,10 @@
-"""Contents of the KV cache: its types by name, and the NumPy definition of storing and loading a head.
+"""The KV cache formats by name, and the NumPy reference of storing and loading a head.
 
-A head is stored as a row of its format, padded with zeros to whole blocks. Types of 4 and 5 bits first apply a Hadamard
-rotation, which spreads outliers over the whole head (QuaRot, Ashkboos et al. 2024). Queries are rotated too, so q k
-does not change; the attention output is rotated back, which undoes the rotation of the values. Keys in block formats
-are multiplied by queries quantized to int8 with a scale per 32 values, like activations with quantized weights.
+A head is stored as a row of its format, padded with zeros to whole quantization blocks. The 4-bit and 5-bit types first
+apply a Hadamard rotation, which spreads outliers over the whole head (QuaRot, Ashkboos et al. 2024). Queries are
+rotated too, so dot products with the keys do not change. Rotating the attention output back undoes the rotation of the
+values. If keys are in a block format, queries are quantized to int8 with a scale per 32 values, like activations for
+quantized weights.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ QUERY_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheType:
-    """The storage format of a head. Numbers beyond +-`largest` are clamped; NaN is stored as `largest`."""
+    """The storage format of a head. Values beyond +-`largest` are clamped; NaN is stored as `largest`."""
 
     name: str
     format: Format
@@ -36,7 +37,7 @@ class CacheType:
 
     @property
     def blocks(self) -> bool:
-        """Whether the format stores integers with a scale instead of floats."""
+        """Whether the format stores integers with a scale per block, not floats."""
         return self.format.block_values > 1
 
     def padded(self, head_dim: int) -> int:
@@ -57,15 +58,15 @@ CACHE_TYPES: dict[str, CacheType] = {
 
 
 def rotation(head_dim: int) -> int:
-    """Return the number of values that are rotated together: the largest power of two that divides the head."""
+    """Return the number of values that are rotated together: the largest power of two that divides `head_dim`."""
     return head_dim & -head_dim
 
 
 def rotate_heads(x: NDArray[T], head_dim: int) -> NDArray[T]:
-    """Apply the Hadamard rotation to every head (..., head_dim); it is its own inverse.
+    """Apply the Hadamard rotation to every head (..., head_dim). The rotation is its own inverse.
 
-    Butterflies have spans 1, 2, 4, ..., each sum is rounded to x's type, and the last step multiplies by 1 /
-    sqrt(number of values rotated together).
+    Butterflies have spans 1, 2, 4, ... Each sum is rounded to x's type, and the last step multiplies by 1 / sqrt(number
+    of values rotated together).
     """
     size = rotation(head_dim)
     y, span = x.reshape(-1, size), 1
@@ -83,7 +84,7 @@ def _within(x: F32, largest: float) -> F32:
 
 
 def store(x: F32, type_: CacheType) -> U8:
-    """Convert heads float32 (..., head_dim) to stored bytes (..., head_bytes)."""
+    """Convert float32 heads (..., head_dim) to stored bytes (..., head_bytes)."""
     head_dim = x.shape[-1]
     x = _within(x, type_.largest)
     if type_.rotated:
@@ -91,20 +92,20 @@ def store(x: F32, type_: CacheType) -> U8:
     padded = np.zeros((x.size // head_dim, type_.padded(head_dim)), np.float32)
     padded[:, :head_dim] = x.reshape(-1, head_dim)
     assert type_.format.quantize is not None
-    with np.errstate(all="ignore"):  # blocks of zeros divide by zero
+    with np.errstate(all="ignore"):  # all-zero blocks divide by zero
         rows = type_.format.quantize(padded, None)
     return rows.reshape(*x.shape[:-1], -1)
 
 
 def load_rows(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
-    """Return the values of stored heads (..., head_bytes), still rotated: float64 (..., head_dim)."""
+    """Dequantize stored heads (..., head_bytes), still rotated, to float64 (..., head_dim)."""
     blocks = np.ascontiguousarray(rows).reshape(-1, type_.format.block_bytes)
     values = type_.format.dequantize(blocks).astype(np.float64)
     return values.reshape(*rows.shape[:-1], -1)[..., :head_dim]
 
 
 def query(q: F32, keys: CacheType) -> NDArray[np.float64]:
-    """Prepare queries (..., head_dim) for stored keys: rotate them, and quantize them to int8 for block formats."""
+    """Prepare queries (..., head_dim) for stored keys: rotate them, and for block formats quantize them to int8."""
     head_dim = q.shape[-1]
     if keys.rotated:
         q = rotate_heads(q, head_dim)

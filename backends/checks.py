@@ -1,6 +1,6 @@
-"""Checks of arguments: limits, cache types, batches, cache blocks, replaced weights.
+"""Validates arguments: limits, cache types, batches, cache blocks, replacement weights.
 
-Kernels check nothing, so these checks keep a caller's mistake from touching other memory.
+Kernels do no bounds checks. These checks keep an invalid argument from reading or writing other memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from localllm.plan import BLOCK, Batch, Tensor
 
 
 def check_within(numbers: NDArray[Any], limit: int) -> bool:
-    if numbers.size == 1:  # fast path for decode, where microseconds between tokens count
+    if numbers.size == 1:  # fast path for decode, where microseconds per token count
         return 0 <= int(numbers.item()) < limit
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
 
 def check_blocks(what: str, numbers: NDArray[Any], blocks: int) -> None:
-    """Raise BackendError if `numbers` (n,) is not a list of cache blocks."""
+    """Raise BackendError unless `numbers` (n,) is an array of valid cache block numbers."""
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not check_within(numbers, blocks):
         raise BackendError(f"{what} must list block numbers below {blocks}")
 
@@ -59,7 +59,7 @@ def check_cache(cache: CacheTypes, supported: Collection[str]) -> None:
 
 
 def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
-    """Raise BackendError unless a matrix of this name, format and shape is bound."""
+    """Raise BackendError unless a matrix with the weight's name, format and shape is bound."""
     old = bound.get(weight.name)
     if old is None or (old.format, tuple(old.shape)) != (weight.format, tuple(weight.shape)):
         found = f"{old.format} {tuple(old.shape)}" if old is not None else "no such matrix"
@@ -69,7 +69,10 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
 
 
 def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
-    """Raise BackendError if a row would access memory of other rows; `window` is the plan's largest window."""
+    """Raise BackendError if a row would access cache rows of other sequences.
+
+    `window` is the plan's largest sliding window.
+    """
     rows = len(batch.tokens)
     if rows == 1 and not (window and limits.window_blocks) and _is_one_row(batch, limits, vocabulary):
         return
@@ -95,15 +98,18 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
             raise BackendError(f"batch: window_tables must have {len(batch.tables)} rows, as tables has")
         _check_places("window ", batch.window_slots, batch.window_tables, batch, limits.window_blocks, window)
     if rows == 1:
-        return  # decode: the remaining checks compare rows
+        return  # decode: the remaining checks compare rows of a longer batch
     same = batch.sequence[1:] == batch.sequence[:-1]
-    runs = rows - np.count_nonzero(same)  # runs of adjacent rows of a sequence; np.unique would import numpy.ma, 30 ms
+    runs = rows - np.count_nonzero(same)  # runs of one sequence's rows; np.unique would import numpy.ma, 30 ms
     if 1 + np.count_nonzero(np.diff(np.sort(batch.sequence))) != runs or (np.diff(batch.positions)[same] <= 0).any():
         raise BackendError("batch: rows of one sequence must stand together, in order of position")
 
 
 def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
-    """Return whether a batch is one valid row. The checks of a longer one take five microseconds more."""
+    """Return whether the batch is a single valid row.
+
+    This avoids the general checks, which take five microseconds more.
+    """
     tables, wanted = batch.tables, batch.logit_rows
     if (
         tables.ndim != 2
@@ -143,7 +149,10 @@ def check_texts(batch: Batch) -> None:
 
 
 def check_histories(batch: Batch) -> None:
-    """Raise BackendError unless the batch, which has passed `check_batch`, has the tokens of its sequences."""
+    """Raise BackendError unless the batch has the token history of every sequence.
+
+    The batch must have passed `check_batch`.
+    """
     histories = batch.histories
     if histories is None or len(histories) != len(batch.tables):
         raise BackendError("batch: histories must hold the tokens of every sequence, which operations read")
@@ -157,7 +166,10 @@ def check_histories(batch: Batch) -> None:
 def _check_places(
     which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
 ) -> None:
-    """Check slots and tables against each other and against the number of blocks; `window` 0: no window."""
+    """Check slots and block tables against each other and against the number of blocks.
+
+    `window` 0 means no sliding window.
+    """
     rows = len(batch.tokens)
     if slots.shape != (rows,):
         raise BackendError(f"batch: {which}slots must be a vector of one number per row, found shape {slots.shape}")

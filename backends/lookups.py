@@ -1,8 +1,8 @@
-"""Lookups: reads rows of the tables that stay in the model's file. The host does this for every device.
+"""Lookups: the host reads rows of the embedding tables that stay in the model file, for every device.
 
-The rows of a step depend only on its tokens and earlier ones, so they are read before the first kernel runs. Each row
-is read once per step, in file order. Nothing is cached between steps except by the operating system. Reading happens in
-the thread that steps; several executables of one model may read at the same time.
+The rows that a step needs depend only on its tokens and earlier tokens, so they are read before the first kernel runs.
+Each row is read once per step, in file order. Only the operating system caches rows between steps. The thread that runs
+the step reads the rows. Several executables of one model may read at the same time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from localllm.quant import dequantize
 
 
 class Lookups:
-    """The lookups of a plan, and their values for the last batch."""
+    """The lookups of a plan, with their results for the last batch."""
 
     def __init__(self, plan: Plan) -> None:
         self._operations = [op for op in plan.operations if isinstance(op, EmbedNgrams)]
         self._found: dict[int, F32] = {}  # rows by value index
 
     def fetch(self, batch: Batch) -> None:
-        """Read the rows for a checked batch. Raises the error of a file that cannot be read."""
+        """Read the rows for a batch that has passed the checks.
+
+        Raises the operating system's error if the file cannot be read.
+        """
         self._found = {op.out.index: _embedded(op, batch) for op in self._operations}
 
     def __getitem__(self, value: Value) -> F32:
-        """Return the rows of a value for the last batch, (T, width)."""
+        """Return a lookup's rows for the last batch, (T, width)."""
         return self._found[value.index]
 
 
@@ -39,7 +42,7 @@ def _embedded(op: EmbedNgrams, batch: Batch) -> F32:
 
 
 def _hashed(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
-    """Return the row of the table for every head, (T, heads of all orders)."""
+    """Return the table row of every head, (T, heads of all orders)."""
     tokens = _tokens(op, batch)
     mixed, over = tokens[:, 0] * op.multipliers[0], np.zeros(len(tokens), np.bool_)
     found = []
@@ -53,7 +56,7 @@ def _hashed(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
 
 
 def _tokens(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
-    """Return the token of every row and the preceding tokens, newest first, (T, tokens of the longest n-gram)."""
+    """Return the token of every row and the preceding tokens, newest first: (T, length of the longest n-gram)."""
     assert batch.histories is not None
     backs = np.arange(len(op.multipliers))
     found = np.empty((len(batch.tokens), len(backs)), np.int64)
@@ -61,7 +64,7 @@ def _tokens(op: EmbedNgrams, batch: Batch) -> NDArray[np.int64]:
     for start, stop in zip(starts, [*starts[1:], len(found)], strict=True):
         positions = batch.positions[start:stop]
         first, stop_at = int(positions[0]) - len(backs) + 1, int(positions[-1]) + 1
-        seen = np.full(stop_at - first, op.end, np.int64)  # positions below 0 read as `end`
+        seen = np.full(stop_at - first, op.end, np.int64)  # positions below 0 count as token `end`
         seen[max(-first, 0) :] = batch.histories[batch.sequence[start]][max(first, 0) : stop_at]
         found[start:stop] = seen[(positions - first)[:, None] - backs]
     return found

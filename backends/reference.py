@@ -1,6 +1,6 @@
 """The reference backend: binds a plan to dequantized weights and a paged cache, and runs one operation at a time.
 
-`backends.reference_operations` defines the operations. The tests compare all other backends with this one.
+`backends.reference_operations` defines the operations. The tests compare every other backend with the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Va
 
 
 class ReferenceBackend:
-    """NumPy on the CPU; slow, used to test all other backends."""
+    """The NumPy backend. It is slow, and serves as the reference in tests of the other backends."""
 
     name = "reference"
 
@@ -39,9 +39,9 @@ class ReferenceBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> ReferenceExecutable:
-        """Dequantize every weight and allocate the cache. BackendError if the plan cannot be bound.
+        """Dequantize every weight and allocate the cache. Raises BackendError if the plan cannot be bound.
 
-        Every value of a step is kept, so `keep` changes nothing here.
+        Every value of a step is kept, so `keep` has no effect.
         """
         try:
             return ReferenceExecutable(plan, limits, cache, progress or (lambda what, done, total: None))
@@ -54,7 +54,7 @@ class ReferenceBackend:
 
 
 class ReferenceExecutable(Shell):
-    """A plan with its weights (float32) and its paged cache."""
+    """A plan with its float32 weights and its paged cache."""
 
     _cache: _Cache
 
@@ -78,7 +78,7 @@ class ReferenceExecutable(Shell):
         state = self._state
         state.crossing[:] = received
         operations = [self._plan.operations[n] for n in self._plan.stages[number]]
-        with np.errstate(over="ignore", invalid="ignore"):  # damaged weights give infinity or NaN, as on every backend
+        with np.errstate(over="ignore", invalid="ignore"):  # corrupt weights give infinity or NaN, as on every backend
             for operation in flattened(operations):
                 OPERATIONS[type(operation)](state, operation)
         return list(state.crossing)
@@ -102,7 +102,7 @@ class ReferenceExecutable(Shell):
         self._weights[weight.name] = _values(weight)
 
     def read_bandwidth(self) -> float:
-        """Measure the bytes per second of one NumPy pass over the weights."""
+        """Measure the bandwidth of one NumPy pass over the weights in bytes per second."""
         self._must_be_open()
         start = perf_counter()
         for weight in self._weights.values():
@@ -127,7 +127,10 @@ class ReferenceExecutable(Shell):
 
 
 class _Cache:
-    """Stored keys and values, uint8 (slots, kv_heads, bytes per head), or a recurrent layer's numbers, by layer."""
+    """Stored keys and values by layer, uint8 (slots, kv_heads, bytes per head).
+
+    Recurrent layers hold float32 states instead.
+    """
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self.types = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
@@ -163,14 +166,14 @@ class _Cache:
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
-        with np.errstate(invalid="ignore"):  # content may hold NaN
+        with np.errstate(invalid="ignore"):  # content may contain NaN
             return all(np.isfinite(load_rows(part, width, type_)).all() for part, width, type_ in parts if width)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Return block views of a layer: keys and values (blocks, BLOCK, kv_heads, bytes), or a store's numbers."""
+        """Return views of a layer by block: keys and values (blocks, BLOCK, kv_heads, bytes), or a store's floats."""
         if not isinstance(self._layers[layer], CacheLayer):
             return [self.stores[layer].view(np.uint8)]
         own = self._layers[layer]
@@ -179,7 +182,7 @@ class _Cache:
         return [part.reshape(len(part) // rows, rows, *part.shape[1:]) for part in slots]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Split the content (n, bytes) of blocks like `_blocks`."""
+        """Split block contents (n, bytes) into the same parts as `_blocks`."""
         blocks = self._blocks(layer)
         ends = np.cumsum([part[0].nbytes for part in blocks])[:-1]
         split = np.split(content, ends, axis=1)
@@ -187,19 +190,19 @@ class _Cache:
 
 
 def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.uint8]:
-    """Allocate the keys or the values of a layer; `width` names the field with the head width."""
+    """Allocate the keys or the values of a layer. `width` names the field that holds the head dimension."""
     if not isinstance(own, CacheLayer):
         return np.zeros((0, 0, 0), np.uint8)
     return np.zeros((blocks * rows_of_block(own.every), own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
 
 
 def _numbers(own: Store, blocks: int) -> F32:
-    """Allocate the rows and the state of a recurrent layer, (blocks, numbers per block)."""
+    """Allocate the rows and the states of a recurrent layer, (blocks, floats per block)."""
     return np.zeros((0, 0) if isinstance(own, CacheLayer) else (blocks, BLOCK * own.row + own.state), np.float32)
 
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
-    """Return the float32 values of every weight by name."""
+    """Dequantize every weight to float32; return the values by weight name."""
     for operation in flattened(plan.operations):
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")

@@ -1,4 +1,4 @@
-"""Attention operations of the reference backend: KV cache, indexer selection, attention itself."""
+"""Attention operations of the reference backend: KV cache, indexer selection and attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def append(state: ReferenceState, op: Append) -> None:
 
 
 def _slots_of(slots: Seen, every: int) -> Seen:
-    """Return the rows of a layer with one row per `every` positions that belong to these slots."""
+    """Return the cache rows for these slots in a layer that stores one row per `every` positions."""
     per = rows_of_block(every)
     return slots // BLOCK * per + slots % BLOCK // every % per
 
@@ -41,11 +41,11 @@ def indexer_top_k(state: ReferenceState, op: IndexerTopK) -> None:
     out = np.zeros((len(q), op.groups, 1 + op.most))
     for row, own in enumerate(batch.positions):
         stored, _ = _rows(state, op.layer, batch.sequence[row], np.arange(every - 1, own + 1, every))
-        if own < op.most:  # selects all visible positions
+        if own < op.most:  # otherwise all visible positions are selected
             out[row, :, 0], out[row, :, 1 : 2 + own] = own + 1, np.arange(own + 1)
             continue
         keys = cache.load_rows(stored, head_dim, state.key_type)[:, 0]  # (positions or pools, D)
-        scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); unlike BLAS, this gives equal keys equal scores
+        scores = (q[row][:, None] * keys).sum(axis=2)  # (heads, P); unlike a BLAS product, equal keys get equal scores
         if weights is not None:
             scores = (weights[row][:, None] * np.maximum(scores, 0.0)).sum(axis=0, keepdims=True)
         for group, of_group in enumerate(scores):
@@ -55,7 +55,7 @@ def indexer_top_k(state: ReferenceState, op: IndexerTopK) -> None:
 
 
 def _chosen(scores: NDArray[np.float64], op: IndexerTopK, seen: int) -> Seen:
-    """Return the selected positions in order, given the scores of all positions or pools that the row sees."""
+    """Return the selected positions in order. `scores` covers all positions or pools that the row attends to."""
     if op.pooled:
         chosen = np.sort(np.argsort(-scores, kind="stable")[: op.count])
         positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
@@ -65,7 +65,7 @@ def _chosen(scores: NDArray[np.float64], op: IndexerTopK, seen: int) -> Seen:
     best[: len(scores)] = scores
     best = best.reshape(blocks, op.block).max(axis=1)
     best[max(0, blocks - op.local) :] = np.inf
-    chosen = np.sort(np.argsort(-best, kind="stable")[: op.count])  # ties go to the earlier block
+    chosen = np.sort(np.argsort(-best, kind="stable")[: op.count])  # of equal scores, the earlier block wins
     positions = (chosen[:, None] * op.block + np.arange(op.block)).reshape(-1)
     return positions[positions < len(scores)]
 
@@ -84,7 +84,7 @@ def attention(state: ReferenceState, op: Attention) -> None:
     ends = batch.positions if op.causal else batch.ends()
     for row in range(len(q)):
         own = batch.positions[row]
-        # a slice of KV heads, and the positions (P,) they read
+        # a slice of KV heads, and the positions (P,) that these heads attend to
         for part, seen in _seen(state, op, row, own, ends[row], kv_heads):
             found = [_rows(state, op.layer, batch.sequence[row], seen)]
             if op.pools is not None:
@@ -110,7 +110,7 @@ def attention(state: ReferenceState, op: Attention) -> None:
 def _seen(
     state: ReferenceState, op: Attention, row: int, own: int, last: int, kv_heads: int
 ) -> Iterator[tuple[slice, Seen]]:
-    """Yield slices of KV heads, each with the positions that a row reads there."""
+    """Yield slices of KV heads, each with the positions that its heads attend to."""
     if op.selection is not None and op.pools is None:
         each = kv_heads // op.slices
         for number, of_slice in enumerate(state.values[op.selection.index][row].reshape(op.slices, -1).astype(np.intp)):
@@ -127,14 +127,14 @@ def _seen(
 
 
 def _rows(state: ReferenceState, layer: int, sequence: int, positions: Seen) -> tuple[Stored, Stored]:
-    """Return the stored keys and values (P, kv_heads, bytes) of some positions."""
+    """Return the stored keys and values (P, kv_heads, bytes) at the given positions."""
     slots = state.tables(layer)[sequence, positions // BLOCK] * BLOCK + positions % BLOCK
     slots = _slots_of(slots, state.every[layer])
     return state.cache_keys[layer][slots], state.cache_values[layer][slots]
 
 
 def _pools(state: ReferenceState, op: Attention, row: int, own: int) -> Seen:
-    """Return the last position of each pool that a row reads."""
+    """Return the last position of each pool that a row attends to."""
     assert op.pools is not None
     every = state.every[op.pools]
     if op.selection is None:

@@ -1,4 +1,4 @@
-"""N-gram lookup in plain NumPy, which defines the result for all backends."""
+"""Reference implementation of n-gram lookup in plain NumPy. All backends must match it."""
 
 from __future__ import annotations
 

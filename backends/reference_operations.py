@@ -1,7 +1,7 @@
-"""Every operation of a plan in plain NumPy, which defines the results for all backends.
+"""Reference implementations of a plan's operations in plain NumPy. All backends must match them.
 
-Weights and values are float32; every operation computes in float64 and rounds its result once. Sums never span batch
-rows (one matrix-vector product per row), so the result of a row does not depend on the other rows of the batch.
+Weights and values are float32. Every operation computes in float64 and rounds its result once. No sum spans batch rows
+(each row has its own matrix-vector product), so a row's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _linear(state: ReferenceState, op: Linear) -> None:
     x, weight = state.read(op.x), state.weight(op.weight)
     y = np.empty((len(x), len(weight)))
     for row in range(len(x)):
-        y[row] = weight @ x[row]  # one product per row: the order of the sum must not depend on the batch
+        y[row] = weight @ x[row]  # one product per row: the summation order must not depend on the batch
     y *= op.scale
     if op.bias is not None:
         y += state.weight(op.bias)
@@ -117,7 +117,7 @@ def _silu(x: F64) -> F64:
 
 
 def _gelu(x: F64) -> F64:
-    """Return gelu in its tanh form, as in ggml and in the training of models that use gelu."""
+    """Return GELU in its tanh form, which ggml uses and with which GELU models are trained."""
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x))))
 
 
@@ -213,7 +213,7 @@ def _experts(state: ReferenceState, op: Experts) -> None:
 def _choose(
     state: ReferenceState, op: Experts, logits: F64, given: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.intp], F64]:  # fmt: skip
-    """Return the selected experts (used,), best first, and their weights (used,)."""
+    """Return the selected experts (used,), best first, with their weights (used,)."""
     scores = logits
     if op.gating == "softmax":
         scores = _softmax(logits)
@@ -238,7 +238,7 @@ def _choose(
 
 
 def _sparse_mixer(scores: F64, ranked: F64, chosen: NDArray[np.intp]) -> F64:
-    """Return the weight of every selected expert: its softmax over the remaining experts with close logits."""
+    """Return the weight of every selected expert: its softmax over those remaining experts whose logits are close."""
     left, weights = ranked > -np.inf, np.empty(len(chosen))
     for i, expert in enumerate(chosen):
         best = scores[expert]
@@ -249,7 +249,7 @@ def _sparse_mixer(scores: F64, ranked: F64, chosen: NDArray[np.intp]) -> F64:
 
 
 def _within_groups(ranked: F64, op: Experts) -> F64:
-    """Return the scores (experts,), with -infinity outside the best groups."""
+    """Return the scores (experts,), set to -infinity outside the best groups."""
     groups = ranked.reshape(op.groups, -1)
     best = np.sort(groups, axis=1)[:, -1:] if op.gating == "softmax" else np.sort(groups, axis=1)[:, -2:]
     kept = np.argsort(-best.sum(axis=1), kind="stable")[: op.groups_used]

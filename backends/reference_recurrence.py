@@ -1,6 +1,6 @@
-"""The operations of recurrent layers in plain NumPy, which defines the results for all backends.
+"""Reference implementations of recurrent layers in plain NumPy. All backends must match them.
 
-Sums run in float64 and are rounded once, as in `reference_operations`; stores hold float32.
+Sums run in float64 and are rounded once, as in `reference_operations`. Stores hold float32.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
     keys: F32  # (BLOCK, key_heads, key_dim)
     updates: F32  # (BLOCK, heads, value_dim)
-    decays: F32  # (BLOCK, heads, 1 or key_dim): rate times step of every row
+    decays: F32  # (BLOCK, heads, 1 or key_dim): rate times step size of every row
     state: F32  # (heads, key_dim, value_dim)
 
 
@@ -82,7 +82,7 @@ def linear_attention(state: ReferenceState, op: LinearAttention) -> None:
     v, ones = state.read(op.v).reshape(-1, of.heads, of.value_dim), np.ones((len(batch.positions), of.heads))
     strength, step = (ones if x is None else state.read(x) for x in (op.strength, op.step))
     decay = step.reshape(len(ones), of.heads, -1) * state.weight(op.rate).reshape(-1, 1)  # (T, heads, 1 or key_dim)
-    number = np.arange(of.heads)  # the key head of every head
+    number = np.arange(of.heads)  # index of the key head that each head uses
     number = number % of.key_heads if op.tiled else number // (of.heads // of.key_heads)
     out = np.empty_like(v)
     for row, position in enumerate(batch.positions):
@@ -112,7 +112,7 @@ def linear_attention(state: ReferenceState, op: LinearAttention) -> None:
 
 
 def _advanced(block: Block, key_heads: NDArray[np.intp]) -> F64:
-    """Return the state (heads, key_dim, value_dim) after a full block."""
+    """Return the state (heads, key_dim, value_dim) after a full block of rows."""
     grown, shrunk = _faded(block.decays)
     keys = block.keys[:, key_heads].astype(np.float64) * shrunk
     added = np.einsum("thk,thv->hkv", keys, block.updates.astype(np.float64))
@@ -120,8 +120,8 @@ def _advanced(block: Block, key_heads: NDArray[np.intp]) -> F64:
 
 
 def _faded(decays: F32) -> tuple[F64, F64]:
-    """Return the decay from the block's start to the last row, and from every row to the last row (rows, ...)."""
-    later = np.cumsum(decays[::-1].astype(np.float64), axis=0)[::-1]  # sums over each row and all later ones
+    """Return the decay from the block's start to the last row, and from each row to the last row (rows, ...)."""
+    later = np.cumsum(decays[::-1].astype(np.float64), axis=0)[::-1]  # suffix sums: each row and all later rows
     return np.exp(later[0]), np.exp(np.concatenate([later[1:], np.zeros_like(later[:1])]))
 
 
@@ -181,5 +181,5 @@ def wkv(state: ReferenceState, op: Wkv) -> None:
 
 
 def _rows_of(store: F32, width: int) -> F32:
-    """Return the rows of a store, float32 (blocks, BLOCK, width)."""
+    """Return the rows of a store as float32 (blocks, BLOCK, width)."""
     return store.reshape(-1, BLOCK, width)

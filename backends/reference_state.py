@@ -1,4 +1,4 @@
-"""The state of a step on the reference backend, read and written by its operations."""
+"""The state of one step on the reference backend. The operations read and write it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceState:
-    """State of a step: the batch, the values so far by index, dequantized weights by name, the cache by layer."""
+    """State of one step: the batch, the values so far by index, dequantized weights by name, the cache by layer."""
 
     batch: Batch
     values: dict[int, F32]
     weights: dict[str, F32]
-    cache_keys: list[NDArray[np.uint8]]  # each (slots, kv_heads, bytes per head)
+    cache_keys: list[NDArray[np.uint8]]  # each layer: (slots, kv_heads, bytes per head)
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
-    stores: list[F32]  # stores of recurrent layers: (blocks, numbers per block)
-    windowed: frozenset[int]  # layers with separate cache blocks
-    every: list[int]  # positions per row, by cache layer
-    routings: dict[int, Routing] = field(default_factory=dict)  # routings by the index of the experts' output
-    crossing: list[F32] = field(default_factory=list)  # values at a stage boundary
+    stores: list[F32]  # stores of recurrent layers: (blocks, floats per block)
+    windowed: frozenset[int]  # sliding-window layers with separate cache blocks
+    every: list[int]  # positions per cache row, by cache layer
+    routings: dict[int, Routing] = field(default_factory=dict)  # expert routings, by index of the experts' output
+    crossing: list[F32] = field(default_factory=list)  # values that cross a stage boundary
 
     def rows(self, value: Value) -> Batch:
-        """Return the batch that matches the rows of the value: all rows, or only those whose logits are requested."""
+        """Return the batch for the rows of the value: all rows, or only rows whose logits are requested."""
         return self.batch if value.rows == "batch" else self.batch.wanted()
 
     def read(self, value: Value) -> F64:

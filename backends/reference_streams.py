@@ -1,4 +1,7 @@
-"""Operations on slices and streams of rows in plain NumPy, which defines the results for all backends."""
+"""Reference implementations of operations on slices and streams of hidden states in plain NumPy.
+
+All backends must match them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ def mul(state: ReferenceState, op: Mul) -> None:
 
 def mix(state: ReferenceState, op: Mix) -> None:
     x = state.read(op.x)
-    slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, width of one)
+    slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, slice width)
     own = op.coefficients
     coefficients = state.read(own) if isinstance(own, Value) else np.tile(state.weight(own), (len(x), 1))
     coefficients = coefficients.reshape(len(x), -1, op.slices)
     y = np.zeros((len(x), op.out.width)) if op.base is None else state.read(op.base)
-    terms = coefficients[:, :, :, None] * slices[:, None]  # (rows, slices of out, slices, width of one)
+    terms = coefficients[:, :, :, None] * slices[:, None]  # (rows, slices of out, slices, slice width)
     state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
 
 
@@ -41,7 +44,7 @@ def hyper_connection(state: ReferenceState, op: HyperConnection) -> None:
     if op.parts > 1:
         found.append(op.magnitude / (1.0 + np.exp(-z[:, n : 2 * n])) + op.written_eps)
     if op.parts > 2:
-        mixing = z[:, 2 * n :].reshape(-1, n, n)  # (rows, from, to)
+        mixing = z[:, 2 * n :].reshape(-1, n, n)  # (rows, source stream, target stream)
         mixing = np.exp(mixing - mixing.max(axis=2, keepdims=True))
         mixing = mixing / mixing.sum(axis=2, keepdims=True) + op.eps
         for number in range(op.iterations):

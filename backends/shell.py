@@ -1,7 +1,7 @@
-"""The shell of an executable: everything around the kernels that all backends share.
+"""The part of an executable that all backends share: everything around the kernels.
 
-Kernels check nothing, so the shell checks batches, cache blocks and replaced weights before they reach memory, and
-rejects every call after `close`. It counts stages, extends rope tables, and returns the kept values of a step.
+Kernels do no bounds checks. The shell checks batches, cache blocks and replacement weights before they reach memory,
+and rejects every call after `close`. It also counts stages, extends RoPE tables, and returns the kept values of a step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from localllm.backends.checks import (
 )
 from localllm.plan import F32, Batch, Plan, Rope, Rows, Tensor, Value
 
-ROPE_STEP = 1024  # positions by which rope tables grow
+ROPE_STEP = 1024  # RoPE tables grow by this number of positions
 
 
 class Blocks(Protocol):
-    """The cache of an executable; callers check the arguments. For `layout` and `block_bytes` see `Executable`."""
+    """The KV cache of an executable.
+
+    Callers validate the arguments. `Executable` describes `layout` and `block_bytes`.
+    """
 
     layout: str
     block_bytes: tuple[int, ...]
@@ -43,14 +46,14 @@ class Blocks(Protocol):
     def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None: ...
 
     def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
-        """Return whether the content (n, bytes per block) holds only finite numbers."""
+        """Return whether the content (n, bytes per block) is free of infinity and NaN."""
         ...
 
 
 class RopeTables:
-    """Tables of cosines and sines, filled only as far as needed: most chats never reach the end of a long context.
+    """RoPE tables of cosines and sines, filled on demand: most chats never reach the end of a long context.
 
-    `fill(rope, start, stop)` computes and stores the rows of positions start..stop.
+    `fill(rope, start, stop)` computes and stores the rows of positions start to stop.
     """
 
     def __init__(self, ropes: Collection[Rope], positions: int, fill: Callable[[Rope, int, int], None]) -> None:
@@ -58,7 +61,7 @@ class RopeTables:
         self._filled = 0
 
     def reach(self, positions: int) -> None:
-        """Fill the tables for at least this many positions."""
+        """Fill the tables for at least `positions` positions."""
         if positions > self._filled:
             stop = min(-(-positions // ROPE_STEP) * ROPE_STEP, self._positions)
             for rope in self._ropes:
@@ -67,7 +70,7 @@ class RopeTables:
 
 
 class Shell(ABC):
-    """An executable without its kernels and its memory, which subclasses add."""
+    """The base class of executables. Each backend's subclass adds kernels and memory."""
 
     limits: Limits
     memory: Memory
@@ -81,17 +84,17 @@ class Shell(ABC):
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
         self._looks_up = bool(plan.lookups)
-        self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
+        self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # number of rows in the last batch
         self._last_position = 0  # largest position of the last batch
-        self._stage, self._stage_count = 0, len(plan.stages)  # next stage to run
+        self._stage, self._stage_count = 0, len(plan.stages)  # the stage to run next, and the number of stages
         self._ropes = RopeTables((), 0, lambda rope, start, stop: None)
-        self._kept: dict[int, F32] = {}  # kept rows by value index: (rows of the largest batch, width)
+        self._kept: dict[int, F32] = {}  # kept values by value index: (largest batch, width)
         self._routings: dict[int, Routing] = {}
 
     def _set_cache(self, blocks: Blocks) -> None:
         self._cache, self.cache_layout, self.block_bytes = blocks, blocks.layout, blocks.block_bytes
 
-    # -- implemented by a backend ----------------------------------------------------------------------------------
+    # -- implemented by each backend -------------------------------------------------------------------------------
 
     @abstractmethod
     def _take_in(self, batch: Batch) -> None:
@@ -106,11 +109,11 @@ class Shell(ABC):
 
     @abstractmethod
     def _fill(self, weight: Tensor) -> object:
-        """Store the numbers of a matrix."""
+        """Store the new weights of a matrix."""
 
     @abstractmethod
     def _free(self) -> None:
-        """Free the memory. Logits that were returned stay readable."""
+        """Free the memory. Logits already returned stay readable."""
 
     @abstractmethod
     def read_bandwidth(self) -> float: ...
@@ -118,7 +121,7 @@ class Shell(ABC):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
+        """Run the batch and return its logits, float32 (L, vocabulary), as a view that the next step overwrites."""
         self._must_be_whole()
         for stage, part in self._turns(batch):
             self.begin(part)
@@ -134,14 +137,14 @@ class Shell(ABC):
         self._take_in(batch)
 
     def _turns(self, batch: Batch) -> list[tuple[int, Batch]]:
-        """Return the stages to run, each with its rows: first rows of encoder texts, then the rows after them."""
+        """Return the stages to run, each with its part of the batch: first the encoder texts, then the other rows."""
         if not self._plan.encodes:
             return [(0, batch)]
         check_texts(batch)
         return batch.turns()
 
     def _check(self, batch: Batch) -> None:
-        """Check the next batch, and prepare everything that does not depend on its pieces."""
+        """Check the next batch, and prepare everything that is the same for all its pieces."""
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._window)
         if self._looks_up:
@@ -189,12 +192,12 @@ class Shell(ABC):
         self._must_be_open()
         check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         check_content(content, len(numbers), self.block_bytes[layer])
-        if not self._cache.finite(layer, content):  # infinity or NaN would spoil a sum even with weight zero
+        if not self._cache.finite(layer, content):  # infinity and NaN corrupt a sum even at weight zero
             raise not_finite()
         self._cache.write(layer, numbers, content)
 
     def close(self) -> None:
-        """Free the memory. Logits that were returned stay readable."""
+        """Free the memory. Logits already returned stay readable."""
         if self._is_open:
             self._is_open = False
             self._kept, self._routings = {}, {}

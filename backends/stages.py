@@ -1,4 +1,4 @@
-"""Stages: a plan split over several devices runs one stage at a time, alternating between the devices."""
+"""Stages of a split plan. The devices run their stages one at a time, in alternation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[B]):
-    """The calls or launches of one stage, and the locations of the values that it receives, sends or looks up.
+    """The kernel calls or launches of one stage, and the locations of the values that it receives, sends or looks up.
 
-    Before the work starts, the executable stores the values from the previous stage and from tables in the file.
+    Before the stage runs, the executable stores the values from the previous stage and from tables in the model file.
     """
 
     work: slice
@@ -25,6 +25,6 @@ class Stage(Generic[B]):
     looked_up: tuple[tuple[Value, B], ...] = ()
 
     def located(self, find: Callable[[Value, B], C]) -> Stage[C]:
-        """Return the same stage with other locations, for instance memory instead of planned buffers."""
+        """Return this stage with every location mapped by `find`, for instance from planned buffers to memory."""
         sides = (self.received, self.sent, self.looked_up)
         return Stage(self.work, *(tuple([(value, find(value, at)) for value, at in side]) for side in sides))

@@ -1,9 +1,10 @@
-"""Time two installations of localllm alternately, command by command, to find regressions.
+"""Time two installations of localllm in alternation, command by command, to find regressions.
 
     python benchmarks/against.py OTHER/bin/localllm --model MODEL --out benchmarks/results/against.jsonl
 
-A round runs both, in alternating order, so that changes of the machine's speed affect both. A row holds the medians,
-and the median and range of the ratios ours : other of all rounds. Above 1 is faster.
+A round runs both installations, in alternating order, so that changes of the machine's speed affect both. A result row
+holds the medians, and the median and range over rounds of the ratio ours / other. A ratio above 1 means that ours is
+faster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from statistics import median
 from urllib.request import Request, urlopen
 
 STARTS = (["--help"], ["run", "demo", "hi", "-n", "1", "--temp", "0"], ["show", "demo"])
-Measure = Callable[[str], dict[str, float]]  # (program) -> measurements; larger is better
+Measure = Callable[[str], dict[str, float]]  # maps the path to the program to measurements; larger is better
 
 
 def started(words: list[str]) -> Measure:
@@ -43,7 +44,7 @@ def benched(model: str, prompt: int, tokens: int) -> Measure:
 
 
 def answered(model: str) -> Measure:
-    """Time whole answers by answers.py, with the Python of each installation."""
+    """Time whole answers with answers.py, run by the Python of each installation."""
     script = str(Path(__file__).with_name("answers.py"))
 
     def measure(program: str) -> dict[str, float]:
@@ -55,7 +56,7 @@ def answered(model: str) -> Measure:
 
 
 def asked(model: str, clients: int) -> Measure:
-    """Time clients of a server that send two requests each."""
+    """Time clients that send two requests each to a server."""
 
     def measure(program: str) -> dict[str, float]:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,9 +1,9 @@
-"""Tokens per second of whole answers: one alone, several in the server's scheduler, and several threads on one model.
+"""Tokens/s of whole answers: of one request, of several in the server's scheduler, and of threads on one model.
 
     python benchmarks/answers.py MODEL [-t 2] [--counts 4,8,16]
 
-Prints one JSON object. It runs with the localllm of the Python that starts it, 0.2.0 included, so that against.py can
-compare two installations. Without support for threads on one model (0.2.0) these are omitted.
+Prints one JSON object. It measures the localllm of the Python that starts it, so that against.py can compare two
+installations. It also runs with 0.2.0, where several threads cannot share a model, and omits their figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPT, ANSWER = 8, 48
 
 
 def module(name: str) -> Any:
-    """Return a module of the scheduler; until 0.3.0 it had a package of its own."""
+    """Return a module of the scheduler, which was in a separate package until 0.3.0."""
     for package in ("generation", "scheduler"):
         with suppress(ModuleNotFoundError):
             return import_module(f"localllm.{package}.{name}")
@@ -30,7 +30,7 @@ def module(name: str) -> Any:
 
 
 def alone(model: Any, options: Any) -> float:
-    """Return the rate of one answer after its first token."""
+    """Return the decode speed of one request in tokens/s, excluding the first token."""
     pieces = iter(model.generate(prompt_of(0), sampling=options, max_tokens=4 * ANSWER, ignore_eos=True))
     next(pieces)
     began = perf_counter()
@@ -39,7 +39,7 @@ def alone(model: Any, options: Any) -> float:
 
 
 def scheduled(model: Any, options: Any, count: int) -> float:
-    """Return the rate of `count` requests in a scheduler, prompts included."""
+    """Return the total tokens/s of `count` requests in a scheduler, including prompt evaluation."""
     limits = module("interfaces").SchedulerLimits(parallel=count)
     Request, Scheduler = module("request").Request, module("scheduler").Scheduler
     if hasattr(model, "new_core"):
@@ -63,7 +63,7 @@ def scheduled(model: Any, options: Any, count: int) -> float:
 
 
 def threaded(model: Any, options: Any, count: int) -> float:
-    """Return the rate of `count` threads on one model, prompts included."""
+    """Return the total tokens/s of `count` threads on one model, including prompt evaluation."""
     model.new_core(module("interfaces").SchedulerLimits(parallel=count))
 
     def answer(number: int) -> None:

@@ -1,10 +1,10 @@
-"""Time the attention of a decode step alone, at one depth, with each cache type alternately.
+"""Time only the attention of a decode step, at one context depth, with the cache types in alternation.
 
     python benchmarks/attention.py [--types f16,q8_0] [--depth 16384] [-t 2] [--rounds 3] [--heads 32,8,64]
 
-The plan holds only attention, over more layers than a processor's cache can hold. It is bound once per type; every
-round times one step of each. GB/s count the keys and values read, next to the rate of a read-only loop in the same
-round. One JSON line per type goes to benchmarks/results/.
+The plan holds only attention, in more layers than the processor's caches can hold. It is bound once per cache type;
+every round times one step with each type. GB/s count the keys and values read, next to the bandwidth of a read-only
+loop in the same round. One JSON line per type goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from localllm.plan import BLOCK, Batch, Recorder
 
 TOKENS = 512
 LEAST_BYTES = 256 << 20  # minimum bytes of an F16 cache, over all layers
-ROOF_ROWS = 1 << 17  # rows of the matrix read to measure the roof
+ROOF_ROWS = 1 << 17  # rows of the matrix that is read to measure the roofline
 
 
 class Table:
-    """Random rows that serve as token embeddings."""
+    """A weight of random rows that serves as token embeddings."""
 
     format = "F32"
 
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Number of query heads, of key-value heads, and the head size."""
+    """Number of query heads, number of KV heads, and the head dimension."""
 
     query: int
     kv: int
@@ -58,7 +58,7 @@ class Heads:
 
 
 def bind(backend: CpuBackend, heads: Heads, layers: int, depth: int, type_name: str) -> CpuExecutable:
-    """Bind layers of attention, each over a cache of `depth` tokens, filled with copies of one random block."""
+    """Bind layers of attention, each with a cache of `depth` tokens that holds copies of one random block."""
     recorder = Recorder()
     q, k, v = (
         recorder.embed(Table(name, n * heads.dim)) for name, n in (("q", heads.query), ("k", heads.kv), ("v", heads.kv))

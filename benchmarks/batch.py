@@ -1,10 +1,10 @@
-"""Decode 1 to 16 sequences together, alternating with llama-batched-bench on the same file and threads.
+"""Decode 1 to 16 sequences together, in alternation with llama-batched-bench on the same GGUF and number of threads.
 
     python benchmarks/batch.py MODEL.gguf --llama-batched-bench PATH [-t 2] [--sequences 1,2,4,8,16] [--rounds 2]
     python benchmarks/batch.py --table
 
-Every sequence has 128 cached tokens; 32 tokens of each are decoded. Rates are tokens per second of all sequences. A
-ratio is the median over rounds of ours / llama.cpp's. One JSON line per model goes to
+Every sequence has 128 cached tokens and decodes 32 tokens. Decode speed is in tokens/s, summed over all sequences. A
+ratio is the median over rounds of our speed / llama.cpp's. One JSON line per model goes to
 benchmarks/results/batch.jsonl.
 """
 
@@ -30,7 +30,7 @@ PROMPT, ANSWER = 128, 32
 
 
 def ours(path: Path, threads: int, counts: list[int]) -> tuple[dict[int, float], str]:
-    """Return tokens per second for each number of sequences, measured in this process, and the device."""
+    """Return the tokens/s for each number of sequences, measured in this process, and the device."""
     import localllm
     from localllm.engine import SequenceRows
 
@@ -50,7 +50,7 @@ def ours(path: Path, threads: int, counts: list[int]) -> tuple[dict[int, float],
 
 
 def theirs(program: Path, path: Path, threads: int, counts: list[int]) -> dict[int, float]:
-    """Return llama-batched-bench's decode rates."""
+    """Return the decode speed of llama-batched-bench for each number of sequences."""
     command = [
         str(program), "-m", str(path), "-t", str(threads), "-c", str(max(counts) * 512), "-npp", str(PROMPT),
         "-ntg", str(ANSWER), "-npl", ",".join(map(str, counts)),
@@ -67,9 +67,7 @@ def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of docs/serve.md: by device, the newest row of each model; tokens per second of all
-    sequences.
-    """
+    """Return the Markdown for docs/serve.md: by device, the newest row of each model in tokens/s of all sequences."""
     newest = {(row["device"], row["model"].removesuffix(".gguf")): row for row in rows}
     lines: list[str] = []
     for device in dict.fromkeys(device for device, _ in newest):

@@ -1,17 +1,17 @@
-"""Measure the quality of each cache type: perplexity, and KL divergence from the same model with an f16 cache.
+"""Measure the quality of each cache type: perplexity, and KL divergence from the same model with an F16 KV cache.
 
     python benchmarks/cache_quality.py [MODEL.gguf=TEXT.txt ...] [--windows 4]
     python benchmarks/cache_quality.py --table
     python benchmarks/cache_quality.py --llama LLAMA_CPP
 
-With --llama, a llama.cpp tree with its libraries in build/bin, it measures the distance between the logits of quantized
-caches and a float32 cache, in both programs: the normalized mean squared error over --tokens. The weights are converted
-to float32, because llama.cpp rounds activations to the type of smaller weights.
+--llama takes a llama.cpp source tree with built libraries in build/bin. It compares the logits with a quantized cache
+to the logits with a float32 cache, in both programs: the normalized mean squared error over --tokens. The weights are
+converted to float32, because llama.cpp rounds activations to the type of smaller weights.
 
-A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
-without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
-and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/engine/cache_types.py` follow
-from them.
+A window is as long as the model's training context. Only its second half counts, as in llama.cpp's perplexity. Models
+without a tokenizer (random weights, but every feature of their architecture) get random tokens. One JSON line per model
+and pair of types goes to benchmarks/results/cache_quality.jsonl. The rules of `localllm/engine/cache_types.py` are
+based on these results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ARCHS = (
     "llama-dense", "llama-moe", "qwen2-dense", "qwen3-dense", "gemma2-dense", "gemma3-dense", "phi3-dense",
     "gpt-oss-moe", "olmo2-dense", "glm4-dense", "stablelm-dense",
 )  # fmt: skip
-FLOAT = [DEFAULT[0], *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # heads of 64 and 128
+FLOAT = [DEFAULT[0], *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # head dimensions 64 and 128
 QUANTIZED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
@@ -117,13 +117,13 @@ def line(row: dict[str, object]) -> str:
 
 
 def error(logits: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Return the normalized mean squared error of every row (T,)."""
+    """Return the normalized mean squared error of each position's logits (T,)."""
     wide = exact.astype(np.float64)
     return ((logits - wide) ** 2).mean(-1) / ((wide - wide.mean(-1, keepdims=True)) ** 2).mean(-1)
 
 
 def distances(path: str, text: str, program: Path, work: Path, count: int, types: list[str]) -> list[dict[str, object]]:
-    """Measure the distance of quantized caches from float32 ones, with ours and with llama.cpp."""
+    """Measure the error of logits with quantized caches against a float32 cache, in localllm and in llama.cpp."""
     model = work / Path(path).name
     words = ["quantize", path, str(model), "F32", "--allow-requantize", "--force"]
     subprocess.run([sys.executable, "-m", "localllm", *words], check=True, capture_output=True, cwd=ROOT)
@@ -165,7 +165,7 @@ def distance_line(row: dict[str, Any]) -> str:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Return the table of docs/cache.md: ratios of the mean errors over all models, by cache type."""
+    """Return the table for docs/cache.md: ratios of the mean errors over all models, by cache type."""
     lines = ["| type   | localllm : llama.cpp | range        |", "| ------ | -------------------: | ------------ |"]
     for name in QUANTIZED:
         newest = {row["model"]: row for row in rows if row.get("type") == name}

@@ -1,16 +1,18 @@
-"""Time localllm and llama.cpp alternately on the same files, threads and tests; store every sample, print the ratios.
+"""Time localllm and llama.cpp in alternation on the same GGUFs, threads and tests.
+
+Store every sample and print the ratios.
 
     python benchmarks/compare.py --table
     python benchmarks/compare.py --summary
     python benchmarks/compare.py MODEL.gguf ... [--llama-bench PATH] [-t 2] [--rounds 3] [--tests pp512,tg128]
 
-Without a llama-bench, the peer is the llama.cpp in the package llama-cpp-python (llama_cpp_bench.py).
+Without a path to llama-bench, the peer is the llama.cpp in the package llama-cpp-python (llama_cpp_bench.py).
 
-The bandwidth of shared machines doubles and halves within minutes, so only alternating runs can be compared. A round is
-ours, then the peer with its defaults (weights repacked), then in prompt tests the peer with --repack 0 (which never
-speeds up decode). A ratio is the median over rounds of ours / the peer's best. One JSON line per model and test goes to
-benchmarks/results/. With --cache-type both use that cache type, and the peer runs with plain and with flash attention;
-only flash attention reads types other than F16.
+The bandwidth of shared machines doubles and halves within minutes, so only alternating runs can be compared. A round
+times localllm, then the peer with its defaults (weights repacked). Prompt tests also time the peer with --repack 0,
+which never speeds up decode. A ratio is the median over rounds of our speed / the peer's best speed. One JSON line per
+model and test goes to benchmarks/results/. With --cache-type both programs use that cache type, and the peer runs with
+plain and with flash attention; only flash attention supports types other than F16.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ SUMMARY_MODELS = ("1b-Q4_0", "1b-Q4_K_M", "1b-Q8_0", "8b-Q4_K_M")
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test by llama-bench's name: pp512, tg128, tg32@4096 (decode 32 tokens after 4096)."""
+    """A test by llama-bench's name: pp512, tg128, or tg32@4096 (decode 32 tokens at depth 4096)."""
 
     name: str
     prompt: int
@@ -59,7 +61,7 @@ class Test:
 
 @dataclass(slots=True)
 class Row:
-    """All samples of one model and test; rates in tokens per second, one per round."""
+    """All samples of one model and test, in tokens/s, one per round."""
 
     model: str
     test: str
@@ -69,7 +71,7 @@ class Row:
     peer_repacked: list[float] = field(default_factory=list)
     peer_plain: list[float] = field(default_factory=list)
     peer_flash: list[float] = field(default_factory=list)
-    cache: str = ""  # type of keys and values, if given
+    cache: str = ""  # cache type of keys and values, if given
     bytes_per_token: int = 0
     roof_gb_per_s: list[float] = field(default_factory=list)
     our_peak_bytes: int = 0
@@ -99,7 +101,7 @@ class Row:
 
 
 def run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the parsed JSON output and the peak resident bytes of one process."""
+    """Return the parsed JSON output and the peak resident memory in bytes of one process."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=out, stderr=errors, cwd=ROOT)
         _, status, usage = os.wait4(process.pid, 0)
@@ -115,7 +117,10 @@ def measure(
     model: Path, tests: Sequence[Test], bench: Sequence[str], threads: int, rounds: int, plain: bool,
     caches: Sequence[str],
 ) -> list[Row]:  # fmt: skip
-    """Return the rows of one model; `bench` is the peer's program, called like llama-bench."""
+    """Return the result rows of one model.
+
+    `bench` is the path to the peer's program, which takes llama-bench's options.
+    """
     rows = [Row(model.name, test.name, threads, model.stat().st_size, cache=c) for test in tests for c in caches]
     every = {test.name: test for test in tests}
     ours = [sys.executable, "-m", "localllm", "bench", str(model), "-t", str(threads)]
@@ -158,7 +163,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the Markdown of docs/speed.md: a table per device, a line per model."""
+    """Return the Markdown for docs/speed.md: one table per device, one line per model."""
     parts = []
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
@@ -177,7 +182,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return the Markdown of the README: a few models on one device."""
+    """Return the Markdown for the README: a few models on one device."""
     columns = {"pp512": "prompt of 512", "tg128": "decoding 128", "tg32@4096": "decoding after 4096"}
     lines = [f"| model | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
     for model in SUMMARY_MODELS:
@@ -192,7 +197,7 @@ def _columns(test: str) -> list[str]:
 
 
 def _cells(test: str, row: Row | None) -> list[str]:
-    """Return our rate and the peer's best, their ratio, and for decode our share of the bandwidth."""
+    """Return our speed, the peer's best speed, their ratio, and for decode our share of the memory bandwidth."""
     if row is None:
         return [""] * len(_columns(test))
     peer = max(median(rates) for rates in row.peers)
@@ -201,7 +206,7 @@ def _cells(test: str, row: Row | None) -> list[str]:
 
 
 def stored(path: Path) -> list[Row]:
-    """Return the newest row of every device, model and test, in the order first measured."""
+    """Return the newest result row of every device, model and test, in the order first measured."""
     names = {f.name for f in fields(Row)}
     rows: dict[tuple[str, str, str], Row] = {}
     for line in path.read_text().splitlines():

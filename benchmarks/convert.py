@@ -1,10 +1,10 @@
-"""Compare conversion with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
+"""Compare converted models with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
 
     python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
 
-Each model is made, saved as a folder, converted, and written with all numbers as F32. The table holds the largest
-normalized mean squared error over positions against transformers' logits, for our reference backend and for llama.cpp.
-It also counts the texts whose ids in llama.cpp differ from the folder's tokenizer.
+Each model is created, saved as a checkpoint, and converted to a GGUF with all weights as F32. The table holds the
+largest normalized mean squared error over positions against transformers' logits, for our reference backend and for
+llama.cpp. It also counts the texts whose token ids in llama.cpp differ from the checkpoint's tokenizer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def one(name: str, peer: Path, work: Path) -> dict[str, object]:
     """Return the table row of one model."""
     import tokenizers
 
-    folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # llama.cpp looks for phi-3 in a name
+    folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # llama.cpp looks for phi-3 in the name
     theirs = make(name, folder)
     with open_checkpoint(folder) as model:
         ours, notes = logits_of(model, ids()), model.notes

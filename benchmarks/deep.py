@@ -1,20 +1,20 @@
-"""Time sparse attention deep in a context, in decode and prefill, alternating with llama.cpp on the same file.
+"""Time sparse attention at large context depths, in decode and prefill, in alternation with llama.cpp on the same GGUF.
 
     python benchmarks/deep.py [--models deepseek32,glm-dsa,minimax-m3,deepseek4] [--rounds 2] [-t 2]
     [--tests tg32@16384,pp512@16384,tg32@65536,pp128@65536]
     python benchmarks/deep.py --table
 
 `sparse_shapes.py` defines the models, which are written to --folder if missing. The peer is llama-cpp-python
-(`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both fill the cache with copies of the rows of 512
-tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. Pools in the
-peer's state of DeepSeek 4 cannot be copied, so this model is measured after whole prompts. Beyond 16384 tokens, which
-take the peer at least a quarter of an hour, only ours is measured, after copies. The table says how the cache was
-filled.
+(`llama_cpp_bench.py`); LLAMA_CPP_LIB_PATH chooses its library. Both programs fill the KV cache with copies of the cache
+rows of 512 tokens, because a whole prompt would take the peer hours. --whole evaluates the whole prompt instead. The
+pools in the peer's state of DeepSeek 4 cannot be copied, so this model is measured after whole prompts. Beyond 16384
+tokens, which take the peer at least a quarter of an hour, only localllm is measured, after copies. The table says how
+the cache was filled.
 
-A round is ours, the peer with flash attention, and the peer without it, each in a separate process, for every test in
-sequence. A ratio is the median over rounds of ours / the peer's best. A mode of the peer that took over twice as long
-as the other in the first round is skipped in later rounds, and in the same test after longer whole prompts. One JSON
-line per model and test goes to benchmarks/results/deep.jsonl.
+For every test in turn, a round times localllm, the peer with flash attention, and the peer without it, each in a
+separate process. A ratio is the median over rounds of our speed / the peer's best speed. A mode of the peer that took
+over twice as long as the other in the first round is skipped in later rounds, and in the same test after longer whole
+prompts. One JSON line per model and test goes to benchmarks/results/deep.jsonl.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from benchmarks.sparse_shapes import SPARSE
 from localllm.plan import BLOCK, Batch
 
 TESTS = "tg32@16384,pp512@16384,tg32@65536,pp128@65536"
-WHOLE = ("deepseek4",)  # models whose rows the peer cannot copy
-WHOLE_TESTS, WHOLE_DEPTH = f"tg32@4096,pp512@4096,{TESTS}", 16384  # for WHOLE; and the maximum depth for the peer
-COPIED = 512  # tokens whose rows fill the cache
+WHOLE = ("deepseek4",)  # models whose cache rows cannot be copied in the peer
+WHOLE_TESTS, WHOLE_DEPTH = f"tg32@4096,pp512@4096,{TESTS}", 16384  # tests for WHOLE, and the peer's maximum depth
+COPIED = 512  # tokens whose cache rows are copied to fill the cache
 FLASH = {"flash": "1", "plain": "0"}
 HOPELESS = 2.0
 PHYSICAL_BATCH = (
@@ -55,7 +55,7 @@ PHYSICAL_BATCH = (
 
 @dataclass(slots=True)
 class Row:
-    """All samples of one model and test; rates in tokens per second, one per round."""
+    """All samples of one model and test, in tokens/s, one per round."""
 
     model: str
     test: str
@@ -63,17 +63,17 @@ class Row:
     device: str = ""
     peer: str = ""
     whole: bool = False  # whether the cache was filled by a whole prompt
-    alone: bool = False  # without the peer
+    alone: bool = False  # whether the peer was not measured
     ours: list[float] = field(default_factory=list)
     flash: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     weights_per_token: int = 0  # bytes of matrices read per decoded token
     cache_per_token: int = 0  # bytes of index keys and of the selection
-    every_key: int = 0  # bytes of the cache with full attention
+    every_key: int = 0  # cache bytes that full attention would read
 
     @property
     def best(self) -> list[float]:
-        """Return the faster mode of the peer in every round."""
+        """Return the speed of the peer's faster mode in every round."""
         ways = (self.flash, self.plain)
         if self.alone:
             return []
@@ -87,13 +87,13 @@ class Row:
 
 
 def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
-    """Time one test, in the child process."""
+    """Time one test of localllm, in the child process."""
     prompt, answer, depth = test.prompt, test.answer, test.depth
     room = depth + prompt + answer + BLOCK
     with localllm.load(path, threads=threads, ctx_size=room) as model:
         executable, memory = model.executable, model.executable.memory
         table, ring = np.arange(-(-room // BLOCK), dtype=np.int32)[None], executable.limits.window_blocks
-        windows = table % np.int32(ring) if ring else None  # the blocks of layers with a window, cyclically
+        windows = table % np.int32(ring) if ring else None  # the cache blocks of sliding-window layers, used cyclically
         random = np.random.default_rng(0)
 
         def step(first: int, count: int) -> None:
@@ -109,7 +109,7 @@ def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
             executable.copy_blocks(source, source + block)
         for block in range(len(source), ring if not whole else 0):
             executable.copy_blocks(source[:1], np.array([block], np.int32), True)
-        step(depth, 1)  # to warm up
+        step(depth, 1)  # warm-up
         began = perf_counter()
         if prompt:
             step(depth, prompt)
@@ -125,7 +125,7 @@ def ours(path: Path, test: Test, threads: int, whole: bool) -> dict[str, Any]:
 
 
 def row_of(model: str, test: str, threads: int, whole: bool) -> Row:
-    """Return a row without samples; `whole` if whole prompts are requested."""
+    """Return a result row without samples. `whole` says whether whole prompts are requested."""
     near = Test.parse(test).depth <= WHOLE_DEPTH
     return Row(
         model, test, threads, whole=whole or (model in WHOLE and near), alone=model in WHOLE and not near and not whole
@@ -133,13 +133,13 @@ def row_of(model: str, test: str, threads: int, whole: bool) -> Row:
 
 
 def hopeless(row: Row, name: str) -> bool:
-    """Return whether a mode of the peer was far slower than the other in the first round."""
+    """Return whether a mode of the peer was far slower than the other mode in the first round."""
     first = {way: getattr(row, way)[:1] for way in FLASH}
     return all(first.values()) and HOPELESS * first[name][0] < max(rates[0] for rates in first.values())
 
 
 def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> None:
-    """Add one round; `before` are the rows of this model that were measured before."""
+    """Add one round to the row. `before` holds the rows of this model that were measured earlier."""
     own = [sys.executable, __file__, "--ours", str(path), "--tests", row.test, "-t", str(row.threads)]
     [result], _ = run([*own, *["--whole"] * row.whole])
     row.ours.append(result["avg_ts"])
@@ -164,13 +164,13 @@ def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> No
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the Markdown of docs/architectures.md."""
+    """Return the Markdown for docs/architectures.md."""
     lines = ["| model | test | filled by | localllm, t/s | llama.cpp, t/s | ratio | cache read, MB | every key, MB |"]
     lines.append("|---|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         read = [
             f"{size / 1e6:.1f}" if row.test.startswith("tg") and size else ""
-            for size in (row.cache_per_token, 0 if row.model in WHOLE else row.every_key)  # far rows are in pools alone
+            for size in (row.cache_per_token, 0 if row.model in WHOLE else row.every_key)  # pools hold far rows
         ]
         rates = [f"{median(rates):.1f}" if rates else "" for rates in (row.ours, row.best)]
         rates.append("" if row.ratio is None else f"{row.ratio:.1f}")
@@ -180,7 +180,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def stored(path: Path = RESULTS / "deep.jsonl") -> list[Row]:
-    """Return the newest row of every model and test, in the order first measured."""
+    """Return the newest result row of every model and test, in the order first measured."""
     names = {f.name for f in fields(Row)}
     rows: dict[tuple[str, str], Row] = {}
     for line in path.read_text().splitlines():

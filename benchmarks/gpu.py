@@ -1,12 +1,12 @@
-"""Check a GPU, then time it, in eight minutes. A stage that fails or has no time left is a row with the reason.
+"""Check a GPU, then time it, in eight minutes. A stage that fails or runs out of time becomes a row with the reason.
 
     python benchmarks/gpu.py [--backend cuda] [--minutes 8] [--llama-bench PATH | --llama-source FOLDER]
     python benchmarks/gpu.py --backend opencl --quick        # all stages on PoCL, with a tiny model: no useful numbers
 
-Checks: packages, a kernel compiled and loaded, the conformance table (pytest), the model in the box against the CPU.
-Times: copy bandwidth, dense rates (by PyTorch if installed), every format's kernels, then decode, verify and prefill of
-Llama geometries whose weights are generated in memory. A JSON line per row goes to --out, a table to stdout.
-CONTRIBUTING.md has the commands.
+The checks cover packages, compiling and loading a kernel, the conformance table (pytest), and the bundled model against
+the CPU. The timings cover copy bandwidth, dense matrix products (by PyTorch if installed), the kernels of every format,
+and then decode, verify and prefill of Llama geometries whose weights are generated in memory. A JSON line per row goes
+to --out, a table to stdout. CONTRIBUTING.md has the commands.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def golden(backend: str) -> Callable[[Report], None]:
 
 
 def built(report: Report, source: Path) -> Path:
-    """Build llama-bench from llama.cpp's source for this GPU, next to the source; return its path."""
+    """Build llama-bench from llama.cpp's source for this GPU, next to the source. Return its path."""
     if shutil.which("nvcc") is None or shutil.which("cmake") is None:
         raise Skipped("nvcc or cmake is not there to build llama.cpp with")
     folder = source / "build-cuda"
@@ -93,7 +93,7 @@ def built(report: Report, source: Path) -> Path:
 
 
 def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callable[[Report], None]:
-    """Run the same files and tests in both programs, alternately, twice."""
+    """Run the same GGUFs and tests in both programs, in alternation, twice."""
 
     def work(report: Report) -> None:
         if bench is None and source is None:

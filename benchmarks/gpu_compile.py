@@ -1,11 +1,11 @@
-"""Compile every GPU kernel with NVRTC for four compute types, without a GPU; report registers, spills and stack.
+"""Compile every GPU kernel with NVRTC for four architectures, without a GPU. Report registers, spills and stack.
 
     python benchmarks/gpu_compile.py [--only WORDS] [--out LINES.jsonl]
 
-Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
-soft caps and sinks, and in both directions; with --only, only kernels whose names contain these words. A table per
-kernel function and compute type goes to results/gpu_compile.csv unless --only is given, and a line per kernel to --out.
-Exits with 1 if one does not compile or spills more than BUDGET.
+Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention: causal and
+bidirectional, with sliding windows, soft caps and sinks. With --only, it compiles only kernels whose names contain
+these words. A table per kernel function and compute type goes to results/gpu_compile.csv unless --only is given, and a
+line per kernel goes to --out. Exits with 1 if a kernel does not compile or spills more than BUDGET.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from localllm.plan import CacheLayer, Gating
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 LOCAL = 48 << 10  # bytes of local memory per work-group, on every GPU
-BUDGET = 48  # bytes that a kernel may spill, stored and loaded
-MOST = ("local_bytes", "registers", "spilled", "stack", "cubin_bytes")  # columns of the table
+BUDGET = 48  # bytes of stores and loads that a kernel may spill
+MOST = ("local_bytes", "registers", "spilled", "stack", "cubin_bytes")  # table columns, as maxima
 TABLE = Path(__file__).parent / "results" / "gpu_compile.csv"
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
@@ -56,7 +56,7 @@ Labelled = tuple[str, Kernel[Any]]
 
 
 def every_kernel(architecture: str) -> list[Labelled]:
-    """Return (label, kernel) for all kernels that a plan may need, in the shapes of a 1B model."""
+    """Return (label, kernel) for every kernel that a plan may need, in the shapes of a 1B model."""
     found: list[Labelled] = []
     for name in formats.FORMATS:
         found += _products(name, architecture)
@@ -64,8 +64,8 @@ def every_kernel(architecture: str) -> list[Labelled]:
         (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
     ):  # fmt: skip
         found += _attention(CacheLayer(8, head, head), group, CacheTypes(), window, cap, sinks)
-    found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # latent rows
-    found += _attention(CacheLayer(12, 64, 64), 1, CacheTypes(), 65, causal=False)  # encoders
+    found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # MLA: latent rows as keys and values
+    found += _attention(CacheLayer(12, 64, 64), 1, CacheTypes(), 65, causal=False)  # encoders: bidirectional attention
     for name in cachetypes.CACHE:
         found += _cache(name)
     for name in ("f16", "q8_0", "q4_0"):
@@ -88,14 +88,14 @@ def _expert_product(x_stride: int) -> products.ExpertProduct:
 
 
 def _head_product(x_head: int) -> products.HeadProduct:
-    """Return products of slices of 2048 values, for 16 heads."""
+    """Return per-head products of slices of 2048 values, for 16 heads."""
     return products.HeadProduct(
         K=2048, N=512, X_STRIDE=16 * x_head, Y_STRIDE=16 * 512, HEADS=16, X_HEAD=x_head, COUNT_AT=0
     )
 
 
 def _products(name: str, architecture: str) -> list[Labelled]:
-    """Return every product with a matrix of a format."""
+    """Return every product kernel for a weight format."""
     width = BLOCKS if name in formats.QUANTIZED else 2048
     own, experts, wide = _product(width), _expert_product(width), width
     found: list[Labelled] = [
@@ -124,7 +124,7 @@ def _products(name: str, architecture: str) -> list[Labelled]:
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
-    """Return products with several matrices of a format in one launch."""
+    """Return the kernels that multiply several matrices of a format in one launch."""
     to = DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]
     shape: dict[str, Any] = {
         "format": name, "K": 2048, "N": 2048, "X_STRIDE": x_stride, "RESIDUAL_STRIDE": 2048, "FACTOR": 1.0,
@@ -168,9 +168,7 @@ def _attention(
 
 
 def _sparse(key_type: str) -> list[Labelled]:
-    """Return the indexer and attention of DeepSeek 3.2, of MiniMax M3's blocks, and of DeepSeek 4's window and
-    pools.
-    """
+    """Return indexer and attention kernels of DeepSeek 3.2, MiniMax M3 and DeepSeek 4 (sliding window and pools)."""
     cache, found = CacheTypes(key_type, key_type), list[Labelled]()
     near = CacheLayer(1, 512, 512, pooled=True, prefix=True)
     for of, keys, heads, count, block, local in (
@@ -212,7 +210,7 @@ def _sparse(key_type: str) -> list[Labelled]:
 
 
 def _cache(name: str) -> list[Labelled]:
-    """Return kernels for keys and values of a type, and their queries."""
+    """Return the kernels that store keys and values of a cache type, and that prepare queries."""
     cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64, 64))
     shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "SLOTS_AT": 2}
     rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
@@ -307,7 +305,7 @@ def _experts() -> list[Labelled]:
 
 
 def _recurrent() -> list[Labelled]:
-    """Return convolution and states of Qwen 3.5 9B, Mamba-2 of Granite 4 H Tiny, and Mamba-1."""
+    """Return the kernels of Qwen 3.5 9B (convolution and states), Granite 4 H Tiny (Mamba-2), and Mamba-1."""
     stored = recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3)
     strides = {f"{each}_STRIDE": 8192 for each in "QKVGBY"}
     found: list[Labelled] = [
@@ -319,11 +317,11 @@ def _recurrent() -> list[Labelled]:
             Y_STRIDE=4096,
         )),
     ]  # fmt: skip
-    for width, pools, size in ((1024, 2, 4), (512, 1, 128)):  # of DeepSeek 4
+    for width, pools, size in ((1024, 2, 4), (512, 1, 128)):  # DeepSeek 4
         pool = recurrence.PoolRows(stored=stored, WIDTH=512, PARTS=pools, SIZE=size, Y_STRIDE=512)
         append_rows = recurrence.AppendPooled(stored=stored, WIDTH=width, X_STRIDE=width, S_STRIDE=width)
         found += [(f"append_pooled {size}", append_rows), (f"pool_rows {size}", pool)]
-    for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
+    for erases in (False, True):  # RWKV-6 and RWKV-7 of width 2560
         found.append((f"matrix_scan{' erases' * erases}", recurrence.WkvRows(
             stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,
             V_STRIDE=2560,
@@ -345,7 +343,7 @@ def _recurrent() -> list[Labelled]:
 
 
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:
-    """Return a line of the report; `error` holds the compiler's message if it fails."""
+    """Return a report line. If compiling fails, `error` holds the compiler's message."""
     start = perf_counter()
     line: dict[str, Any] = {"kernel": label, "function": kernel.name, "architecture": architecture}
     line |= {"nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}
@@ -360,7 +358,7 @@ def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> 
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Return the table: a row per kernel function and compute type, with the largest numbers of its variants."""
+    """Return the table: a row per kernel function and compute type, with the largest values over its variants."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["function"], line["architecture"]), []).append(line)

@@ -1,4 +1,7 @@
-"""The report of benchmarks/gpu.py: rows in order, each with its stage; failed and skipped stages with the reason."""
+"""The report of benchmarks/gpu.py: result rows in order, each with its stage.
+
+Failed and skipped stages have a reason.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """The reason why something is not measured."""
+    """Raised with the reason why something is not measured."""
 
 
 @dataclass
 class Report:
-    """Rows in order; every stage ends with a row that states its outcome."""
+    """Result rows in order. Every stage ends with a row that states its outcome."""
 
     minutes: float
     out: Path | None
     common: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    copy: float = 0.0  # bytes per second
-    dense: dict[str, float] = field(default_factory=dict)  # operations per second
+    copy: float = 0.0  # copy bandwidth in bytes per second
+    dense: dict[str, float] = field(default_factory=dict)  # dense matrix products in operations per second, by type
     start: float = field(default_factory=monotonic)
 
     @property
     def left(self) -> float:
-        """Return the seconds left."""
+        """Return the seconds left before the time limit."""
         return 60 * self.minutes - (monotonic() - self.start)
 
     def row(self, stage: str, **numbers: Any) -> None:
@@ -41,7 +44,7 @@ class Report:
                 file.write(json.dumps({**self.common, **found}) + "\n")
 
     def stage(self, name: str, work: Callable[[Report], None], needs: float = 5.0, **of: Any) -> bool:
-        """Run a stage if there is time; return whether it succeeded."""
+        """Run a stage if enough time is left. Return whether it succeeded."""
         before = monotonic()
         try:
             if self.left < needs:
@@ -60,7 +63,7 @@ class Report:
 
 
 def run(command: Sequence[object], seconds: float, **options: Any) -> str:
-    """Return the output of a program. Raise RuntimeError if it fails, Skipped if it takes too long."""
+    """Return the output of a program. Raises RuntimeError if it fails, and Skipped if it takes too long."""
     try:
         done = subprocess.run(
             [str(word) for word in command], capture_output=True, encoding="utf-8", timeout=max(seconds, 1), **options
@@ -73,7 +76,7 @@ def run(command: Sequence[object], seconds: float, **options: Any) -> str:
 
 
 def table(report: Report) -> str:
-    """Return Markdown: a table for every kind of row that has numbers."""
+    """Return a Markdown table for every kind of row that has measurements."""
     lines = [f"**{report.common['card']}**, {report.common['driver']}, localllm {report.common['commit']}"]
     for stage in dict.fromkeys(row["stage"] for row in report.rows):
         rows = [row for row in report.rows if row["stage"] == stage and "status" not in row]

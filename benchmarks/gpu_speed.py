@@ -1,4 +1,4 @@
-"""The timed stages of benchmarks/gpu.py: copies, dense rates, kernels, and steps of models made in memory."""
+"""The timed stages of benchmarks/gpu.py: copies, dense products, kernels, and steps of models generated in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.plan import BLOCK, Batch, Linear, Plan, Recorder
 from localllm.quant import row_bytes
 
-KEPT = 40  # number of top logits that sampling reads
+KEPT = 40  # number of largest logits that sampling reads
 DENSE = """
 import json, torch
 def rate(make, multiply, n=8192):
@@ -41,19 +41,19 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The extent of the measurements."""
+    """The scope of the measurements."""
 
-    models: tuple[tuple[str, str], ...]  # geometry and type of matrices; the most important first
+    models: tuple[tuple[str, str], ...]  # (geometry, matrix type), the most important first
     depths: tuple[int, ...]
     formats: tuple[str, ...]
-    shape: tuple[int, int]  # shape of the matrix that times a format's kernels
-    verified: tuple[int, ...]  # rows
-    prompt: int  # rows of a prompt chunk
+    shape: tuple[int, int]  # matrix shape for timing a format's kernels
+    verified: tuple[int, ...]  # row counts of verify steps
+    prompt: int  # rows per prompt chunk
     steps: int
-    seconds: float  # maximum for a model; it is skipped if less time is left
+    seconds: float  # maximum time per model, which is skipped if less time is left
     tests: tuple[str, ...]  # arguments of pytest
     peers: tuple[tuple[str, str], ...]  # models that llama.cpp also runs
-    bench: tuple[object, ...]  # their tests, by the options of `localllm bench` and llama-bench
+    bench: tuple[object, ...]  # tests for these models, as options of `localllm bench` and llama-bench
 
 
 TYPES = ("Q4_K_M", "Q4_0", "Q8_0", "F16")
@@ -88,20 +88,20 @@ def dense(report: Report) -> None:
 
 
 def batch(rows: int, depth: int, wanted: Iterable[int], blocks: int) -> Batch:
-    """Return rows of one sequence after `depth` tokens; its blocks are in order."""
+    """Return a batch of rows of one sequence after `depth` tokens, with its cache blocks in order."""
     positions = np.arange(depth, depth + rows, dtype=np.int32)
     tables, logit_rows = np.arange(blocks, dtype=np.int32)[None], np.array(list(wanted), np.int32)
     return Batch(np.full(rows, 5, np.int32), positions, positions, np.zeros(rows, np.int32), tables, logit_rows)
 
 
 def device_seconds(device: Any, executable: GpuExecutable, times: int) -> float:
-    """Return the device seconds of the last step's launches, without the host's time."""
+    """Return the device time in seconds of the last step's launches, without host time."""
     executable.replay()
     return min(device.seconds(lambda: [executable.replay() for _ in range(times)]) / times for _ in range(3))  # type: ignore[arg-type, return-value]
 
 
 def kernel(backend: Any, weights: Weights, name: str, size: Size) -> Callable[[Report], None]:
-    """Time products of a matrix with one row, with eight rows, and with a prompt chunk."""
+    """Time products of a matrix with one row, eight rows, and a prompt chunk of activations."""
 
     def work(report: Report) -> None:
         (n, k), recorder = size.shape, Recorder()
@@ -169,7 +169,7 @@ def decode(
 
 
 def verify(report: Report, device: Any, executable: GpuExecutable, size: Size, blocks: int, of: dict[str, Any]) -> None:
-    """Compare a step of several rows with a step of one row."""
+    """Compare the time of a step of several rows with a step of one row."""
     seconds = {}
     for rows in size.verified:
         for _ in range(2):
@@ -191,7 +191,8 @@ def prefill(
 ) -> None:
     """Time prompt chunks.
 
-    Operations count matrices only, but the time includes attention, so the share of the dense rate is a lower bound.
+    Only matrix operations are counted, but the time includes attention. So the share of the dense throughput is a lower
+    bound.
     """
     walls = []
     for _ in range(4):

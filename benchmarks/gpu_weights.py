@@ -1,6 +1,6 @@
-"""Models of a real geometry whose weights exist in memory only: a few random rows are repeated for each matrix.
+"""Models of a real geometry whose weights exist only in memory: each matrix repeats a few random rows.
 
-Speed depends only on sizes and types, and writing a file of 16 GB takes longer than measuring with it.
+Speed depends only on sizes and types, and writing a GGUF of 16 GB takes longer than the measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALL = np.array([0.0005], np.float16).view(np.uint8)
 
 
 class Repeated:
-    """A weight with any number of rows, which repeats a few."""
+    """A weight with any number of rows, which repeats a few rows."""
 
     def __init__(self, name: str, format: str, shape: tuple[int, ...], rows: NDArray[np.uint8]) -> None:
         self.name, self.format, self.shape, self._rows = name, format, shape, rows
@@ -39,7 +39,7 @@ class Repeated:
 
 
 class Weights:
-    """Random rows by format and width, made once."""
+    """Random rows by format and width, generated once."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -68,11 +68,11 @@ class Weights:
 
 
 def plan_of(geometry: str, type_name: str, weights: Weights, context: int) -> Plan:
-    """Return the plan of a geometry of `make_model` with every matrix in a type, or in the mix of that name."""
+    """Return the plan of a `make_model` geometry with every matrix in one type, or in the mix of that name."""
     g = GEOMETRIES[geometry]
     found = {}
     for tensor in tensors(g, type_name, 0):
-        if isinstance(tensor.data, np.ndarray):  # a norm's weights
+        if isinstance(tensor.data, np.ndarray):  # weights of a norm
             found[tensor.name] = Repeated(tensor.name, tensor.format, tensor.shape, tensor.data.reshape(1, -1))
         else:
             found[tensor.name] = weights.of(tensor.name, tensor.format, tensor.shape)

@@ -1,10 +1,10 @@
-"""Time the CPU's matrix kernels against the hardware limits: format x {1, 4, 512 rows}.
+"""Time the CPU's matrix kernels against the roofline, for every format with 1, 4 and 512 rows of activations.
 
     python benchmarks/kernels.py [--formats Q4_0,Q4_K] [-t 2] [--rounds 3]
 
-One row is limited by memory: GB/s of packed weights are compared with a read-only loop in the same round. 512 rows are
-limited by arithmetic: billions of operations per second (two per weight and row) are compared with a loop of int8
-products. Weights are random and larger than any cache. One JSON line per format goes to benchmarks/results/.
+One row is limited by memory bandwidth: the GB/s of packed weights are compared with a read-only loop in the same round.
+512 rows are limited by arithmetic: billions of operations per second (two per weight and row) are compared with a loop
+of int8 products. Weights are random and larger than any cache. One JSON line per format goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ TURNS = 1 << 16
 
 
 class Random:
-    """A weight of normal numbers, or of random bytes if its format cannot be written; a few rows repeat."""
+    """A weight of normally distributed values, or of random bytes if its format cannot be written.
+
+    A few rows repeat.
+    """
 
     def __init__(self, name: str, format_name: str, rows: int) -> None:
         self.name, self.format, self.shape = name, format_name, (rows, COLUMNS)
@@ -75,7 +78,10 @@ def batch(rows: int) -> Batch:
 
 
 def product_seconds(executable: CpuExecutable, rows: int) -> float:
-    """Return the seconds of a step that embeds tokens, quantizes their rows and multiplies; the product dominates."""
+    """Return the seconds of a step that embeds tokens, quantizes their embeddings and multiplies.
+
+    The product dominates.
+    """
     step = batch(rows)
     executable.step(step)
     return best(lambda: executable.step(step), 1 if rows > 4 else 3)

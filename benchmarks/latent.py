@@ -2,13 +2,13 @@
 
     python benchmarks/latent.py [--sizes 512,2048,8192] [-t 2] [--rounds 2] [--model /tmp/v2-lite-3l.gguf]
 
-The model has the shape of DeepSeek-V2-Lite, but 3 of its 27 layers, a small vocabulary and random weights; it is
+The model has the shape of DeepSeek-V2-Lite, but only 3 of its 27 layers, a small vocabulary and random weights. It is
 written to `--model` if it does not exist. The profile of a prompt gives the share of attention and of the matrices that
-absorption adds. Then the attention of one layer runs alone, over the same steps of 512 rows, in four forms: "absorbed",
-also with a cache in q8_0; "expanded", which computes the heads' keys and values from every latent row once and keeps
-them in a cache 4.7 times as large; and "expanded again", which recomputes them in every step, as a cache of latent rows
-requires. The ratio of their times, times the share, is the model's saving. One JSON line per size goes to
-benchmarks/results/latent.jsonl.
+absorption adds. Then the attention of one layer runs alone, over the same steps of 512 tokens, in four forms.
+"Absorbed" runs with F16 and with q8_0 caches. "Expanded" computes the heads' keys and values from every latent row
+once, and keeps them in a cache 4.7 times as large. "Expanded again" recomputes them in every step, as a cache of latent
+rows requires. The ratio of the attention times, weighted by the share, gives the model's saving. One JSON line per size
+goes to benchmarks/results/latent.jsonl.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from localllm.plan import BLOCK, Batch, Plan, Recorder
 LAYERS, DENSE, OF_MODEL = 3, 1, 27
 WIDTH, HEADS, RANK, PLAIN, ROTATED, VALUE = 2048, 16, 512, 128, 64, 128
 FFN, EXPERTS, USED, SHARED, EXPERT_FFN, VOCABULARY = 10944, 64, 6, 2, 1408, 4096
-STEP = 512  # rows per step
+STEP = 512  # tokens per step
 NAMES = ("absorbed", "absorbed, q8_0", "expanded", "expanded again")
 
 
@@ -49,7 +49,7 @@ NAMES = ("absorbed", "absorbed, q8_0", "expanded", "expanded again")
 
 
 def tensors() -> Iterator[NewTensor]:
-    """Yield tensors as in a Q4_K_M file, without the Q6_K half of the value and down matrices."""
+    """Yield tensors as in a Q4_K_M GGUF, without the Q6_K half of the value and down matrices."""
     source = Rows(0)
 
     def matrix(name: str, *shape: int) -> NewTensor:
@@ -128,7 +128,7 @@ def part_of(label: str) -> str:
 
 
 def prompt(model: localllm.Model, size: int) -> tuple[float, dict[str, float]]:
-    """Return the seconds of one prompt, and the share of each part of the model."""
+    """Return the seconds of one prompt, and the share of the time in each part of the model."""
     executable = model.executable
     assert isinstance(executable, CpuExecutable)
     executable.entries[:, [Entry.ticks, Entry.waited]] = 0
@@ -150,7 +150,7 @@ def prompt(model: localllm.Model, size: int) -> tuple[float, dict[str, float]]:
 
 
 class Table:
-    """Random rows that serve as token embeddings, or as a weight."""
+    """A weight of random rows, for token embeddings and matrices."""
 
     def __init__(self, name: str, *shape: int, format_name: str = "F32") -> None:
         self.name, self.shape, self.format = name, shape, format_name
@@ -186,13 +186,13 @@ def expanded(recorder: Recorder) -> Plan:
 
 
 def product(recorder: Recorder) -> Plan:
-    """Return keys and values of the heads, computed from latent rows."""
+    """Return a plan that computes the heads' keys and values from latent rows."""
     row = recorder.embed(Table("row", STEP, RANK))
     return recorder.finish(recorder.linear(row, Table("kv_b", HEADS * (PLAIN + VALUE), RANK, format_name="Q4_K")))
 
 
 def seconds_of(executable: CpuExecutable, size: int) -> float:
-    """Return the seconds of a prompt in steps of STEP rows; only the last row's logits of each are wanted."""
+    """Return the seconds of a prompt in steps of STEP tokens. Each step requests the logits of its last token only."""
     table, total = np.arange(-(-size // BLOCK), dtype=np.int32)[None], 0.0
     for start in range(0, size, STEP):
         at = np.arange(start, min(start + STEP, size), dtype=np.int32)
@@ -204,7 +204,7 @@ def seconds_of(executable: CpuExecutable, size: int) -> float:
 
 
 def alone(backend: CpuBackend, sizes: list[int], rounds: int) -> dict[int, dict[str, float]]:
-    """Return the seconds of each form of one layer's attention: the minimum of some alternating rounds."""
+    """Return the attention time of one layer in seconds for each form: the minimum over alternating rounds."""
     limits = Limits(STEP, STEP, -(-max(sizes) // BLOCK), -(-max(sizes) // BLOCK) * BLOCK)
     forms = {
         "absorbed": backend.bind(absorbed(Recorder()), limits),
@@ -247,9 +247,9 @@ def main() -> None:
         prompt(model, STEP)
         for size in sizes:
             seconds, parts = min((prompt(model, size) for _ in range(arguments.rounds)), key=lambda pair: pair[0])
-            each = {name: 1e3 * s for name, s in forms[size].items()}  # per layer
+            each = {name: 1e3 * s for name, s in forms[size].items()}  # milliseconds per layer
             share = parts["attention"] + parts["absorbed matrices"]
-            saved = {name: share * (1 - each[name] / each["absorbed"]) for name in NAMES[1:]}  # of the model's time
+            saved = {name: share * (1 - each[name] / each["absorbed"]) for name in NAMES[1:]}  # share saved
             row = {
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
                 "prompt": size,

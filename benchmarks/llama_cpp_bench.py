@@ -1,10 +1,10 @@
-"""One test of llama-bench through the package llama-cpp-python, for compare.py without a llama-bench.
+"""Run one llama-bench test with the package llama-cpp-python, for compare.py on machines without llama-bench.
 
     python benchmarks/llama_cpp_bench.py -m MODEL.gguf [-t 2] -p 512 | -n 128 [-d 0] [--repack 0] [-fa 1] [--copies]
 
-Options, JSON names and method are llama-bench's: batches of 2048 random tokens; the cache cleared and filled to its
-depth before each run; a warm-up run; tokens decoded and awaited one at a time. With --copies only 512 tokens are
-evaluated to fill the cache, and their rows are repeated to the depth (`llama_cpp_state`).
+Options, JSON names and method are the same as in llama-bench: batches of 2048 random tokens, a warm-up run, and tokens
+decoded and awaited one at a time. Before each run the KV cache is cleared and filled to its depth. With --copies only
+512 tokens are evaluated to fill the cache, and their cache rows are repeated to the depth (`llama_cpp_state`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import llama_cpp_state
 
 BATCH, PHYSICAL_BATCH = 2048, 512
-COPIED = 512  # tokens whose rows fill the cache with --copies
+COPIED = 512  # tokens whose cache rows are repeated with --copies
 
 
 class Peer:
-    """A model and a context of llama.cpp. Raises SystemExit with one line if llama.cpp cannot run it."""
+    """A model and a context in llama.cpp. Raises SystemExit with one line if llama.cpp cannot run the model."""
 
     def __init__(self, api: Any, options: argparse.Namespace) -> None:
         self._api = api
-        # Kept alive, because llama.cpp may call it at any time.
+        # Must stay alive, because llama.cpp may call it at any time.
         self._log = api.llama_log_callback(lambda level, text, data: None)
         api.llama_log_set(self._log, None)
         api.llama_backend_init()
@@ -55,7 +55,7 @@ class Peer:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the context, batch by batch, and wait for the last."""
+        """Append tokens to the context batch by batch, and wait for the last batch."""
         for start in range(0, len(tokens), BATCH):
             piece = tokens[start : start + BATCH]
             array = (ctypes.c_int32 * len(piece))(*piece)
@@ -65,7 +65,7 @@ class Peer:
         self._api.llama_synchronize(self._context)
 
     def lengthen(self, cells: int) -> None:
-        """Repeat the rows of the cache until it has `cells` cells."""
+        """Repeat the cells of the KV cache until it has `cells` cells."""
         data = llama_cpp_state.repeated(self._state(), cells)
         self.clear()
         array = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
@@ -86,7 +86,7 @@ def _type(api: Any, name: str) -> int:
 
 
 def samples(peer: Peer, prompt: int, answer: int, depth: int, repetitions: int, copies: bool = False) -> list[int]:
-    """Return the nanoseconds of each repetition."""
+    """Return the time of each repetition in nanoseconds."""
     chance = random.Random(0)
 
     def tokens(count: int) -> list[int]:

@@ -1,12 +1,13 @@
-"""Lengthen the saved state of a llama.cpp sequence by repeating its cells at the following positions.
+"""Extend the saved state of a llama.cpp sequence by repeating its KV cells at the following positions.
 
 A prompt of 65536 tokens takes llama.cpp hours on two cores with wide attention. The time of a step at that depth
 depends on the number of cells, not on their content. So a benchmark evaluates a short prompt, saves the state, and
-loads it with its rows repeated.
+loads it with its cells repeated.
 
-A state is a magic number, the sequence's number, and one part per cache: the number of streams (1), the number of
-cells, the position and the sequence of each cell; whether values are transposed, the number of layers; then the keys of
-each layer with the type and the size of a row, and likewise the values, for caches that have values.
+A state is a magic number, the sequence's number, and one part per cache. A part holds the number of streams (1), the
+number of cells, and the position and the sequence of each cell. Then follow a flag for transposed values, the number of
+layers, and the keys of each layer with the type and the size of a row. If a cache has values, they follow in the same
+form.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
 
 
 class _Mismatch(Exception):
-    """The bytes do not have the expected meaning."""
+    """Raised if the bytes do not match the known format."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class _Reader:
 
 
 def repeated(state: bytes, cells: int) -> bytes:
-    """Return a state of `cells` cells. Raise ValueError if the state does not have the known format."""
+    """Return a state of `cells` cells. Raises ValueError if the state does not have the known format."""
     for caches in (1, 2):
         for values in product((False, True), repeat=caches):
             try:

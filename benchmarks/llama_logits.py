@@ -1,4 +1,4 @@
-"""Build and run `llama_logits.cpp`: llama.cpp's logits of a GGUF file, for comparisons."""
+"""Build and run `llama_logits.cpp`, which computes llama.cpp's logits of a GGUF for comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCE = Path(__file__).with_name("llama_logits.cpp")
 
 
 def build(llama: Path, target: Path) -> None:
-    """Compile against a llama.cpp tree whose libraries are in build/bin."""
+    """Compile against a llama.cpp source tree with built libraries in build/bin."""
     libraries = llama / "build" / "bin"
     include = [f"-I{llama / 'include'}", f"-I{llama / 'ggml' / 'include'}"]
     link = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
@@ -19,7 +19,7 @@ def build(llama: Path, target: Path) -> None:
 
 
 def cached(program: Path, model: Path, windows: np.ndarray, cache_type: str, work: Path) -> np.ndarray:
-    """Return the logits (windows, ctx, V) of windows (windows, ctx), with a cache of this type."""
+    """Return the logits (windows, ctx, V) for token windows (windows, ctx), with a KV cache of this type."""
     count, ctx = windows.shape
     (work / "ids").write_bytes(windows.astype(np.int32).tobytes())
     subprocess.run([program, model, work / "out", "cache", cache_type, str(ctx), work / "ids"], check=True)

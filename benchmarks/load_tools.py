@@ -1,12 +1,12 @@
-"""Third-party load tools on localllm serve: servebench and llama-benchy from the package index, and their reports.
+"""Run third-party load tools against localllm serve: servebench and llama-benchy from the package index.
 
     python benchmarks/load_tools.py MODEL [-t 2] [--clients 1,4,8] [--input 256] [--output 64]
     [--servebench PATH] [--llama-benchy PATH]
 
-Install each in a separate environment. Each runs against a separate server with one slot per client; its output goes to
-benchmarks/results/servebench.txt and llama_benchy.txt, after the command lines. Both count tokens by the server's
-`usage`. llama-benchy cuts its prompts from a text with the model's tokenizer; both are created here: the pages of
-docs/, and tokenizer.json from the model's file, which must have byte-level BPE.
+Install each tool in a separate environment. Each runs against a separate server with one slot per client. The outputs
+go to benchmarks/results/servebench.txt and llama_benchy.txt, after the command lines. Both tools count tokens by the
+server's `usage`. llama-benchy cuts its prompts from a text with the model's tokenizer. This program supplies both: the
+pages of docs/ as the text, and a tokenizer.json written from the GGUF, which must have byte-level BPE.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BOOK = "http://localhost/docs"  # never requested: the tool finds the text in its cache
+BOOK = "http://localhost/docs"  # never requested: the tool finds the text in its download cache
 ERRORS = re.compile(r"Traceback|HTTP [45]\d\d|incomplete stream|Error|\bfailed: [1-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program, its file of results, and its options for a server's address."""
+    """A program, the path of its report, and its options for a server's address."""
 
     program: str
     result: str
@@ -42,7 +42,7 @@ class Tool:
 
 
 def write_tokenizer(model: str, folder: Path) -> None:
-    """Write tokenizer.json of a model with byte-level BPE."""
+    """Write tokenizer.json for a model with byte-level BPE."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from localllm.gguf import open_gguf
@@ -71,7 +71,7 @@ def write_book(home: Path) -> None:
 
 @contextmanager
 def serving(words: Sequence[str], log: Path) -> Iterator[str]:
-    """Run the server; yield its address."""
+    """Context manager around a running server; yields its address."""
     with log.open("wb") as to:
         process = subprocess.Popen([sys.executable, "-m", "localllm", *words], cwd=ROOT, stdout=to, stderr=to)
     try:
@@ -86,7 +86,7 @@ def serving(words: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def run(tool: Tool, serve: Sequence[str]) -> bool:
-    """Run a tool against a separate server; store its output. Return whether the output reports no error."""
+    """Run a tool against a separate server and store its output. Return whether the output reports no error."""
     found = shutil.which(tool.program)
     if found is None:
         print(f"{tool.program} is not installed; give its path")

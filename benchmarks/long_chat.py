@@ -1,12 +1,13 @@
-"""A chat of many turns: the tokens that every turn evaluates, and the time to its first token, with and without reuse.
+"""Measure a chat of many turns: tokens evaluated and time to first token per turn, with and without prefix reuse.
 
     python benchmarks/long_chat.py [MODEL] [--turns 50] [-c 1024] [-n 16] [-t 2]
 
-The template renders the whole conversation every turn. `new` counts the tokens that no earlier turn had: the question
-and the template's text around it. `evaluated` counts the computed ones. They differ by one after an answer that was cut
-at its maximum length: its last token was sampled but not computed. When the context is full, the oldest turns are
-dropped, even in the middle of an answer, and the rest is evaluated again; that turn has two prompts. After each turn a
-second session evaluates the same prompt from scratch. One JSON line goes to benchmarks/results/long_chat.jsonl.
+The template renders the whole conversation every turn. `new` counts the tokens that are in no earlier turn: the
+question and the template's text around it. `evaluated` counts the tokens that are computed. The two differ by one after
+an answer that was cut at its maximum length, because its last token was sampled but not computed. When the context is
+full, the oldest turns are dropped, even in the middle of an answer, and the remaining turns are evaluated again; that
+turn has two prompts. After each turn a second session evaluates the same prompt from scratch. One JSON line goes to
+benchmarks/results/long_chat.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ QUESTIONS = (
 
 
 def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]:
-    """Return one row per turn."""
+    """Return one result row per turn."""
     notes: list[str] = []
     sampling = localllm.SamplingOptions(temperature=0.5, seed=1)
     conversation = Conversation(
@@ -66,12 +67,12 @@ def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]
                 "shifted": shifted,
             }
         )
-        held = len(conversation.tokens) + (reply.end.reason == "length")  # its last token is not computed
+        held = len(conversation.tokens) + (reply.end.reason == "length")  # the answer's last token is not computed
     return rows
 
 
 def cold(model: localllm.Model, prompt: list[int]) -> float:
-    """Return the seconds to evaluate a prompt with an empty cache."""
+    """Return the seconds to evaluate a prompt with an empty KV cache."""
 
     def evaluate() -> float:
         session = model.session()
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=RESULTS / "long_chat.jsonl")
     arguments = parser.parse_args()
-    # Twice the context, for the second session; the conversation is limited to `context`.
+    # Twice the context leaves room for the second session; the conversation is limited to `context`.
     with localllm.load(arguments.model, threads=arguments.threads, ctx_size=2 * arguments.context + 64) as model:
         model.context = arguments.context
         rows = chat(model, arguments.turns, arguments.answer)

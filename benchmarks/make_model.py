@@ -1,10 +1,11 @@
-"""Write a model file of a real geometry with random weights, to time any program that reads GGUF.
+"""Write a GGUF with the geometry of a real model and random weights, to time any program that reads GGUF.
 
     python benchmarks/make_model.py llama-1b Q4_0 /tmp/llama-1b-q4_0.gguf [--vocab ggml-vocab-llama-bpe.gguf]
 
 Speed depends on the sizes and types of weights, not on their values: a thousand random rows are quantized and repeated
 in random order. Q4_K_M is the mix of that name: Q6_K for the output and for half of the value and down matrices, Q4_K
-for the rest. `--vocab` takes the tokenizer of another GGUF file; without it the tokens are single bytes and fillers.
+for the rest. `--vocab` copies the tokenizer of another GGUF. Without it the vocabulary is single bytes and filler
+tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.quant import FORMATS, quantize
 
-PIECE = 1024  # random rows per matrix
+PIECE = 1024  # distinct random rows per matrix
 CHUNK = 4096  # rows written at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a model with the Llama architecture."""
+    """The geometry of a model with the Llama architecture."""
 
     layers: int
     width: int
@@ -44,15 +45,15 @@ class Geometry:
     rope_base: float = 500000.0
 
 
-MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}  # most matrices, and the more sensitive ones
+MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}  # format of most matrices, and of the more sensitive matrices
 NEED_IMPORTANCE = ("IQ1_S", "IQ2_XXS", "IQ2_XS")
 
 GEOMETRIES = {
     "llama-1b": Geometry(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
-    "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for slow measurements
+    "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # a single layer, for slow measurements
     "llama-4l": Geometry(4, 2048, 8192, 32, 8, 64, 128256, tied=True),
-    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: one KV head for each head
+    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B, without grouped heads
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 
@@ -79,8 +80,9 @@ class Rows:
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Return the layers whose value and down matrices get Q6_K in a Q4_K_M file: the first and last eighth, and every
-    third.
+    """Return whether the value and down matrices of the layer get Q6_K in a Q4_K_M GGUF.
+
+    This applies to the first and the last eighth of the layers, and to every third layer in between.
     """
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
@@ -113,7 +115,7 @@ def tensors(g: Geometry, type_name: str, seed: int) -> Iterator[NewTensor]:
 
 
 def byte_vocabulary(size: int) -> dict[str, Any]:
-    """Return a byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, fillers."""
+    """Return a byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, filler tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable} | {
         b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)
@@ -133,7 +135,7 @@ def byte_vocabulary(size: int) -> dict[str, Any]:
 
 
 def tokenizer_of(path: Path, size: int) -> dict[str, Any]:
-    """Return the tokenizer keys of another file; its vocabulary must have the geometry's size."""
+    """Return the tokenizer keys of another GGUF, whose vocabulary must have the geometry's size."""
     with open_gguf(path) as file:
         keys = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.")}
         found = {k: v.to_list() if hasattr(v, "to_list") else v for k, v in keys.items()}

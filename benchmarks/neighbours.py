@@ -1,11 +1,11 @@
-"""Time decode next to busy processes: localllm with and without sleeping at barriers, alternating with llama-bench.
+"""Time decode next to busy processes: localllm with and without sleeping at barriers, in alternation with llama-bench.
 
     python benchmarks/neighbours.py MODEL.gguf ... [--llama-bench PATH] [-t 1,2] [--busy 0,1,2] [--rounds 3]
     python benchmarks/neighbours.py --table
 
-A neighbour is a Python process that counts for ever, at normal priority, on any processor. A round is localllm as it is
-(a thread that waits longer than some 50 microseconds sleeps), localllm with threads that only spin, then llama-bench;
-every part takes some seconds. One JSON line per model, number of threads and number of neighbours goes to
+A neighbour is a Python process in an endless loop, at normal priority, on any core. A round times localllm as it is (a
+thread that waits longer than some 50 microseconds sleeps), localllm with threads that only spin, then llama-bench.
+Every part takes some seconds. One JSON line per model, number of threads and number of neighbours goes to
 benchmarks/results/neighbours.jsonl, with every sample.
 """
 
@@ -32,14 +32,14 @@ from localllm.backends.cpu.backend import CpuExecutable
 from localllm.backends.cpu.kernels import executor
 from localllm.loading.resolve import resolve
 
-FOREVER = 1 << 60  # spin iterations: threads never sleep at a barrier
-DEPTH, TOKENS = 16, 64  # cached tokens at the start, and tokens decoded before a restart
+FOREVER = 1 << 60  # spin limit with which threads never sleep at a barrier
+DEPTH, TOKENS = 16, 64  # context depth at the start, and tokens decoded before a restart
 BUSY = "while True: pass"
 
 
 @dataclass(slots=True)
 class Cell:
-    """All samples of one model, number of threads and number of busy neighbours; tokens per second, one per round."""
+    """All samples of one model, number of threads and number of busy neighbours, in tokens/s, one per round."""
 
     model: str
     threads: int
@@ -53,10 +53,10 @@ class Cell:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Run `count` processes that are always busy."""
+    """Context manager that keeps `count` busy processes running."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
-        sleep(0.3 * (count > 0))  # until they have started
+        sleep(0.3 * (count > 0))  # wait until the processes have started
         yield
     finally:
         for process in processes:
@@ -65,7 +65,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def decode(session: localllm.Session, seconds: float) -> float:
-    """Decode for some seconds; return tokens per second."""
+    """Decode for some seconds and return the tokens/s."""
     tokens, began = 0, perf_counter()
     while perf_counter() - began < seconds:
         if session.length == DEPTH + TOKENS:
@@ -76,7 +76,7 @@ def decode(session: localllm.Session, seconds: float) -> float:
 
 
 def peer(cell: Cell, path: Path, bench: Sequence[str], seconds: float) -> None:
-    """Add llama-bench's rate, with repetitions for about `seconds` at our rate."""
+    """Add llama-bench's decode speed, with the number of repetitions that takes about `seconds` at our speed."""
     repetitions = max(1, round(seconds * cell.sleeping[-1] / TOKENS))
     options = ["-p", "0", "-n", str(TOKENS), "-d", str(DEPTH), "-r", str(repetitions), "-o", "json"]
     [result], _ = run([*bench, "-m", str(path), "-t", str(cell.threads), *options])
@@ -87,7 +87,7 @@ def peer(cell: Cell, path: Path, bench: Sequence[str], seconds: float) -> None:
 def measure(
     path: Path, threads: int, counts: Sequence[int], bench: Sequence[str], rounds: int, seconds: float
 ) -> list[Cell]:
-    """Return a cell for each number of neighbours."""
+    """Return a cell for each number of busy neighbours."""
     name = path.name.removesuffix(".gguf")
     with localllm.load(path, threads=threads, backend="cpu", ctx_size=512) as model:
         assert isinstance(model.executable, CpuExecutable)
@@ -113,7 +113,7 @@ def measure(
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """Return the Markdown of docs/speed.md: a table per device, a line per model and number of threads."""
+    """Return the Markdown for docs/speed.md: one table per device, one line per model and number of threads."""
     parts = []
     for device in dict.fromkeys(_chip(cell) for cell in cells):
         here = [cell for cell in cells if _chip(cell) == device]
@@ -134,7 +134,7 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def _chip(cell: Cell) -> str:
-    """Return the device without its number of threads."""
+    """Return the cell's device without its number of threads."""
     return cell.device.rpartition(", ")[0]
 
 
@@ -144,9 +144,7 @@ def _shown(cell: Cell) -> str:
 
 
 def stored(path: Path) -> list[Cell]:
-    """Return the newest cell of every device, model, number of threads and of neighbours, in the order first
-    measured.
-    """
+    """Return the newest cell of every device, model, thread count and neighbour count, in the order first measured."""
     names = {f.name for f in fields(Cell)}
     cells: dict[tuple[str, str, int, int], Cell] = {}
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -1,13 +1,13 @@
-"""The time that a client waits for a short answer while another client attacks the server: one row for each attack.
+"""Measure how long a client waits for a short answer while another client attacks the server, for each attack.
 
     python benchmarks/neighbours_attacked.py [MODEL] [--only WORD ...] [--seconds 30] [--checkout FOLDER] [--label TEXT]
     python benchmarks/neighbours_attacked.py --table [--all]
 
-The server listens on 127.0.0.1 with the default options. The attacker's address is 127.0.0.1, the neighbour's
-127.0.0.2. The neighbour requests 4 tokens repeatedly: alone at first, then while the attack's requests are open, for at
-most `--seconds`. The next attack gets a new server if this one has not recovered. `--checkout` is the folder of the
-server's source: an older one gives the times before a change. With a large context (`-c`), large texts are tokenized
-instead of rejected. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
+The server listens on 127.0.0.1 with the default options. The attacker's address is 127.0.0.1, the neighbour's address
+is 127.0.0.2. The neighbour requests 4 tokens repeatedly: alone at first, then while the attack's requests are open, for
+at most `--seconds`. If the server has not recovered afterwards, the next attack gets a new server. `--checkout` is the
+folder of the server's source; an older checkout gives the times before a change. With a large context (`-c`), large
+texts are tokenized instead of rejected. One JSON line per attack goes to benchmarks/results/neighbours_attacked.jsonl.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from neighbours_attacks import ATTACKS, Held, Sent
 
 OUT = RESULTS / "neighbours_attacked.jsonl"
 ATTACKER, NEIGHBOUR = "127.0.0.1", "127.0.0.2"
-MOST = 2.0  # maximum seconds that a neighbour may wait beyond its time alone
+MOST = 2.0  # maximum seconds that an attack may add to the neighbour's wait
 ALONE = 10  # number of answers without an attack
 
 
 @dataclass(slots=True)
 class Row:
-    """The neighbour's waits in seconds, alone and during an attack."""
+    """The neighbour's waits in seconds, without and during an attack."""
 
     label: str
     attack: str
     alone: list[float]
     waits: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # of the neighbour
+    failures: list[str] = field(default_factory=list)  # the neighbour's failed requests
     statuses: list[int] = field(default_factory=list)  # of the attacker; -1: disconnected, or timed out
-    seconds: float = 0.0  # of the attack
-    memory: int = 0  # of the server afterwards, in MiB
+    seconds: float = 0.0  # duration of the attack
+    memory: int = 0  # the server's memory afterwards, in MiB
 
     @property
     def kind(self) -> str:
@@ -60,11 +60,11 @@ class Row:
 
     @property
     def worst(self) -> tuple[int, float]:
-        """Return a sort key for severity: failures, then the longest wait."""
+        """Return a sort key for severity: the number of failures, then the longest wait."""
         return len(self.failures), max(self.waits, default=0.0)
 
     def cell(self, named: bool) -> str:
-        """Return the waits as table cells: alone, median, longest; with the attack if `named`."""
+        """Return the waits as a table cell: alone, median, longest. If `named`, the cell includes the attack's name."""
         failed = f", {len(self.failures)} of {len(self.waits)} failed" if self.failures else ""
         name = f"{self.attack.removeprefix(self.kind).strip()}: " if named else ""
         waits = self.waits or [0.0]
@@ -72,12 +72,12 @@ class Row:
 
     @property
     def beyond(self) -> float:
-        """Return the longest wait beyond the time alone."""
+        """Return the longest wait during the attack minus the wait without it."""
         return max(self.waits, default=0.0) - median(self.alone)
 
 
 def ask(port: int, path: str, body: Any, source: str, seconds: float) -> tuple[int, bytes]:
-    """Send a request from an address; return its status and answer, or -1 and the error."""
+    """Send a request from an address. Return its status and the answer, or -1 and the error."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds, source_address=(source, 0))
     try:
@@ -97,7 +97,7 @@ class Neighbour:
         self._port, self._number = port, 0
 
     def once(self, row: Row | None = None, seconds: float = 60) -> float:
-        """Send one request; return its duration."""
+        """Send one request and return its duration."""
         self._number += 1
         body = {"messages": [{"role": "user", "content": f"canary {self._number}"}], "max_tokens": 4}
         began = time.perf_counter()
@@ -112,7 +112,7 @@ class Neighbour:
 
 @contextmanager
 def serving(model: str, checkout: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the server of a checkout; yield its process and port."""
+    """Context manager around the server of a checkout; yields its process and port."""
     with tempfile.NamedTemporaryFile("wb") as log:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         words = [sys.executable, "-m", "localllm", "serve", model, "--port", "0", *options]
@@ -129,7 +129,7 @@ def serving(model: str, checkout: Path, options: list[str]) -> Iterator[tuple[su
 
 
 def memory(process: subprocess.Popen[bytes]) -> int:
-    """Return the memory of a process in MiB; 0 if the system does not report it."""
+    """Return the resident memory of a process in MiB, or 0 if the system does not report it."""
     with suppress(OSError):
         found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
         return int(found[1]) >> 10 if found else 0
@@ -137,7 +137,7 @@ def memory(process: subprocess.Popen[bytes]) -> int:
 
 
 def send(port: int, sent: Sent, row: Row, seconds: float) -> list[threading.Thread]:
-    """Send the requests of an attack, each in a thread."""
+    """Send the requests of an attack, each in its own thread."""
     threads = []
     for path, body in sent.requests():
 
@@ -152,7 +152,7 @@ def send(port: int, sent: Sent, row: Row, seconds: float) -> list[threading.Thre
 
 @contextmanager
 def held(port: int, connections: Held) -> Iterator[None]:
-    """Hold connections open."""
+    """Context manager that holds connections open."""
     opened: list[socket.socket] = []
     try:
         for _ in range(connections.count):
@@ -166,7 +166,7 @@ def held(port: int, connections: Held) -> Iterator[None]:
 
 
 def attacked(port: int, name: str, row: Row, seconds: float) -> None:
-    """Run an attack, and time the neighbour's answers meanwhile."""
+    """Run an attack, and time the neighbour's requests during it."""
     attack, neighbour = ATTACKS[name], Neighbour(port)
     began = time.perf_counter()
 
@@ -226,7 +226,7 @@ def line(row: Row) -> str:
 
 
 def stored() -> list[Row]:
-    """Return the newest row of every label and attack."""
+    """Return the newest result row of every label and attack."""
     rows: dict[tuple[str, str], Row] = {}
     for text in OUT.read_text().splitlines() if OUT.exists() else ():
         found = json.loads(text)
@@ -235,7 +235,7 @@ def stored() -> list[Row]:
 
 
 def table(rows: list[Row], whole: bool = False) -> str:
-    """Return the Markdown of docs/serve.md: the attack of each kind with the neighbour's longest wait; `whole`: all."""
+    """Return the Markdown for docs/serve.md: the worst attack of each kind, or all attacks if `whole`."""
     labels = list(dict.fromkeys(row.label for row in rows))
     lines = [f"| attack | {' | '.join(labels)} |", f"|---|{'---|' * len(labels)}"]
     names = [row.attack for row in rows]

@@ -1,6 +1,6 @@
-"""Requests of one client that make a server's other clients wait, for neighbours_attacked.py.
+"""Attacks for neighbours_attacked.py: requests of one client that make a server's other clients wait.
 
-An attack is a list of simultaneous requests, or connections that are held open. Names begin with the kind: `text`
+An attack is a list of simultaneous requests, or of connections that are held open. Names begin with the kind: `text`
 (large texts and lists), `grammar`, `schema`, `regex`, `queue` (many answers) and `wire` (connections).
 """
 
@@ -15,12 +15,15 @@ Body = dict[str, Any] | bytes
 HELLO = [{"role": "user", "content": "a"}]
 STORY = {"max_tokens": 900, "ignore_eos": True}
 
-megabytes = 30.0  # size of a large text; a command line option changes it
+megabytes = 30.0  # size of a large text in MB, which a command line option changes
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Requests that are sent at once; each is (path, body). `pause`: seconds between them."""
+    """Requests that are sent at once, each as (path, body).
+
+    `pause` is the time between two requests in seconds.
+    """
 
     requests: Callable[[], Iterator[tuple[str, Body]]]
     pause: float = 0.0
@@ -28,7 +31,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Connections on which only these bytes are sent."""
+    """Connections on which only the given bytes are sent."""
 
     count: int
     data: bytes = b""
@@ -47,7 +50,10 @@ def long_text(unit: str) -> str:
 
 
 def many(count: int, **fields: Any) -> Sent:
-    """Return requests for long answers. A number is appended to `user`, so that every request names another user."""
+    """Return requests for long answers.
+
+    A number is appended to `user`, so that every request names a different user.
+    """
 
     def requests() -> Iterator[tuple[str, Body]]:
         for number in range(count):
@@ -125,7 +131,7 @@ def schema_fields(value: Any) -> dict[str, Any]:
 
 
 def rules(count: int) -> str:
-    """Return rules that each name the next one three times."""
+    """Return a chain of grammar rules. Each rule refers to the next rule three times."""
     return "\n".join(
         ["root ::= r0", *(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(count)), f'r{count} ::= "a"']
     )

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/speed.md from the stored results: the roofline of the kernels, and speed against depth.
+"""Draw the figures of docs/speed.md from the stored results: the kernels' roofline, and decode speed by context depth.
 
     pip install matplotlib
     python benchmarks/pictures.py
@@ -20,18 +20,19 @@ import matplotlib.pyplot as plt
 from compare import RESULTS, stored
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
-matplotlib.rcParams["svg.hashsalt"] = "localllm"  # makes the SVG files reproducible
+matplotlib.rcParams["svg.hashsalt"] = "localllm"  # makes the SVGs reproducible
 
 
 def newest(path: Path) -> list[dict[str, Any]]:
-    """Return the last line of every format, for the device of the file's last line."""
+    """Return the newest row of every format, for the device of the last row in the results."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return list({line["format"]: line for line in lines if line["device"] == lines[-1]["device"]}.values())
 
 
 def roofline(rows: list[dict[str, Any]], out: Path) -> None:
-    """Plot operations per second against operations per byte of weights: per format, a point for 1 row and one for
-    512.
+    """Plot operations per second against operations per byte of weights.
+
+    Each format has one point for 1 row and one for 512 rows.
     """
     bandwidth = median(row["roof_gb_per_s"] for row in rows)
     peak = median(row["byte_peak_gop_per_s"] for row in rows)
@@ -52,7 +53,7 @@ def roofline(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def depth(model: str, out: Path) -> None:
-    """Plot tokens per second of decode against the tokens in the cache, ours and the peer's."""
+    """Plot decode speed in tokens/s against the tokens in the cache, for localllm and the peer."""
     found = [row for row in stored(RESULTS / "compare.jsonl") if row.model == model and row.test.startswith("tg")]
     device = next(row.device for row in reversed(found) if "@" in row.test)
     points = sorted((int(row.test.partition("@")[2] or 0), row) for row in found if row.device == device)

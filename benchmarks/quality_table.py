@@ -1,12 +1,13 @@
-"""The cost of quantizing: type x {size, perplexity, KL divergence, same top token}, ours next to llama-quantize's file.
+"""Measure the loss by quantization: size, perplexity, KL divergence and same top token, ours next to llama-quantize.
 
     python benchmarks/quality_table.py --llama-quantize PATH [--texts ../shared/data/text] [--windows 40] [--only REGEX]
 
-The model in the box, its matrices as F32, is the source and the base. Calibration (imatrix, awq, gptq, --fit) uses the
-first parts of stories and dialogues. Measurements use wikitext-2 and the end of another file of stories, which
-calibration does not use. Both programs get the same importance matrix. The gain of a calibration is the divergence of
-the plain file minus the calibrated file's, token by token; its error is the error of that difference. Every row goes to
-results/quality.jsonl when it is done; `--table` prints the stored rows as Markdown.
+The bundled model, with its matrices as F32, is quantized, and is the base of the divergence. Calibration (imatrix, awq,
+gptq, --fit) uses the first parts of stories and dialogues. Measurements use wikitext-2 and the end of another file of
+stories, which calibration does not use. Both programs get the same importance matrix. The gain of a calibration is the
+divergence without it minus the divergence with it, token by token. The error of the gain is the error of this
+difference. Every row is stored in results/quality.jsonl when it is complete; `--table` prints the stored rows as
+Markdown.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ CONTEXT = 512
 PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS")
 PLAIN += ("Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K")
 CALIBRATED = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K")
-NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # llama-quantize requires one
-SIZES = ("2.8MB", "2.4MB", "2.0MB")  # for --fit; each is near a type in size
-CALIBRATION_BYTES = 25_000  # of each text
+NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # need an imatrix
+SIZES = ("2.8MB", "2.4MB", "2.0MB")  # targets for --fit, each near the size of a type
+CALIBRATION_BYTES = 25_000  # bytes of each calibration text
 
 
 class Way(NamedTuple):
-    """A row: how a file is made. `peer` holds llama-quantize's arguments, if it can do the same."""
+    """One way to make a GGUF, which is a row of the table.
+
+    `peer` holds llama-quantize's arguments, if it can do the same.
+    """
 
     name: str
     ours: list[str]
@@ -62,7 +66,7 @@ def ways(imatrix: str, text: str) -> Iterator[Way]:
 
 
 class Yardstick:
-    """The windows of one text, and the base's logits for them."""
+    """The windows of one text, with the base model's logits for them."""
 
     def __init__(self, name: str, text: str, base: Path, folder: Path, windows: int) -> None:
         self.name = name
@@ -75,7 +79,7 @@ class Yardstick:
         self._file = LogitsFile(folder / name)
 
     def measure(self, path: Path) -> tuple[dict[str, float], np.ndarray]:
-        """Return means and their errors, and the divergence of every token."""
+        """Return the means with their errors, and the KL divergence of every token."""
         with load(path, ctx_size=CONTEXT) as model:
             scores = Scores.join(list(evaluate(self.windows, ModelSource(model, self.windows), self._file)))
         result, divergence = statistics(scores)
@@ -151,7 +155,7 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def against(plain: list[np.ndarray], tokens: list[np.ndarray], sticks: list[Yardstick]) -> dict[str, dict[str, float]]:
-    """Return by text the decrease of the divergence from the plain file's, and the error of the decrease."""
+    """Return, by text, the decrease in divergence relative to the plain GGUF, and the error of the decrease."""
     means = [mean_of(before - after) for before, after in zip(plain, tokens, strict=True)]
     return {stick.name: {"kld": m.value, "kld_error": m.error} for stick, m in zip(sticks, means, strict=True)}
 

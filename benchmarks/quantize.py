@@ -1,10 +1,12 @@
-"""Time `localllm quantize` and `llama-quantize` alternately on the same file, with peak memory, and compare the files.
+"""Time `localllm quantize` and `llama-quantize` in alternation on the same GGUF, with peak memory.
+
+Compare their outputs.
 
     python benchmarks/quantize.py MODEL-F16.gguf --llama-quantize PATH [--types Q4_K_M,Q8_0] [-t 2] [--rounds 3]
     [--imatrix FILE]
 
-Times whole processes, as a user runs them. Ours also hashes the file and syncs it to the disk; the peer does neither.
-So the output folder should be in memory (--folder, default /dev/shm).
+Times whole processes, as a user runs them. localllm also hashes the output and syncs it to the disk; the peer does
+neither. So the output folder should be in memory (--folder, default /dev/shm).
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from localllm.gguf import open_gguf
 
-COMPARED = 1 << 24  # bytes of a tensor compared at a time
+COMPARED = 1 << 24  # bytes of a tensor that are compared at a time
 
 
 def equal_tensors(one: Path, other: Path) -> tuple[int, int]:
-    """Return the number of tensors with the same name, format, shape and bytes in both files, and the total."""
+    """Return the number of tensors with the same name, format, shape and bytes in both GGUFs, and the total number."""
     with open_gguf(one) as a, open_gguf(other) as b:
         same = 0
         for name, tensor in a.tensors.items():
@@ -43,7 +45,7 @@ def equal_tensors(one: Path, other: Path) -> tuple[int, int]:
 
 
 def measure(model: Path, kind: str, arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Return one row of results."""
+    """Return one result row."""
     files = [folder / "ours.gguf", folder / "peer.gguf"]
     threads = str(arguments.threads)
     ours = [sys.executable, "-m", "localllm", "quantize", str(model), str(files[0]), kind, "-t", threads, "--force"]

@@ -1,10 +1,10 @@
-"""Record a session in a terminal: docs/pictures/session.cast for asciinema, session.svg (animated) for the README.
+"""Record a terminal session: docs/pictures/session.cast for asciinema, and an animated session.svg for the README.
 
     pip install pexpect pyte
     python benchmarks/recording.py
 
-The program runs in a pseudo-terminal of 80 by 24 characters, keys come at a person's pace, and pauses are cut to two
-seconds. Nothing is edited: the pictures show the program's output.
+The program runs in a pseudo-terminal of 80 by 24 characters. Keys are typed at human speed, and pauses are cut to two
+seconds. Nothing else is edited: the recording shows the program's output.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import pyte
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, ROWS = 80, 24
-PAUSE = 2.0  # maximum pause in seconds
+PAUSE = 2.0  # longest pause in seconds
 KEYS = 0.06  # seconds between two keys
 PROMPT = r">>> "
-# Typed input, and the output to wait for afterwards.
+# Inputs to type, each with the output to wait for afterwards.
 SESSION = (
     ("localllm chat --temp 0\r", PROMPT),
     ("Hello!\r", PROMPT),
@@ -41,7 +41,7 @@ SESSION = (
     ("\x04", r"\$ $"),
     ("localllm bench demo -p 128 -n 64 -r 3\r", r"\n[^\n]*\$ $"),
 )
-WIDTH, HEIGHT, MARGIN = 8.4, 18, 12  # size of a character, and the margin, in the picture
+WIDTH, HEIGHT, MARGIN = 8.4, 18, 12  # size of a character, and the margin, in SVG units
 COLOURS = {
     "black": "#1d1f21", "red": "#cc6666", "green": "#98b869", "brown": "#d9b26b", "blue": "#81a2be",
     "magenta": "#b294bb", "cyan": "#8abeb7", "white": "#c5c8c6", "default": "#d8dee4",
@@ -55,7 +55,7 @@ class Recording:
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def cut(self) -> list[tuple[float, str]]:
-        """Return the events with no pause longer than PAUSE."""
+        """Return the events with pauses cut to PAUSE."""
         found, now, before = [], 0.0, 0.0
         for at, text in self.events:
             now += min(at - before, PAUSE)
@@ -92,7 +92,7 @@ def record() -> Recording:
                 made.events.append((time.monotonic() - began, text))
                 seen += text
                 stream.feed(text)
-                if "\x1b[6n" in text:  # the program asks the terminal for its cursor position
+                if "\x1b[6n" in text:  # the program queries the terminal's cursor position
                     shell.send(f"\x1b[{screen.cursor.y + 1};{screen.cursor.x + 1}R")
             assert not pattern, f"{pattern!r} did not come: {seen!r}"
 
@@ -110,13 +110,13 @@ def record() -> Recording:
 
 
 def cast(recording: Recording) -> str:
-    """Return the recording in asciinema's format, version 2."""
+    """Return the recording in asciinema's cast format, version 2."""
     head = {"version": 2, "width": COLUMNS, "height": ROWS, "title": "localllm"}
     return "\n".join(json.dumps(line) for line in [head, *([round(at, 3), "o", text] for at, text in recording.cut())])
 
 
 def screens(recording: Recording) -> Iterator[tuple[float, list[list[Any]]]]:
-    """Yield each screen that lasted a tenth of a second, as lines of characters, and when it appeared."""
+    """Yield each screen that lasted at least a tenth of a second: when it appeared, and its lines of characters."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream, events = pyte.Stream(screen), recording.cut()
     shown: list[list[Any]] = []
@@ -131,10 +131,10 @@ def screens(recording: Recording) -> Iterator[tuple[float, list[list[Any]]]]:
 
 
 def svg(recording: Recording) -> str:
-    """Return a picture that plays the recording in a loop."""
+    """Return an SVG that plays the recording in a loop."""
     frames = list(screens(recording))
     length = frames[-1][0] + 4.0
-    known: dict[tuple[int, str], str] = {}  # a line that many screens share is drawn once
+    known: dict[tuple[int, str], str] = {}  # a line that several screens share is drawn once
     uses = []
     for number, (at, lines) in enumerate(frames):
         until = frames[number + 1][0] if number + 1 < len(frames) else length
@@ -163,7 +163,7 @@ def svg(recording: Recording) -> str:
 
 
 def spans(line: list[Any]) -> str:
-    """Return the characters of a line as SVG text, every run of one style at its column."""
+    """Return the characters of a line as SVG text, with each run of one style at its column."""
     found, column = [], 0
     for style, run in groupby(line, key=lambda c: (c.fg, c.bold, c.italics, c.reverse)):
         text = "".join(c.data for c in run)

@@ -1,10 +1,11 @@
-"""Time the sampling of a step's next tokens: rows of logits in memory, without a model.
+"""Time the sampling of a step's next tokens from logits in memory, without a model.
 
     python benchmarks/sampling.py [--against CHECKOUT]
 
-`--against` alternates with another checkout (ours, other, ours, other). 300 tokens are likely; the others share 2 to 8
-% of the probability in half of the rows and less in the rest, as in models at the start of a word and within one. One
-JSON line per case and checkout goes to benchmarks/results/sampling.jsonl.
+`--against` alternates with another checkout (ours, other, ours, other). In each row of logits, 300 tokens are likely.
+The other tokens share 2 to 8 % of the probability in half of the rows, like a model's logits at the start of a word,
+and less in the other rows, as within a word. One JSON line per case and checkout goes to
+benchmarks/results/sampling.jsonl.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REPEATS, ROUNDS = 15, 2
 
 
 def logits(rows: int, vocabulary: int) -> np.ndarray:
-    """Return float32 (rows, vocabulary)."""
+    """Return random logits as float32 (rows, vocabulary)."""
     random = np.random.default_rng(1)
     made = random.standard_normal((rows, vocabulary), np.float32) * np.float32(2.2)
     for number, row in enumerate(made):
@@ -46,13 +47,13 @@ def logits(rows: int, vocabulary: int) -> np.ndarray:
 
 
 def child() -> None:
-    """Time all cases with the package on the path; print one JSON line each."""
+    """Time all cases with the localllm on the import path. Print one JSON line each."""
     from localllm.engine import top_k_of
     from localllm.options import SamplingOptions
     from localllm.sampling.sampler import Sampler
 
     def choose(samplers: list[Sampler], found: np.ndarray) -> list[Any]:
-        """Sample as a step of the scheduler does."""
+        """Sample the next tokens as a step of the scheduler does."""
         count = samplers[0].required_top_k
         if count:
             picked = [top_k_of(row[None], count) for row in found]

@@ -1,10 +1,10 @@
-"""Make the pictures of the web page, and a page of `localllm explain` with pictures, in docs/pictures.
+"""Make the screenshots of the web page, and a report of `localllm explain` with screenshots, in docs/pictures.
 
     pip install playwright pillow
     python benchmarks/screenshots.py [--out FOLDER]
 
-Needs Chromium on the PATH. The answers on the web page are scripted: these pictures show the page, not a model. The
-page of `explain` shows the model in the box, measured now: run it on a quiet machine.
+Needs Chromium on the PATH. The answers on the web page are scripted: the screenshots show the page, not a model. The
+report of `explain` measures the bundled model, so run this on an idle machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.localllm.server.calls import served  # noqa: E402
 from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-COLOURS = 256  # size of a picture's palette: text stays sharp, and the file small
+COLOURS = 256  # palette size of a screenshot: text stays sharp, and the PNG small
 BISECT = """\
 **Binary search** halves the range at each step, so a million entries take 20 steps:
 
@@ -64,7 +64,7 @@ TALKS = {
 
 
 def answers(turn: Turn) -> Sequence[Step]:
-    """Answer one of the questions above."""
+    """Return the scripted answer to one of the questions above."""
     text = TALKS[turn.messages[-1]["content"]]
     words = text.split(" ")
     tokens = [word + " " for word in words[:-1]] + words[-1:]
@@ -76,14 +76,14 @@ def answers(turn: Turn) -> Sequence[Step]:
 
 
 def save(picture: bytes, to: Path) -> None:
-    """Write a picture with a small palette."""
+    """Save a screenshot with a small palette."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(to, optimize=True)
     print(f"{to}: {to.stat().st_size / 1024:.0f} KiB")
 
 
 def shoot(page: Any, url: str, out: Path) -> None:
-    """Chat, then take the pictures."""
+    """Chat on the page, then take the screenshots."""
     page.goto(url)
     page.wait_for_selector("html[data-ready]")
     for question in TALKS:
@@ -106,7 +106,7 @@ def shoot(page: Any, url: str, out: Path) -> None:
 
 
 def explained(browser: Any, out: Path) -> None:
-    """Explain the answer that docs/explain.md walks through; keep the page, and take pictures of two parts of it."""
+    """Explain the answer that docs/explain.md discusses. Keep the report, and take screenshots of two parts of it."""
     html = out / "explain.html"
     words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/doctor.md", "What does this page say?"]
     command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(html), "--force"]

@@ -1,21 +1,21 @@
-"""Load on localllm serve and llama-server alternately: the same file, threads, slots and requests.
+"""Load-test localllm serve and llama-server in alternation, with the same GGUF, threads, slots and requests.
 
     python benchmarks/make_model.py llama-1b Q4_K_M 1b.gguf --vocab VOCABULARY.gguf
     python benchmarks/serve.py 1b.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--rounds 2]
     python benchmarks/serve.py demo --traces stories --model-draft draft [-t 2] [--clients 1,4,8]
     python benchmarks/serve.py --table
 
-The file needs a real vocabulary: servers send nothing for a token without text, and its time would be missing.
+The GGUF needs a real vocabulary: servers send nothing for a token without text, so its time would be missing.
 
-A trace is a fixed list of requests; every client takes the next one when its answer ends. `chat`: prompts of about 200
-tokens without a common prefix, answers of 96. `agent`: a shared prefix of 4000 tokens, 100 different ones, answers of
-48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. `stories`:
-questions in words, answers up to their end or 192 tokens. It is for a trained model, and with --model-draft for its
-draft, which would fail on random tokens.
+A trace is a fixed list of requests. Every client takes the next request when its answer ends. `chat` has prompts of
+about 200 tokens without a common prefix, and answers of 96 tokens. `agent` has prompts with a shared prefix of 4000
+tokens and 100 different tokens, and answers of 48 tokens. Answers are greedy and ignore the end-of-text token, so both
+servers generate the same number of tokens. `stories` has questions in words, and answers up to their end or 192 tokens.
+It is for a trained model, and with --model-draft for a trained draft model, whose drafts would fail on random tokens.
 
-TTFT is the time to the first token, ITL the time between two, TPOT their mean in an answer. Goodput counts tokens of
-answers with TTFT under 5 s and TPOT under 200 ms. One JSON line per server, trace and number of clients goes to
-benchmarks/results/serve.jsonl.
+TTFT is the time to the first token, ITL the time between two tokens, TPOT the mean ITL of an answer. Goodput counts the
+tokens of answers with a TTFT under 5 s and a TPOT under 200 ms. One JSON line per server, trace and number of clients
+goes to benchmarks/results/serve.jsonl.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "serve.jsonl"
 CONTEXT = 8192
-GOOD_TTFT, GOOD_TPOT = 5.0, 0.2  # seconds
+GOOD_TTFT, GOOD_TPOT = 5.0, 0.2  # goodput limits in seconds
 HEROES = (
     "a bird", "a dog", "a cat", "a little girl named Lily", "a boy", "a bear", "a fish", "a tree", "a ball", "a rabbit",
 )  # fmt: skip
@@ -52,16 +52,19 @@ HEROES = (
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests: token ids of prompts, and the length of the answers."""
+    """A list of requests: the token ids of their prompts, and the length of their answers."""
 
     prompts: list[list[int]] | list[str]
     answer: int
-    ends: bool = False  # an answer may end before that length
+    ends: bool = False  # whether an answer may end before that length
     context: int = CONTEXT
 
 
 def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
-    """Return the traces. Prompts are random tokens, so no server benefits from its vocabulary; stories are words."""
+    """Return the traces.
+
+    Prompts are random tokens, so that no server benefits from its vocabulary; stories are words.
+    """
     chance = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -76,7 +79,7 @@ def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
 
 
 def _story(hero: str) -> str:
-    """Return a chat of the model in the box that asks for a story."""
+    """Return a chat that asks the bundled model for a story."""
     return f"<|im_start|>user<|im_sep|>Tell me a story about {hero}.<|im_end|><|im_start|>assistant<|im_sep|>"
 
 
@@ -92,7 +95,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Row:
-    """One server under one load."""
+    """The measurements of one server under one load."""
 
     server: str
     model: str
@@ -119,13 +122,13 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int] | str, count: int, ends: bool) -> Answer:
-    """Stream one completion."""
+    """Stream one completion and return its arrival times."""
     body = {
         "model": "any", "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, "ignore_eos": not ends,
         "stream_options": {"include_usage": True}, "cache_prompt": True,
     }  # fmt: skip
     answer, began = Answer(), time.perf_counter()
-    # llama-server closes idle connections, so each request has a new one.
+    # llama-server closes idle connections, so each request opens a new connection.
     async with client.stream("POST", "/v1/completions", json=body, headers={"Connection": "close"}) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread())[:500]!r}")
@@ -143,7 +146,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int] | str, count: int, en
 
 
 async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], float]:
-    """Let `clients` work through a trace; return the answers and the seconds it took."""
+    """Let `clients` clients work through a trace. Return the answers and the total seconds."""
     waiting, answers = iter(trace.prompts), list[Answer]()
     async with httpx.AsyncClient(base_url=url, timeout=3600, limits=httpx.Limits(max_connections=64)) as client:
 
@@ -158,7 +161,7 @@ async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], floa
 
 @contextmanager
 def server(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server within the block."""
+    """Context manager around a running server."""
     with Path(f"/tmp/serve-{port}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
@@ -181,7 +184,7 @@ def server(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the peak resident bytes of a process."""
+    """Return the peak resident memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
@@ -216,9 +219,7 @@ def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of docs/serve.md: by device, a line per trace, number of clients and server; medians over
-    rounds.
-    """
+    """Return the Markdown for docs/serve.md: by device, a line per trace, client count and server, with medians."""
     cells: dict[str, dict[tuple[Any, ...], list[dict[str, Any]]]] = {}
     for one in rows:
         key = (one["model"].removesuffix(".gguf"), one["trace"], one["clients"], one["server"])
@@ -245,7 +246,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _median(rows: Sequence[dict[str, Any]], *keys: str) -> float:
-    """Return the median of a figure over rounds."""
+    """Return the median of a metric over rounds."""
     values = []
     for one in rows:
         found: Any = one
@@ -294,7 +295,7 @@ def main() -> None:
             for name, command in list(commands.items()) * arguments.rounds:
                 with server(command, port) as process:
                     url = f"http://127.0.0.1:{port}"
-                    asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm up
+                    asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm-up request
                     answers, seconds = asyncio.run(load(url, prompts, clients))
                     found = row(name, arguments, trace, clients, answers, seconds, process.pid)
                 with RESULTS.open("a") as file:

@@ -1,10 +1,10 @@
-"""Write files with the true shapes of recurrent, latent and mixture models and random weights, for timing.
+"""Write GGUFs with the true shapes of recurrent, latent-attention and mixture-of-experts models and random weights.
 
     python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N]
 
-Matrices are in the mix Q4_K_M as in `make_model.py`: Q6_K for the output, for value and down matrices of half of the
-layers, Q4_K for the rest; mixtures of gpt-oss are in MXFP4, other matrices in Q8_0. Small tensors are F32. `--layers`
-writes only the first N layers.
+The GGUFs are for timing. Matrices are in the mix Q4_K_M as in `make_model.py`: Q6_K for the output and for the value
+and down matrices of half of the layers, Q4_K for the rest. In gpt-oss, experts are in MXFP4 and other matrices in Q8_0.
+Small tensors are F32. `--layers` writes only the first N layers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from localllm.gguf import NewTensor, write_gguf
 
 Shapes = dict[str, tuple[int, ...]]
 MATRICES = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "attn_qkv.weight")
-EXACT = (".bias", "ffn_gate_inp.weight", "ssm_norm.weight", "_ape.weight", "_fn.weight")  # stay F32 in every file
+EXACT = (".bias", "ffn_gate_inp.weight", "ssm_norm.weight", "_ape.weight", "_fn.weight")  # always F32
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's keys, and the tensors of a layer; `tied` models have no output matrix."""
+    """The metadata of a model, and the tensors of a layer. `tied` models have no output matrix."""
 
     architecture: str
     layers: int
@@ -41,8 +41,8 @@ class Model:
     layer: Callable[[int], Shapes]
     tied: bool = False
     output_norm: str = "output_norm"
-    experts: str = ""  # format of the experts' matrices; "": the format of the other matrices
-    extra: Shapes = field(default_factory=dict)  # more tensors outside the layers
+    experts: str = ""  # format of the experts' matrices; "" means the format of the other matrices
+    extra: Shapes = field(default_factory=dict)  # additional tensors outside the layers
 
 
 def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
@@ -262,7 +262,7 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
             numbers = random.uniform(low, high, shape).astype(np.float32)
             return NewTensor(name, "F32", shape, numbers.reshape(-1, shape[-1]).view(np.uint8))
         format = model.experts if model.experts and "_exps" in name else better if sensitive else usual
-        if format.endswith("_K") and shape[-1] % 256:  # as llama-quantize does if rows do not fill super-blocks
+        if format.endswith("_K") and shape[-1] % 256:  # like llama-quantize, if rows do not fill super-blocks
             format = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[format]
         return NewTensor(name, format, shape, lambda: source.of(prod(shape[:-1]), shape[-1], format))
 
@@ -279,7 +279,7 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
 
 
 def write(name: str, model: Model, out: Path, layers: int = 0) -> None:
-    """Write a model, or its first `layers` layers."""
+    """Write the GGUF of a model, or of its first `layers` layers."""
     layers = layers or model.layers
     keys = {
         "vocab_size": model.vocabulary, "context_length": 32768, "embedding_length": model.width, "block_count": layers,

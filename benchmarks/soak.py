@@ -1,19 +1,20 @@
-"""An hour of mixed load on localllm serve: no error, no growth, and the same answers at the end as at the start.
+"""Put mixed load on localllm serve for an hour. Check for errors, growth, and answers that change.
 
     python benchmarks/soak.py [MODEL] [--minutes 60] [--workers 6] [--pause 0.2]
 
-Workers send requests of all four APIs (`soak_requests.py`), others disconnect (`soak_vanishing.py`). Three fixed
-requests run among them, greedy and with a seed, and must always give the same tokens. After every minute all of them
-pause, the server becomes idle, and its memory, descriptors, threads and cache blocks are read. At the end:
+Some workers send requests of all four APIs (`soak_requests.py`), others disconnect (`soak_vanishing.py`). Three fixed
+requests, greedy or with a seed, are sent in between and must always give the same tokens. After every minute all
+workers pause, the server becomes idle, and its memory, file descriptors, threads and cache blocks are counted. The run
+passes if:
 
 - no answer was wrong: 5xx, a broken stream, an error without its API's format, or no end
 - memory (RSS) of the last sixth of the minutes exceeds the second sixth's by at most 2 % and 4 MiB
 - descriptors and threads have not increased from the second sixth to the last; no block of the cache is lost
 - the server stops when told to, and its log has no error
 
-A minute is 60 ticks of about a second, counted while this program runs. If it and the server are suspended together,
-nothing is late: requests that spanned the suspension and failed are counted separately. Ctrl-C or SIGTERM ends the
-run after the current minute, and evaluates the results so far. One JSON line per run goes to
+A minute is 60 ticks of about a second, counted while this program runs. So if this program and the server are suspended
+together, nothing counts as late. Requests that span the suspension and fail are counted separately. Ctrl-C or SIGTERM
+ends the run after the current minute and evaluates the results so far. One JSON line per run goes to
 benchmarks/results/soak.jsonl.
 """
 
@@ -44,12 +45,12 @@ from soak_requests import MAKERS, WORDS, Wanted, Wrong, check
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "soak.jsonl"
-GROWTH, MARGIN = 1.02, 4 << 20  # maximum growth of memory
-LONGEST = 240  # maximum ticks of a request
-SEND_SECONDS = 10  # the server's limit: it disconnects a client that does not read for longer
+GROWTH, MARGIN = 1.02, 4 << 20  # maximum memory growth: a factor, and bytes
+LONGEST = 240  # maximum duration of a request in ticks
+SEND_SECONDS = 10  # the server's limit: it disconnects clients that do not read for longer
 SAID = {"prompt": " ".join(WORDS[:20]), "n_predict": 64, "return_tokens": True}
 CHAT = {"messages": [{"role": "user", "content": "I want to book a table for two."}], "max_tokens": 48}
-FIXED = (  # requests whose answers never change, and the part of the answer that is compared
+FIXED = (  # requests whose answers never change, each with the part of the answer to compare
     ("/completion", {**SAID, "temperature": 0}, lambda body: body["tokens"]),
     ("/completion", {**SAID, "temperature": 0, "cache_prompt": False}, lambda body: body["tokens"]),
     ("/v1/chat/completions", {**CHAT, "temperature": 0.9, "seed": 5}, lambda body: body["choices"][0]["message"]),
@@ -79,12 +80,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The idle server after a minute. `lost_blocks`: neither free nor kept for later prompts."""
+    """A sample of the idle server after a minute. `lost_blocks` are neither free nor kept for later prompts."""
 
     minute: int
     requests: int
     tokens_per_second: float
-    rss: int  # bytes
+    rss: int  # resident memory in bytes
     children_rss: int
     descriptors: int
     threads: int
@@ -94,7 +95,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Soak:
-    """A run: the actions of its clients, and the faults that they found."""
+    """A run: the actions of its clients, and the failures that they detected."""
 
     port: int
     pid: int
@@ -103,7 +104,7 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    first: list[Any] = field(default_factory=list)  # the answers to FIXED
+    first: list[Any] = field(default_factory=list)  # the first answers to FIXED
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     busy: int = 0
     tokens: float = 0.0
@@ -120,7 +121,7 @@ class Soak:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     async def work(self, seed: int) -> None:
-        """Send requests of all kinds, whenever the gate is open."""
+        """Send requests of all kinds while the gate is open."""
         chance = Random(seed)
         while True:
             await self.gate.wait()
@@ -143,7 +144,7 @@ class Soak:
             await self.clock.wait(chance.expovariate(1 / (self.pause + 0.3)))
 
     async def _one(self, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Perform one random action, and record faults."""
+        """Perform one random action, and record failures."""
         self.busy += 1
         began, before = self.clock.ticks, self.clock.suspended
         task = asyncio.create_task(work)
@@ -171,7 +172,7 @@ class Soak:
             raise Wrong(f"{error!r}; asked {one.path} {one.content[:300]!r}") from None
 
     async def _sent(self, http: httpx.AsyncClient, path: str, content: bytes) -> httpx.Response:
-        """Post a request; retry once if a kept connection had been closed, as every client does."""
+        """Post a request. Retry once if a kept-alive connection had been closed, as every client does."""
         for last in (False, True):
             try:
                 return await http.post(path, content=content, headers={"Content-Type": "application/json"})
@@ -227,7 +228,7 @@ class Soak:
         self.stopping = True
 
     async def _sample(self, minute: int, seconds: float) -> None:
-        """Wait until nothing runs and connections are closed; then sample."""
+        """Wait until no request runs and connections are closed, then sample the server."""
         before = self.samples[-1].descriptors if self.samples else 0
         for attempt in range(LONGEST):
             numbers = await self._numbers()
@@ -265,7 +266,7 @@ class Soak:
 
 
 def _blocks(numbers: dict[str, float]) -> Counter[str]:
-    """Return the blocks of the caches of all models by their state."""
+    """Count the cache blocks of all models by state."""
     found = Counter[str]()
     for name, value in numbers.items():
         if match := re.fullmatch(r'localllm_cache_blocks\{.*state="(\w+)"\}', name):
@@ -274,7 +275,7 @@ def _blocks(numbers: dict[str, float]) -> Counter[str]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Return resident bytes and threads of a process."""
+    """Return the resident bytes and the number of threads of a process."""
     found = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -310,12 +311,12 @@ def growth(samples: list[Sample]) -> list[str]:
 
 @contextmanager
 def serving(model: str, threads: int, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the server; yield its process and port."""
+    """Context manager around the server; yields its process and port."""
     words = ["serve", model, "--port", "0", "-t", str(threads), "--timeout", str(SEND_SECONDS)]
     with log.open("wb") as to:
         process = subprocess.Popen(
             [sys.executable, "-m", "localllm", *words], cwd=ROOT, stdout=to, stderr=to, start_new_session=True
-        )  # Ctrl-C should reach only this program
+        )  # Ctrl-C must reach only this program
     try:
         while not (found := re.search(r"listening on http://127.0.0.1:(\d+)", log.read_text())):
             if process.poll() is not None:

@@ -1,6 +1,6 @@
-"""The requests of `soak.py`: all four APIs, whole and streamed, invalid ones, and the checks of right answers.
+"""The requests of `soak.py` in all four APIs: whole, streamed and invalid requests, and checks of the responses.
 
-Each maker takes random numbers and returns a `Wanted`; `check` raises `Wrong` for a wrong answer.
+Each generator takes a random number generator and returns a `Wanted`. `check` raises `Wrong` for a wrong response.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OPENAI_TOOL = {"type": "function", "function": FUNCTION}
 
 
 class Wrong(Exception):
-    """Raised for a wrong answer."""
+    """Raised for a wrong response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request.
+    """A request and the expected kind of response.
 
-    `refused`: it must be rejected with an error in its API's format. `parse`: checks the text of the answer.
+    `refused` means that it must be rejected with an error in its API's format. `parse` checks the text of the answer.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Wanted:
         return not isinstance(self.body, bytes) and bool(self.body.get("stream"))
 
 
-PATHS = (  # the first match counts
+PATHS = (  # the first matching entry counts
     ("/v1/messages", "anthropic"),
     ("/v1/responses", "responses"),
     ("/v1/", "openai"),
@@ -67,13 +67,13 @@ SHARED = [" ".join(Random(length).choices(WORDS, k=length)) for length in (40, 1
 
 
 def text(chance: Random) -> str:
-    """Return a text of 1 to 450 words; two in three share prefixes with others."""
+    """Return a text of 1 to 450 words. Two in three texts share prefixes with others."""
     own = " ".join(chance.choices(WORDS, k=chance.randrange(1, 50)))
     return f"{chance.choice(SHARED)} {own}" if chance.random() < 0.66 else own
 
 
 def messages(chance: Random) -> list[dict[str, Any]]:
-    """Return a conversation of one to three turns of the user."""
+    """Return a conversation with one to three user turns."""
     made = [{"role": "user", "content": text(chance)}]
     for number in range(chance.choice((0, 0, 1, 2))):
         made += [{"role": "assistant", "content": "Certainly."}, {"role": "user", "content": f"And then, {number}?"}]
@@ -90,7 +90,7 @@ def usual(chance: Random) -> dict[str, Any]:
 
 
 def schema(chance: Random) -> dict[str, Any]:
-    """Return a schema, rarely a repeated one: grammars are cached, and the cache must stay bounded."""
+    """Return a JSON schema that is rarely repeated: grammars are cached, and the cache must stay bounded."""
     key = f"key{chance.randrange(10_000)}"
     shape = {"type": "object", "properties": {key: {"enum": [1, 2, 3]}}, "required": [key]}
     return {**shape, "additionalProperties": False}
@@ -146,7 +146,7 @@ def _ollama(chance: Random) -> dict[str, Any]:
 
 
 def ollama_chat(chance: Random) -> Wanted:
-    """Without tools: Ollama's API rejects them for a model whose template does not support them."""
+    """Return an Ollama chat request without tools, which the API rejects if the model's template lacks them."""
     return Wanted("ollama chat", "/api/chat", {"messages": messages(chance), **_ollama(chance)})
 
 
@@ -221,7 +221,7 @@ MAKERS: Sequence[Callable[[Random], Wanted]] = (
 
 
 def check(one: Wanted, status: int, body: bytes) -> None:
-    """Raise Wrong unless this is a right answer to a request."""
+    """Raise Wrong unless this is a correct response to the request."""
     if one.refused:
         if not 400 <= status < 500 and status != 501:
             raise Wrong(f"status {status}, where a refusal was due: {body[:300]!r}")
@@ -242,7 +242,7 @@ def check(one: Wanted, status: int, body: bytes) -> None:
 
 
 def _is_error(api: str, body: Any) -> bool:
-    """Return whether this is an error of an API: OpenAI's and llama.cpp's, Anthropic's or Ollama's."""
+    """Return whether this is an error in the API's format: of OpenAI and llama.cpp, Anthropic, or Ollama."""
     error = body.get("error")
     if api == "ollama":
         return isinstance(error, str) and bool(error)
@@ -250,7 +250,7 @@ def _is_error(api: str, body: Any) -> bool:
 
 
 def events(body: bytes) -> list[Any]:
-    """Return the events of a stream: the data of server-sent events, or the lines of JSON."""
+    """Return the events of a stream: the data of server-sent events, or JSON lines."""
     lines = body.decode().splitlines()
     if any(line.startswith("data:") for line in lines):
         lines = [line[5:].strip() for line in lines if line.startswith("data:")]
@@ -285,7 +285,7 @@ WHOLE_ENDS: Mapping[str, Callable[[list[Any]], bool]] = {
 
 
 def _parsed(one: Wanted, found: list[Any]) -> None:
-    """Parse the text, or the arguments of calls, of an answer that was not cut off."""
+    """Parse the text or the call arguments of an answer that was not cut off."""
     if "length" in _finishes(found):
         return
     assert one.parse is not None

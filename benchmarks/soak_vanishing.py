@@ -1,4 +1,4 @@
-"""Clients of `soak.py` that disconnect before, within and after their request, and those that never read."""
+"""Clients of `soak.py` that disconnect before, during and after their request, and clients that never read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from soak_requests import MAKERS, messages, text
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, so the server's next write fails
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a TCP reset, so the server's next write fails
 LONG: Mapping[str, Any] = {"stream": True, "ignore_eos": True, "temperature": 0.9}
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Wait = Callable[[float], Coroutine[Any, Any, None]]
 
 
 def endless(chance: Random) -> tuple[str, dict[str, Any]]:
-    """Return a path and a body of a long stream, of any API."""
+    """Return the path and the body of a request for a long stream, in a random API."""
     chat = {"messages": messages(chance)}
     return chance.choice(
         [
@@ -48,7 +48,7 @@ async def _open(port: int, small: bool = False) -> Connection:
 
 
 def _leave(connection: Connection, chance: Random) -> None:
-    """Close a connection, half of the time with a reset."""
+    """Close a connection, with a TCP reset in half of the cases."""
     writer = connection[1]
     if chance.random() < 0.5:
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -93,7 +93,7 @@ async def after_a_few_tokens(port: int, chance: Random, wait: Wait) -> None:
 
 
 async def never_reads(port: int, chance: Random, wait: Wait) -> None:
-    """Request large events and read none, for longer than the server waits."""
+    """Request a large stream, and read nothing for longer than the server waits."""
     connection = await _open(port, small=True)
     body = {"prompt": text(chance), "n_predict": 400, **LONG, "n_probs": 50}
     connection[1].write(request("/completion", json.dumps(body).encode()))

@@ -1,8 +1,8 @@
-"""Shapes of models whose indexer selects the positions that attention reads, for `benchmarks/deep.py`.
+"""Shapes of models with top-k attention, whose indexer selects the positions, for `benchmarks/deep.py`.
 
-Attention and indexer have the true sizes. Width, experts and vocabulary are small and layers few, so that the models
-fit and attention takes most of the time at depth. All layers of MiniMax M3 are sparse here; the published model has
-three dense ones.
+Attention and indexer have the true sizes. The hidden size, the number of experts, the vocabulary and the number of
+layers are small, so that the models fit and attention takes most of the time at depth. All layers of MiniMax M3 use
+sparse attention here; the published model has three dense layers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _fed(layer: int, lead: int = 1) -> Shapes:
 
 
 def _latent(heads: int, rank: int, plain: int, value: int, index_heads: int) -> Model:
-    """Return attention to latent rows of 512 + 64.
+    """Return a model with latent attention: latent rows have 512 + 64 dimensions.
 
-    Queries come from rows of `rank` numbers; a head has `plain` + 64.
+    Queries are computed from rows of `rank` dimensions; a query head has `plain` + 64 dimensions.
     """
 
     def layer(number: int) -> Shapes:
@@ -57,7 +57,7 @@ def _latent(heads: int, rank: int, plain: int, value: int, index_heads: int) -> 
 
 
 def _with_types(model: Model) -> Model:
-    """Return the model as glm-dsa, whose file lists the layers with an indexer."""
+    """Return the model as glm-dsa, whose GGUF lists the layers that have an indexer."""
     keys = {**model.keys, "attention.indexer.types": np.ones(model.layers, bool)}
     return Model("glm-dsa", model.layers, model.width, model.vocabulary, keys, model.layer)
 
@@ -74,8 +74,9 @@ POOLS = (4, 128)  # positions per pool, by layer
 
 
 def _compressed(layer: int) -> Shapes:
-    """Return layers of 64 heads of 512 numbers that read one KV head; pools of 4 overlap, and an indexer of 64 heads
-    selects some.
+    """Return a layer with 64 heads of 512 dimensions that share one KV head.
+
+    Pools of 4 overlap, and an indexer of 64 heads selects pools.
     """
     heads, dim, rank, groups, streams, pool = 64, 512, 1024, 8, 4, POOLS[layer]
     mixing = 2 * streams + streams * streams

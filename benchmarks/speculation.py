@@ -1,14 +1,14 @@
-"""Compare speculation: plain, draft model, n-grams, auto, and llama.cpp's draft mode, alternately on the same prompts.
+"""Compare speculative decoding: plain, draft model, n-grams, auto, and llama.cpp's draft mode, on the same prompts.
 
     python benchmarks/speculation_pair.py FOLDER
     python benchmarks/speculation.py FOLDER/target-80.gguf --draft FOLDER/draft.gguf [--peer llama-speculative-simple]
     python benchmarks/speculation.py demo --draft draft
     python benchmarks/speculation.py --table
 
-A round answers every prompt once in every mode; each answer starts without learned state. Rates are tokens per second
-from the first token of an answer to its last, all work included. Ratios are medians over rounds of mode / plain in the
-same round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; more lines with the
-same keys are more rounds.
+A round answers every prompt once in every mode, in alternation. Each answer starts without learned state. Decode speed
+is in tokens/s from the first token of an answer to its last, all work included. Ratios are medians over rounds of the
+speed of a mode / plain in the same round. One JSON line per prompt and temperature goes to
+benchmarks/results/speculation.jsonl. Further lines with the same keys are further rounds.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from speculation_pair import PROMPTS  # isort: skip
 
 MODES = ("plain", "draft", "ngram", "auto")
 PEER = "llama.cpp"
-WARM, SMALL = 300, 50 << 20  # warm-up passes before an answer, if the weights have fewer bytes
+WARM, SMALL = 300, 50 << 20  # warm-up steps before an answer of models below this number of bytes
 SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)")
 ACCEPTED = re.compile(r"n_drafted\s*=\s*(\d+)\s+.*?n_accept\s*=\s*(\d+)", re.DOTALL)
 
 
 @dataclass(slots=True)
 class Row:
-    """Samples of one prompt and temperature, a rate per round for each mode; drafts of the last round."""
+    """Samples of one prompt and temperature: tokens/s of each round by mode, and drafts of the last round."""
 
     model: str
     prompt: str
@@ -55,14 +55,14 @@ class Row:
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
     estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain, as estimated by the statistics
-    same_text: bool = True  # whether all modes gave the same tokens
+    same_text: bool = True  # whether all modes generated the same tokens
 
     def ratio(self, mode: str, to: str = "plain") -> float:
         return median(a / b for a, b in zip(self.rates[mode], self.rates[to], strict=True))
 
 
 def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) -> list[int]:
-    """Generate one answer in one mode; its rate goes into the row."""
+    """Generate one answer in one mode, and add its decode speed to the row."""
     if mode == "plain":
         model.draft_with(None)
     else:
@@ -71,7 +71,7 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
         model.draft_with(Speculation(model.speculation_target(), SpeculationOptions(name, mode), reader))
     model.new_core(SchedulerLimits())  # with an empty cache and without learned state
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
-    warm = model.session()  # earlier loading and timing have changed the processor's caches
+    warm = model.session()  # loading and earlier timing have evicted the processor's caches
     for _ in range(WARM if model.executable.memory.weights < SMALL else 0):
         warm.rewind(0)
         warm.evaluate(ids[:1], logits=False)
@@ -110,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for number in range(arguments.rounds):
             for row in rows:
                 said = []
-                for mode in MODES if number % 2 else MODES[::-1]:  # the first mode may find a rested machine
+                for mode in MODES if number % 2 else MODES[::-1]:  # the first mode may profit from an idle machine
                     said.append(answer(model, draft, row, mode, seed=number + 1))
                 row.same_text &= all(tokens == said[0] for tokens in said)
                 for most in arguments.peer_max if arguments.peer else ():

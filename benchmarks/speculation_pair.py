@@ -1,10 +1,11 @@
-"""Write a 1B-class model and a small draft model with given acceptance rates, to time speculation.
+"""Write a 1B-class model and a small draft model with given acceptance rates, to time speculative decoding.
 
     python benchmarks/speculation_pair.py FOLDER --acceptance 60 80 95
 
-Both contain the model in the box, embedded in wider layers and padded with zeros, so that they write text. The target
+Both contain the bundled model, embedded in wider layers and padded with zeros, so that they generate text. The target
 has twelve more layers of random weights. Their contribution to the residual stream is scaled until the draft's top
-token equals the target's at the given share of positions of the target's greedy answers. Q4_0, 0.54 GB and 24 MB.
+token equals the target's token at the given share of positions of the target's greedy answers. The GGUFs are in Q4_0,
+with 0.54 GB and 24 MB.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from localllm.loading.resolve import resolve
 from localllm.quant import dequantize, quantize
 
 FORMAT = "Q4_0"
-BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])  # of Q4_0
-HEAD, WIDTH, LAYERS = 64, 256, 4  # of the model in the box
+BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])  # a Q4_0 block
+HEAD, WIDTH, LAYERS = 64, 256, 4  # geometry of the bundled model
 HEADS, KV_HEADS, FFN = 4, 2, 768
 Floats = NDArray[np.float32]
 
@@ -52,13 +53,13 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The geometry that the model in the box is embedded in."""
+    """The geometry in which the bundled model is embedded."""
 
     width: int
     ffn: int
     heads: int
     kv_heads: int
-    extra: int  # number of random layers after the four
+    extra: int  # number of random layers after the bundled model's four
 
 
 TARGET = Shape(2048, 8192, 32, 8, 12)
@@ -71,7 +72,7 @@ def numbers(box: GGUFFile, name: str) -> Floats:
 
 
 def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = None) -> Floats:
-    """Return zeros with `values` in the corner, or with its blocks of 64 rows at `row_at`."""
+    """Return zeros with `values` in the corner, or with blocks of 64 rows of `values` at `row_at`."""
     result = np.zeros((rows, columns), np.float32)
     if row_at is None:
         result[: values.shape[0], : values.shape[1]] = values
@@ -82,8 +83,9 @@ def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = Non
 
 
 def layer_tensors(box: GGUFFile, shape: Shape, layer: int) -> Iterator[tuple[str, Floats]]:
-    """Yield the tensors of a layer of the model in the box, widened; norms compensate for the zeros that they average
-    over.
+    """Yield the tensors of one layer of the bundled model, widened.
+
+    Norm weights compensate for the zeros in the average.
     """
 
     def read(name: str) -> Floats:
@@ -110,7 +112,7 @@ def widened(norm: Floats, width: int) -> Floats:
 
 
 def random_tensors(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """Yield the tensors of a random layer that adds to the 256 dimensions in use."""
+    """Yield the tensors of a random layer that writes to the 256 dimensions in use."""
     kv = shape.kv_heads * HEAD
     for name, rows, columns in (
         ("attn_q", shape.width, shape.width), ("attn_k", kv, shape.width), ("attn_v", kv, shape.width),
@@ -161,7 +163,7 @@ def write(path: Path, shape: Shape) -> None:
 
 
 class Scales:
-    """The block scales of the extra layers' outputs, which are multiplied in the file."""
+    """The block scales of the extra layers' outputs, which are multiplied in place in the GGUF."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,7 +200,7 @@ def agreement(target: Path, draft: Path, tokens: int) -> float:
 
 
 def tune(target: Path, draft: Path, wanted: float, tokens: int) -> tuple[float, float]:
-    """Scale the target's extra layers; return (factor, agreement)."""
+    """Scale the target's extra layers. Return the factor and the agreement."""
     scales, low, high = Scales(target), 1.0, 16.0
     best = (0.0, 1.0)
     for _ in range(9):

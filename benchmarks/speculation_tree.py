@@ -1,11 +1,12 @@
-"""An upper bound for the speedup of tree speculation: several candidates per position, verified in one pass.
+"""Estimate an upper bound for the speedup of tree speculation: several candidates per position, verified in one step.
 
     python benchmarks/speculation_tree.py TARGET DRAFT
 
-Measures the rank of the target's greedy tokens among the draft's, and the cost of passes of 1 to 16 rows and of a draft
-pass. Every node of a tree is assumed to have the measured shares. A chain of k drafts costs k draft passes. A tree of
-the same depth costs the same number of passes, with more rows. The cost of these rows, of masked attention and of
-moving the accepted branch in the cache is ignored, so the result is an upper bound.
+Measures the rank of the target's greedy tokens among the draft's tokens, and the time of forward passes of 1 to 16
+tokens and of a draft's forward pass. Every node of a tree is assumed to be accepted at the measured rates. A chain of k
+drafts costs k forward passes of the draft. A tree of the same depth costs the same number of forward passes, with more
+tokens each. The cost of the additional tokens, of masked attention and of moving the accepted branch in the cache is
+ignored, so the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RANKS = 4
 
 
 def shares(target: Model, draft: Model, tokens: int) -> list[float]:
-    """Return how often the target's greedy token is the draft's top token, its second, ... up to RANKS."""
+    """Return how often the target's greedy token is the draft's top token, its second token, and so on up to RANKS."""
     counts, seen = np.zeros(RANKS), 0
     for prompt in PROMPTS.values():
         ids = target.tokenize(prompt, parse_special=True)
@@ -46,7 +47,7 @@ def shares(target: Model, draft: Model, tokens: int) -> list[float]:
 
 
 def grow(by_rank: list[float], nodes: int) -> tuple[float, int]:
-    """Return (expected tokens per pass, depth) of the best tree with this number of nodes."""
+    """Return (expected tokens per forward pass, depth) of the best tree with this number of nodes."""
     heap, expected, depth = [(-share, 1) for share in by_rank], 1.0, 0
     heapq.heapify(heap)
     for _ in range(nodes):
@@ -58,7 +59,7 @@ def grow(by_rank: list[float], nodes: int) -> tuple[float, int]:
 
 
 def best(by_rank: list[float], seconds: Callable[[int], float], step: float) -> tuple[float, int, int]:
-    """Return (speedup over plain, nodes, depth) of the best number of nodes."""
+    """Return (speedup over plain, nodes, depth) for the best number of tree nodes."""
     found = []
     for nodes in range(16):
         expected, depth = grow(by_rank, nodes)

@@ -1,9 +1,9 @@
-"""Time whole processes alternately: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with their peak memory.
+"""Time whole processes in alternation: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with peak memory.
 
     python benchmarks/startup.py MODEL.gguf --llama-completion PATH [-t 2] [--rounds 5]
 
 A user waits for all of this before the first word: interpreter, imports, cached kernels, weights, tokenizer, prompt.
-The very first start also compiles kernels; it is timed separately, with an empty cache.
+The first start on a machine also compiles kernels. It is timed separately, with an empty kernel cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compare import RESULTS, ROOT, machine
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, int]:
-    """Return the seconds and peak resident bytes of one process."""
+    """Return the seconds and the peak resident memory in bytes of one process."""
     start = perf_counter()
     process = subprocess.Popen(
         command,

@@ -1,9 +1,9 @@
-"""Split the time of a decode step: kernels by kind, waiting at barriers, and time outside the plan.
+"""Break down the time of a decode step: kernels by kind, waiting at barriers, and time outside the plan.
 
     python benchmarks/step.py MODEL.gguf ... [-t 2] [--depth 128]
 
-The plan's clock counts thread 0's cycles; the rest of a step's wall time is Python and NumPy. One JSON line per model
-goes to benchmarks/results/step.jsonl.
+The plan's clock counts the cycles of thread 0. The rest of a step's wall time is spent in Python and NumPy. One JSON
+line per model goes to benchmarks/results/step.jsonl.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STEPS = 64
 
 
 def kind(label: str) -> str:
-    """Return the role of a matrix in any layer; of other operations the name."""
+    """Return the role of a matrix independent of its layer, or the name of another operation."""
     return ".".join(part for part in label.split(".") if not part.isdigit())
 
 
 def clocked(call: Callable[[], object]) -> float:
-    """Return the seconds of one call."""
+    """Return the duration of one call in seconds."""
     start = perf_counter()
     call()
     return perf_counter() - start
@@ -52,10 +52,10 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
         session.evaluate([1], logits=False)
         executable.entries[:, [Entry.ticks, Entry.waited]] = 0
         whole, plan = [], []
-        for _ in range(STEPS):  # alternate, because the bandwidth of a shared machine drifts
+        for _ in range(STEPS):  # alternates, because the bandwidth of a shared machine drifts
             whole.append(clocked(lambda: session.evaluate([1], logits=False)))
             plan.append(clocked(executable.replay))
-        # The counter's rate is unknown, so the plan's share of the time is measured by replaying the plan alone.
+        # The counter's frequency is unknown, so the plan's share of the time is measured by replaying the plan alone.
         seconds, plan_seconds = mean(whole), mean(plan)
         outside = median(a - b for a, b in zip(whole, plan, strict=True))
         profile = executable.profile()

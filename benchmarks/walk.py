@@ -1,13 +1,14 @@
-"""Count the files of localllm that a token and an HTTP request enter: Python functions called, in any thread.
+"""Count the localllm source files whose functions are called, in any thread, for a token and for an HTTP request.
 
     python benchmarks/walk.py [--model demo] [--port 9400] [--out benchmarks/results/walk.jsonl] [--commit NAME]
 
-The localllm of the interpreter is measured, so a commit is compared in a separate environment. The token of a chat
-enters the files that are in at least a fifth of the walks between two tokens, in the second half of a sampled answer of
-`localllm chat` in a pipe: a fast model makes some tokens before the first is shown. The server writes in another
-thread, so its tokens are counted together: all of the second half of a streamed chat completion. The request is a
-streamed chat completion after a first one, from its first byte to its last. Files in backends/, plan/ and quant/ are
-below the engine and counted separately. Compiled code and child processes are not observed.
+The program measures the localllm of its interpreter, so another commit needs a separate environment. For a token,
+`localllm chat` writes a sampled answer to a pipe. Only the second half counts, because a fast model generates some
+tokens before the first is shown. A file counts if it is called between two tokens in at least a fifth of the cases. The
+server writes in another thread, so all tokens in the second half of a streamed chat completion are counted together.
+For a request, the second of two streamed chat completions is observed from its first byte to its last. Files in
+backends/, plan/ and quant/ are below the engine and counted separately. Compiled code and child processes are not
+observed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WALKS = ("token of a chat", "token of an HTTP answer", "HTTP request")
 
 
 class Files:
-    """Records the files of called functions. Start it before other threads do."""
+    """Records the files whose functions are called. Recording must start before any other thread."""
 
     def __init__(self) -> None:
         import localllm
@@ -47,7 +48,7 @@ class Files:
         self._folder = str(Path(localllm.__file__).parent) + os.sep
         self._known: dict[str, str] = {}  # file name of a code object -> path in the project; "" for others
         self.now: set[str] = set()
-        self.between: list[frozenset[str]] = []  # files from one mark to the next
+        self.between: list[frozenset[str]] = []  # files called from one mark to the next
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
 
@@ -68,7 +69,7 @@ class Files:
 
 
 def one_token(model: str) -> frozenset[str]:
-    """Return the files of a token of `localllm chat`."""
+    """Return the files called for one token of `localllm chat`."""
     files = Files()
     sys.stdin = io.StringIO("Tell me a long story about a dog and a cat.\n")
     options = ("--temp", "0.8", "--seed", "1", "--spec", "off", "-n", str(TOKENS), "--ignore-eos")
@@ -79,14 +80,14 @@ def one_token(model: str) -> frozenset[str]:
 
 
 def steady(files: Files) -> list[frozenset[str]]:
-    """Return the walks of the second half of the last answer."""
+    """Return the sets of files between two tokens in the second half of the last answer."""
     half = files.between[-TOKENS // 2 : -1]
     assert len(half) >= TOKENS // 4, f"the answer had only {len(files.between)} tokens"
     return half
 
 
 def one_request(model: str, port: int, token: bool) -> frozenset[str]:
-    """Return the files of a streamed chat completion, or of one `token` of it."""
+    """Return the files called for a streamed chat completion, or for one `token` of it."""
     files = Files()
     found: list[frozenset[str]] = []
 
@@ -94,7 +95,7 @@ def one_request(model: str, port: int, token: bool) -> frozenset[str]:
         sys.setprofile(None)
         wait(port)
         ask(port)
-        time.sleep(0.5)  # let the first request finish
+        time.sleep(0.5)  # lets the first request finish
         files.now = set()
         files.between.clear()
         ask(port)
@@ -107,7 +108,7 @@ def one_request(model: str, port: int, token: bool) -> frozenset[str]:
 
 
 def run(*words: str) -> None:
-    """Run a command line in this process."""
+    """Run a localllm command line in this process."""
     from localllm.__main__ import main
 
     sys.argv = ["localllm", *words]
@@ -128,7 +129,7 @@ def wait(port: int) -> None:
 
 
 def ask(port: int) -> None:
-    """Request a streamed answer and read it."""
+    """Request a streamed answer and read it to the end."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = json.dumps({"messages": MESSAGES, "stream": True, "temperature": 0.8, "seed": 1} | LENGTH)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -138,7 +139,7 @@ def ask(port: int) -> None:
 
 
 def parted(files: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Return the files of the loop and the server, and those below the engine."""
+    """Return the files of the generation loop and the server, and the files below the engine."""
     above = sorted(file for file in files if not file.startswith(BELOW))
     return above, sorted(files.difference(above))
 
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--one", choices=WALKS, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:  # each walk has a separate process
+    if arguments.one:  # each measurement has a separate process
         if arguments.one == WALKS[0]:
             found = one_token(arguments.model)
         else:

@@ -1,1 +1,1 @@
-"""The CPU backend: SIMD kernels compiled by LLVM for this processor, replayed by persistent threads."""
+"""The CPU backend: SIMD kernels compiled by LLVM for this processor, and persistent threads that run them."""

@@ -1,13 +1,14 @@
-"""Structs of int64 slots that Python fills and kernels read: a kernel's arguments, the state of a step.
+"""Structs of int64 slots that Python fills and kernels read, such as a kernel's arguments or a step's inputs.
 
-A class declares a struct by annotations in memory order; each names a `Field` or another struct. This gives:
+A class declares a struct by annotations in memory order. Each annotation names a `Field` or another struct. The class
+provides:
 
 - layout: `Rows.size` is the number of slots, `Rows.stride` is the index of one slot;
 - packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` converts it to int64 numbers;
 - access: in a kernel `rows = Rows.at(pointer)` is the struct, and `rows.stride` emits the load of a slot;
 - barriers: `places` lists the memory that the kernel reads and writes.
 
-mypy also reports a wrong name or a value of the wrong kind.
+mypy reports a wrong slot name or a value of the wrong kind.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from numpy.typing import NDArray
 from localllm.backends.cpu.memory import LINE
 from localllm.backends.cpu.simd import F32, Value
 
-SLOT = 8  # bytes
+SLOT = 8  # bytes per slot
 
 
 class Place:
-    """An address that is known once memory is allocated. Subclasses describe the memory."""
+    """An address that becomes known when memory is allocated. Subclasses describe the memory."""
 
     __slots__ = ()
 
@@ -34,12 +35,12 @@ class Place:
 class Field:
     """A slot of a struct: the values it accepts and how a kernel reads it.
 
-    A struct is filled when it is made, so `__set__` raises. Its annotation gives the type that the constructor
-    takes.
+    A struct is filled when it is constructed, so `__set__` raises. The annotation of `__set__` gives the type that the
+    constructor takes.
     """
 
     accepts: ClassVar[tuple[type, ...]] = (int,)
-    aligned: ClassVar[int] = 1  # the slot's index is a multiple of this
+    aligned: ClassVar[int] = 1  # alignment of the slot's index
     written: ClassVar[bool] = False  # whether the kernel writes the memory that the slot points to
 
     def __init__(self, slot: int) -> None:
@@ -56,7 +57,7 @@ class Field:
         return pointer.f.load_int(pointer, slot)
 
     def stored(self, given: Any) -> int | Place:
-        """Return the number to store in the slot for a value."""
+        """Return the number that the slot stores for a value."""
         found: int | Place = given
         return found
 
@@ -67,7 +68,7 @@ class Int64(Field):
 
 
 class Apart(Int64):
-    """An int64 on a separate cache line, because a thread writes it while others read its neighbours."""
+    """An int64 on its own cache line: one thread writes it while other threads read the neighbouring slots."""
 
     aligned = LINE // SLOT
 
@@ -88,7 +89,7 @@ class Float32(Field):
 
 
 class AddressOrZero(Field):
-    """An address, or 0 for none. A kernel reads it as int64 and converts it to a pointer if it is not 0."""
+    """An address, or 0 for an absent argument. Kernels read it as int64 and convert it to a pointer if it is not 0."""
 
     accepts = (int, Place)
 
@@ -97,7 +98,7 @@ class AddressOrZero(Field):
 
 
 class Address(AddressOrZero):
-    """An address, which a kernel reads as a pointer."""
+    """An address that kernels read as a pointer."""
 
     def load(self, pointer: Value, slot: int) -> Value:
         return pointer.f.pointer(super().load(pointer, slot))
@@ -137,9 +138,9 @@ def _refuse() -> NoReturn:
 
 
 def _kinds(struct: type) -> dict[str, object]:
-    """Return the class that each annotation names, bases first.
+    """Return the class that each annotation names, base classes first.
 
-    Only plain names are resolved: evaluating all annotations would take 8 ms at every start.
+    Only plain names are resolved: evaluating all annotations would add 8 ms to every start.
     """
     found: dict[str, object] = {}
     for owner in reversed(struct.__mro__):
@@ -184,7 +185,7 @@ class Struct:
 
     @property
     def places(self) -> list[tuple[Place, bool]]:
-        """The addresses that are not known yet, each with whether the kernel writes there."""
+        """Return the addresses that are still unknown, each with whether the kernel writes to the memory."""
         found: list[tuple[Place, bool]] = []
         for field, given in zip(self._fields.values(), self._given, strict=True):
             if isinstance(given, Place):
@@ -194,7 +195,7 @@ class Struct:
         return found
 
     def pack(self, locate: Callable[[Place], int] | None = None) -> NDArray[np.int64]:
-        """Return the slots, int64 (size,); `locate` gives the addresses of places."""
+        """Return the slots as int64 (size,). `locate` resolves the addresses of places."""
         packed = [0] * self.size
         self._pack(packed, 0, locate)
         return np.array(packed, np.int64)
@@ -214,7 +215,7 @@ class Struct:
 
     @classmethod
     def at(cls, pointer: Value, first: int = 0) -> Self:
-        """Return the struct that starts `first` slots after the pointer, for use in a kernel."""
+        """Return the struct that starts `first` slots after the pointer. For use in kernels."""
         struct = cls.__new__(cls)
         struct._located = (pointer, first)
         return struct
@@ -230,7 +231,7 @@ class Struct:
         return pointer + SLOT * number
 
     def located(self, slot: int) -> tuple[Value, int]:
-        """Return the location of a slot in a kernel: a pointer, and the number of slots after it."""
+        """Return a slot's location for kernel code: a pointer, and the slot's offset from it."""
         assert self._located is not None, "only kernels read a struct"
         pointer, first = self._located
         return pointer, first + slot
@@ -253,7 +254,7 @@ class Output(Rows):
 
 
 class RowsOrNone(Struct):
-    """Optional `Rows`."""
+    """`Rows` that may be absent."""
 
     address: AddressOrZero
     stride: Int64

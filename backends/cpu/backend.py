@@ -1,4 +1,4 @@
-"""The CPU backend: open it, bind a plan, step."""
+"""The CPU backend: opens the backend, binds a plan, runs steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
-TURNS = 1 << 18  # iterations per pass of products: some milliseconds
+TURNS = 1 << 18  # iterations per timed pass of products: some milliseconds
 
 
 def default_threads() -> int:
@@ -42,7 +42,7 @@ def default_threads() -> int:
 
 
 class CpuBackend:
-    """Kernels for one instruction set and a pool of threads; several models can be bound to it."""
+    """An instruction set's kernels and a pool of threads. Several models can be bound to one backend."""
 
     name = "cpu"
 
@@ -54,7 +54,7 @@ class CpuBackend:
         self.isa = isa or host()
         self.library = Library(self.isa, default_folder("kernels") if cache == "default" else cache)
         self.pool = ThreadPool(self.library, threads or default_threads())
-        self._stop = weakref.finalize(self, self.pool.close)  # in case the caller forgets to close
+        self._stop = weakref.finalize(self, self.pool.close)  # closes the pool if the caller forgets to
 
     def describe(self) -> str:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
@@ -90,7 +90,7 @@ class CpuExecutable(Shell):
     ) -> None:
         super().__init__(plan, limits)
         self.pool, self._library = backend.pool, backend.library
-        self._backend = backend  # keeps its threads alive
+        self._backend = backend  # keeps the backend's threads alive
         threads, isa = backend.pool.threads, backend.isa
         program = bind.program(plan, limits, threads, isa, cache, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in plan.matrices.values()})]
@@ -132,7 +132,7 @@ class CpuExecutable(Shell):
         self.memory = budget.memory(plan, program, limits, threads, cache)
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
-        """Return views of the maximum size."""
+        """Return views for the largest batch."""
         choices, hidden = program.routings[op.out.index]
         ffn = op.down.weight.shape[2]
         return Routing(
@@ -154,12 +154,12 @@ class CpuExecutable(Shell):
         for (_, into), rows in zip((*stage.received, *stage.looked_up), (*received, *looked_up), strict=True):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
-        if len(entries):  # empty if the stage has only additions, which earlier linears perform
+        if len(entries):  # no entries if the stage has only additions, which earlier linears perform
             self.pool.run(entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 
     def replay(self) -> None:
-        """Run the plan on the last batch again, to time a step without the Python around it."""
+        """Run the plan on the last batch again, to time a step without Python overhead."""
         self.pool.run(self.entries, self._storage.counters)
 
     def result(self) -> F32:
@@ -174,14 +174,14 @@ class CpuExecutable(Shell):
         self._stages, self._work = [], []
 
     def read_bandwidth(self) -> float:
-        """Measure the bytes per second of reading the weights (at most 512 MiB): the best of three passes."""
+        """Return the bandwidth of reading the weights (at most 512 MiB) in bytes per second: the best of three."""
         self._must_be_open()
         weights = self._storage.weights
         rates = read_rates(self._library, self.pool, weights.address, min(weights.size, READ_AT_MOST), 3)
         return max(rates, default=0.0)
 
     def profile(self) -> list[tuple[str, int, int]]:
-        """Return (operation, cycles since bind, cycles waiting for other threads) in plan order."""
+        """Return (operation, cycles since bind, cycles waiting for other threads) for each operation, in plan order."""
         clocks = self.clocks().tolist()
         return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Turn a plan into a program: rewrite it, emit the calls of every operation, and place the required barriers."""
+"""Turns a plan into a program: rewrites the plan, emits the kernel calls of every operation, and places barriers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localllm.plan.rewrites.fusion import fuse
 def program(
     plan: Plan, limits: Limits, threads: int, isa: Isa, cache: CacheTypes = F16_CACHE, keep: Collection[Value] = ()
 ) -> Program:
-    """Return the calls, buffers and kernels of a plan; raise BackendError if the CPU cannot run it."""
+    """Return the calls, buffers and kernels of a plan. Raises BackendError if the CPU cannot run the plan."""
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, threads, cache, keep, isa)
     dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
@@ -35,7 +35,10 @@ def program(
 
 
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` lists, by operation, the values that it reads last."""
+    """Emit the operations with these numbers.
+
+    `dying` lists, for each operation, the values that it is the last to read.
+    """
     first, low.received, low.sent = len(low.calls), [], []
     reserve(low, low.plan.operations[numbers.start : numbers.stop])
     for number in numbers:

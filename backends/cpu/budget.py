@@ -1,4 +1,4 @@
-"""Computes the memory of a bound plan without reading a weight. `localllm show` and binding use the same count."""
+"""Computes the memory of a bound plan without reading weights. Binding and `localllm show` use the same calculation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localllm.plan import CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
-    """Return the memory of a plan before it is bound; raise BackendError if it cannot be bound."""
+    """Return the memory that a plan will take. Raises BackendError if the plan cannot be bound."""
     return memory(plan, bind.program(plan, limits, threads, host(), cache), limits, threads, cache)
 
 
@@ -62,12 +62,15 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
-    """Return, by layer, the bytes of keys and values per cache block, or of the two parts of a recurrent layer's."""
+    """Return a cache block's bytes by layer: for keys and values, or for the two parts of a recurrent layer's block."""
     return [cache_bytes(layer, cache) if isinstance(layer, CacheLayer) else store_bytes(layer) for layer in plan.layers]
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.RepackedWeight]) -> int:
-    """Return the bytes of product matrices that one token reads; experts count by the share that a token uses."""
+    """Return the bytes of weight matrices that one token reads.
+
+    Experts count in proportion to the share used per token.
+    """
     products = (op for op in plan.operations if not isinstance(op, Embed))
     reads = (read for op in products for read in op.reads if read.weight.name in panels)
     return sum(read.share(panels[read.weight.name].bytes) for read in reads)

@@ -1,4 +1,4 @@
-"""Memory for the values of a program: the rows of all buffers, one after the other in one arena."""
+"""Memory for the values of a program: all buffers are in one arena, one after the other."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from localllm.backends.cpu.kernels.common import X_BLOCK, X_VALUES
 from localllm.backends.cpu.memory import LINE, Arena, aligned
 from localllm.backends.cpu.panels import Activations
 
-# Rows a power of two apart would share cache sets; an extra line spreads them.
+# Rows a power of two apart would compete for the same cache sets; an extra cache line spreads them.
 ROW_PADDING = LINE
 
 
 def float_stride(width: int) -> int:
-    """Return the bytes of a float32 row, rounded up to whole pairs of panels so that kernels store full vectors."""
+    """Return the stride of a float32 row in bytes, rounded up to pairs of panels so that kernels store full vectors."""
     return -(-width // 32) * 32 * 4 + ROW_PADDING
 
 
 def activation_stride(kind: Activations, width: int) -> int:
-    """Return the bytes of a row of activations; bfloat rows take as much as float32 rows."""
+    """Return the stride of a row of activations in bytes. BF16 rows take as much as float32 rows."""
     if kind is Activations.BFLOATS:
         return float_stride(width)
     return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
 
 
 class Buffers:
-    """Address of each buffer; `commit` allocates the memory."""
+    """Addresses of the buffers; `commit` allocates the memory."""
 
     def __init__(self, buffers: Sequence[Buffer], limits: Limits) -> None:
         self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -39,7 +39,7 @@ class Buffers:
         self._arena: Arena | None = None
 
     def bytes(self, buffer: Buffer) -> int:
-        """Return the size of a buffer: its rows, and one cache line because kernels may read a vector past the end."""
+        """Return the size of a buffer: its rows, plus a cache line because kernels may read one vector past the end."""
         return aligned(self._rows[buffer.rows] * buffer.stride * buffer.times) + LINE
 
     def commit(self) -> Arena:

@@ -1,4 +1,4 @@
-"""A kernel under construction: its values, constants, control flow, memory, and thread synchronization."""
+"""Builds a kernel's LLVM IR: values, constants, control flow, memory access, and thread synchronization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.backends.cpu.isa import Isa
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 POINTER = ir.PointerType()
-LANES = 16  # rows of a panel, and lanes of every register value, on every instruction set
+LANES = 16  # rows of a panel, and lanes of a vector value, on every instruction set
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
@@ -26,7 +26,10 @@ def element_of(type_: ir.Type) -> ir.Type:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """An LLVM value inside `f`. Integers are signed; a Python number as the other operand becomes a constant."""
+    """An LLVM value in the function `f`.
+
+    Integers are signed; a Python number as the other operand becomes a constant.
+    """
 
     f: Builder
     ir: ir.Value
@@ -59,7 +62,7 @@ class Value:
         return self._binary(other, "sdiv", "fdiv")
 
     def __floordiv__(self, other: Value | int) -> Value:
-        """Divide non-negative integers."""
+        """Divide non-negative integers, rounding down."""
         return self._binary(other, "udiv", None)
 
     def __mod__(self, other: Value | int) -> Value:
@@ -111,7 +114,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable:
-    """A mutable register; LLVM turns it into SSA values."""
+    """A mutable variable, which LLVM turns into SSA values."""
 
     f: Builder
     slot: ir.Value
@@ -197,7 +200,7 @@ class Builder:
         return Value(self, self.builder.select(condition.ir, yes.ir, no.ir))
 
     def minimum(self, a: Value, b: Value | int) -> Value:
-        """Return the smaller of two int64."""
+        """Return the smaller of two int64 values."""
         other = b if isinstance(b, Value) else self.i64(b)
         return self.select(a < other, a, other)
 
@@ -228,7 +231,7 @@ class Builder:
         self.builder.call(function, [pointer.ir, I32(0), I32(locality), I32(1)])
 
     def keep_order(self) -> None:
-        """Stop the compiler from moving loads or stores across this point; emits no instruction."""
+        """Emit a compiler barrier: no load or store moves across this point. It costs no instruction."""
         self.builder.fence("seq_cst", targetscope="singlethread")
 
     # -- threads ---------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ class Builder:
             self.builder.call(function, [])
 
     def call(self, address: Value, *arguments: Value) -> Value:
-        """Call the C function at `address` with int64 arguments."""
+        """Emit a call of the C function at `address` with int64 arguments."""
         kind = ir.FunctionType(I64, [I64] * len(arguments))
         function = self.builder.inttoptr(address.ir, kind.as_pointer())
         return Value(self, self.builder.call(function, [a.ir for a in arguments]))

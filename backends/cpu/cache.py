@@ -1,8 +1,9 @@
-"""Layout of keys and values in a cache block on the CPU, and the kernel code that writes them: one row per type.
+"""The layout of keys and values in a CPU cache block, by cache type, and the kernel code that writes them.
 
-Keys are stored like the rows of a weight: 16 positions per panel, one position per lane. Float values are stored as
-rows. Integer values have one value per lane and four positions next to each other, so that an int8 dot product sums
-over positions. One head of one block (64 positions, D values per head, E = D rounded up to whole groups of 32) holds:
+Keys are stored like the rows of a weight matrix: 16 positions per panel, one position per lane. Float values are stored
+as rows. Integer values are stored with one value per lane and four positions next to each other, so that an int8 dot
+product sums over positions. One head of one block (64 positions, D values per head, E = D rounded up to whole groups of
+32) holds:
 
   floats   keys (4 panels, D, 16 positions)   values (64 positions, D padded to whole vectors)
   blocks   keys (4 panels, E / 32) of {words (4 or 8, 16 positions, 4 bytes), fifth bits (16 positions, 4 bytes),
@@ -32,7 +33,7 @@ f32x16, i32x16 = vector(F32), vector(I32)
 PANELS = BLOCK // LANES
 GROUP = 32  # values of a head per scale
 FOUR = 4  # positions whose values are adjacent
-HALF_AWAY = float(np.float32(0.49999997))  # same constant as in quant.pack
+HALF_AWAY = float(np.float32(0.49999997))  # the same constant as in quant.pack: ties round away from zero
 
 
 def whole_lanes(n: int, of: int) -> int:
@@ -45,24 +46,24 @@ def value_groups(head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """A type that stores single numbers."""
+    """A cache type that stores floats without a scale."""
 
     type: CacheType
-    bytes: int  # per number
-    load: Callable[[Function, Value], Value]  # loads 16 numbers as float32, times 1 / factor
-    bits: Callable[[Function, Value], Value]  # converts 16 numbers in range to stored integers
-    infinite: int  # mask of bits that are all set only in non-finite numbers; 0: the type has none
+    bytes: int  # bytes per value
+    load: Callable[[Function, Value], Value]  # loads 16 values as float32, multiplied by 1 / factor
+    bits: Callable[[Function, Value], Value]  # converts 16 values in range to their stored bits
+    infinite: int  # bits that are all set only in infinity and NaN; 0 if the type has neither
     factor: float = 1.0
 
     def key_bytes(self, head_dim: int) -> int:
-        """Return the bytes of the keys of one head in a cache block."""
+        """Return the bytes of one head's keys in a cache block."""
         return BLOCK * head_dim * self.bytes
 
     def value_bytes(self, head_dim: int) -> int:
         return BLOCK * self.width(head_dim) * self.bytes
 
     def width(self, head_dim: int) -> int:
-        """Return the number of values per head that kernels compute with."""
+        """Return the padded number of values per head that kernels compute with."""
         return whole_lanes(head_dim, LANES)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -89,7 +90,10 @@ class Floats:
         _vectors(f, head_dim, write)
 
     def finite_keys(self, content: U8) -> bool:
-        """Return whether the block contents uint8 (n, bytes) are all finite. FP8 always is: a NaN reads as 480."""
+        """Return whether block contents uint8 (n, bytes) are free of infinity and NaN.
+
+        FP8 contents always are: NaN in FP8 reads as 480.
+        """
         bits = np.ascontiguousarray(content).view(f"u{self.bytes}")
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())
 
@@ -104,7 +108,7 @@ def _finite_halves(rows: U8) -> bool:
 
 
 def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) -> None:
-    """Call write(d, values) for every vector of a head."""
+    """Call write(d, values) for every vector of a head; `d` is its first dimension."""
     full = head_dim // LANES * LANES
     if full:
         with f.loop(0, full, LANES) as d:
@@ -115,7 +119,7 @@ def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A type that stores integers. Every 32 of them share a scale, and in some types a minimum."""
+    """A cache type that stores integers. Every 32 integers share a scale, and in some types also a minimum."""
 
     type: CacheType
     integer_bits: int
@@ -128,12 +132,12 @@ class Blocks:
 
     @property
     def words(self) -> int:
-        """The number of four-byte words that hold the integers of a group, without fifth bits."""
+        """The number of four-byte words that hold the integers of a group, excluding fifth bits."""
         return 8 if self.integer_bits == 8 else 4
 
     @property
     def group_bytes(self) -> int:
-        """The number of bytes of a group for one position."""
+        """The number of bytes that a group takes per position."""
         return 4 * (self.words + self.fifth) + 2 * (1 + self.minimum)
 
     def key_bytes(self, head_dim: int) -> int:
@@ -174,7 +178,7 @@ class Blocks:
                 f.store(at + (position * 4 + 2 * BLOCK * (1 + self.minimum)), self.fifth_of_value(f, integers))
             to = at + (position // FOUR * (FOUR * 4 * self.words) + position % FOUR + self.value_integers)
             bytes_ = self.value_bytes_of(f, integers)
-            for number_of_byte in range(4 * self.words):  # the bytes in between belong to other threads
+            for number_of_byte in range(4 * self.words):  # bytes of other positions may be written by other threads
                 f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
     def finite_keys(self, content: U8) -> bool:
@@ -187,13 +191,13 @@ class Blocks:
         return _finite_halves(scales)
 
     def key_words(self, f: Function, integers: Sequence[Value]) -> list[Value]:
-        """Return the words of a group of a key, four to a vector."""
+        """Return the words of a key's group, four to a vector."""
         if self.integer_bits == 8:
             return [f.bits(f.truncate(half + 128, I8), vector(I32, 4)) for half in integers]
         return [f.bits(self._nibbles(f, integers), vector(I32, 4))]
 
     def value_bytes_of(self, f: Function, integers: Sequence[Value]) -> Value:
-        """Return the bytes of a group of a value."""
+        """Return the bytes of a value's group."""
         if self.integer_bits == 8:
             return f.join([f.truncate(half, I8) for half in integers])
         return self._nibbles(f, integers)
@@ -246,7 +250,7 @@ CACHE: dict[str, CacheRow] = {
 
 
 def finite_within(f: Function, x: Value, largest: float) -> Value:
-    """Clamp x to +-largest. A NaN becomes `largest`, so that its product with weight 0 is 0."""
+    """Clamp x to +-largest. NaN becomes `largest`, so that its product with weight 0 is 0."""
     return f.fmax(f.fmin(x, f.constant(x.type, largest)), f.constant(x.type, -largest))
 
 
@@ -305,7 +309,7 @@ def _largest(f: Function, parts: Sequence[Value]) -> Value:
 
 
 def _bytes(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Value, Value | None]:
-    """Quantize so that the largest magnitude becomes 127; ties round away from zero."""
+    """Quantize so that the largest magnitude becomes 127. Ties round away from zero."""
     scale = _largest(f, parts) / f.constant(F32, 127.0)
     inverse = f.splat(_reciprocal(f, scale))
     integers = []
@@ -345,7 +349,7 @@ def _to_bfloat(f: Function, x: Value) -> Value:
 
 
 def _load_fp8(f: Function, pointer: Value) -> Value:
-    """Load FP8 as half precision, whose exponent bias is 8 larger: the result is exactly 1 / 256 of each number."""
+    """Load FP8 as half precision. Its exponent bias is 8 larger, so every value is exactly 1 / 256 of the FP8 value."""
     wide = f.widen(f.load(pointer, vector(I8)), I16, signed=True)
     return f.half_bits((wide << 7) & -0x4001)
 
@@ -354,7 +358,7 @@ def _to_fp8(f: Function, x: Value) -> Value:
     bits = f.bits(x, i32x16)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    subnormal = 2.0**14  # below this, float32 numbers are multiples of 2^-9, the smallest FP8 number
+    subnormal = 2.0**14  # adding this rounds to a multiple of 2^-9, the smallest FP8 value
     small = f.bits(f.bits(size, f32x16) + subnormal, i32x16) - f.bits(f.constant(f32x16, subnormal), i32x16)
     code = f.select(f.bits(size, f32x16) < 2.0**-6, small, normal)
     return f.truncate(code | ((bits >> 24) & 0x80), I8)

@@ -19,14 +19,14 @@ U8 = NDArray[np.uint8]
 
 
 class CacheBlocks:
-    """Per layer, keys and values: uint8 (blocks, bytes per block)."""
+    """The keys and values of each layer: uint8 (blocks, bytes per block)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self._layers = plan.layers
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self._layouts = [layout_of(layer, cache) if isinstance(layer, CacheLayer) else None for layer in plan.layers]
         rows, once = (any(own and getattr(own, name) for own in self._layouts) for name in ("rows", "once"))
-        # layouts of backends.cpu.cache and, with `rows`, of backends.cpu.cache_rows
+        # the block layouts of backends.cpu.cache, or with `rows` of backends.cpu.cache_rows
         self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}{' rows' * rows}{' once' * once}"
         parts = [
             (place, limits.blocks_of(layer), size)
@@ -35,7 +35,7 @@ class CacheBlocks:
         ]
         arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
         self.addresses: dict[CacheOf, int] = {}
-        self._arrays: list[U8] = []  # keys and values of each layer, alternating
+        self._arrays: list[U8] = []  # for each layer the keys, then the values
         for place, blocks, size in parts:
             self.addresses[place] = at = arena.take(blocks * size)
             self._arrays.append(arena.view(at, blocks * size).reshape(blocks, size))

@@ -1,4 +1,4 @@
-"""How the cache of a layer is stored on the CPU: in panels or in rows, and whether values are stored separately."""
+"""Decides how the CPU stores a layer's KV cache: in panels or in rows, and with or without separate values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from localllm.plan import CacheLayer
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How blocks of a layer are stored."""
+    """How the cache blocks of a layer are stored."""
 
     rows: bool  # one row per position (`backends.cpu.cache_rows`); otherwise panels (`backends.cpu.cache`)
-    once: bool  # values are the first numbers of the keys, and are not stored again
+    once: bool  # values are the first dimensions of the keys, and are not stored again
 
 
 def layout_of(layer: CacheLayer, cache: CacheTypes) -> Layout:
     """Return the layout of a layer.
 
     Layers that read selected positions or pools one by one use rows; layers that read whole blocks use panels. Values
-    that are the first numbers of the keys are still stored twice if the stored numbers differ: in another cache type,
-    or in a type with rotation, which depends on the head width.
+    that equal the first dimensions of the keys are stored separately if their stored bytes would differ: in another
+    cache type, or in a type with rotation, which depends on the head dimension.
     """
     rows, keys = layer.gathered and not layer.whole, CACHE[cache.keys]
     same = isinstance(keys, Floats) or (keys.integer_bits == 8 and not keys.type.rotated)

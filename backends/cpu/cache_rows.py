@@ -1,4 +1,4 @@
-"""Layout of a cache block that is read row by row, and the kernel code that writes it and gathers rows from it.
+"""A cache block layout for reading single rows, and the kernel code that writes such blocks and gathers rows from them.
 
 Panels of 16 positions, as `backends.cpu.cache` stores keys, would have to be read completely for a single position.
 Layers whose attention reads single rows (`backends.cpu.cache_layout`) store one row per position and head instead. One
@@ -7,8 +7,8 @@ head of one block (64 positions, or 64 / every pools) holds:
   floats   rows (positions, D padded to whole vectors)
   blocks   rows (64 positions, E / 32) of {words (4 or 8, 4 bytes), fifth bits (4 bytes), scale, minimum}
 
-with words and bits as in a panel of keys, or as in the values. `gather_keys` and `gather_values` make a block of the
-usual layout from 64 rows of one or more layers, bit for bit, so that attention kernels need no other layout.
+with words and bits as in a panel of keys, or as in the values. `gather_keys` and `gather_values` assemble a block in
+panel layout, bit for bit, from 64 rows of one or more layers. So attention kernels need only one layout.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INTEGERS = {1: I8, 2: I16, 4: I32}  # integer types by size in bytes
 
 
 def cache_row_bytes(row: CacheRow, head_dim: int) -> int:
-    """Return the bytes of one head of one position."""
+    """Return the bytes of one head at one position."""
     return row.width(head_dim) * row.bytes if isinstance(row, Floats) else value_groups(head_dim) * row.group_bytes
 
 
 def head_bytes(
     keys: CacheRow, values: CacheRow, head_dim: int, value_dim: int, rows: bool, every: int = 1
 ) -> tuple[int, int]:
-    """Return the bytes of keys and of values of one head of a block: in panels, or in rows per position or pool."""
+    """Return the bytes of one head's keys and values in a block, in panels or in rows per position or pool."""
     count = rows_of_block(every)
     if rows:
         return count * cache_row_bytes(keys, head_dim), count * cache_row_bytes(values, value_dim)
@@ -74,7 +74,7 @@ def _write_scales(f: Function, row: Blocks, at: Value, scale: Value, minimum: Va
 
 
 def finite_rows(row: CacheRow, content: U8) -> bool:
-    """Return whether the block contents uint8 (n, bytes) are finite."""
+    """Return whether block contents uint8 (n, bytes) are free of infinity and NaN."""
     if isinstance(row, Floats):
         return row.finite_values(content)
     scales = content.reshape(-1, row.group_bytes)[:, 4 * (row.words + row.fifth) :]
@@ -82,7 +82,7 @@ def finite_rows(row: CacheRow, content: U8) -> bool:
 
 
 def gather_keys(f: Function, row: CacheRow, entries: Value, out: Value, head_dim: int, panel: Value) -> None:
-    """Write a panel of keys to the block at `out`, from the rows whose addresses (int64) are at `entries`."""
+    """Write a panel of keys to the block at `out`. `entries` points to the int64 addresses of the source rows."""
     first = entries + panel * (8 * LANES)
     at = [f.pointer(f.load(first + 8 * lane, I64, 8)) for lane in range(LANES)]
     if isinstance(row, Blocks):
@@ -117,7 +117,7 @@ def gather_values(
 ) -> None:
     """Write the values of the first `n` entries to the block at `out`; integer types write all 64.
 
-    With `of_keys` the rows are rows of keys, which begin with the values.
+    With `of_keys` the source rows hold keys, whose first dimensions are the values.
     """
     if isinstance(row, Floats):
         kind = vector(_INTEGERS[row.bytes])
@@ -143,7 +143,7 @@ def gather_values(
 
 
 def _transposed(f: Function, rows: list[Value]) -> list[Value]:
-    """Transpose 16 vectors of 16 lanes: exchange off-diagonal squares of 1, 2, 4 and 8 lanes."""
+    """Transpose 16 vectors of 16 lanes by exchanging off-diagonal squares of 1, 2, 4 and 8 lanes."""
     span = 1
     while span < LANES:
         first = [lane if not lane & span else lane - span + LANES for lane in range(LANES)]

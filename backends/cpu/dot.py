@@ -1,9 +1,9 @@
-"""Sums of int8 products per lane: the only operation written once per instruction set.
+"""Int8 dot products per lane. Only this operation is written separately for each instruction set.
 
 `small` multiplies bytes 0..127 by signed bytes. `biased` multiplies bytes that encode q = byte - 128; if
-`biased_needs_offset`, the caller subtracts 128 * sum(x). `Sum` chains them over a group of values and multiplies by the
-group's integer scale. `pairs` sums 16-bit products. All instruction sets return the same integers. `bfloats` multiplies
-BF16; only one instruction set has it, and it equals two fused multiply-adds.
+`biased_needs_offset`, the caller subtracts 128 * sum(x). `Sum` adds up these products over a group of values and
+multiplies the sum by the group's integer scale. `pairs` sums 16-bit products. All instruction sets return the same
+integers. `bfloats` multiplies BF16 values like two fused multiply-adds; only one instruction set supports it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llvmlite import ir
 from localllm.backends.cpu.isa import Dot
 from localllm.backends.cpu.simd import I8, I16, I32, Function, Value, vector
 
-BYTES, INTS = 64, 16  # bytes and lanes of a register value: 16 lanes of 4 bytes
+BYTES, INTS = 64, 16  # bytes and int32 lanes of a vector value
 BIASED = 128  # `largest` of biased bytes: the largest magnitude of q; otherwise `largest` is the largest byte
 Weight = Callable[[], Value]  # emits the scale of a group in the form of `weight_form`
 
@@ -38,10 +38,10 @@ def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 
 class Sum:
-    """Sums the products of a group, four per lane at a time, and multiplies by the group's scale if it has one.
+    """Sums the products of a group, four per lane at a time, and multiplies the sum by the group's scale if it has one.
 
     `largest` is the largest byte of the weights, or BIASED. AVX2 sums in int16 until the next sum could overflow, and
-    multiplies by the scale when it widens them.
+    applies the scale when it widens the sums.
     """
 
     def __init__(self, f: Function, start: Value, largest: int, weight: Weight | None = None) -> None:
@@ -66,7 +66,7 @@ class Sum:
         self._shorts, self._added = [], 0
 
     def total(self) -> Value:
-        """Return the sums, int32 x 16."""
+        """Return the sums as int32 x 16."""
         if self._shorts:
             self._widen()
         if self._weight is None or self._f.isa.dot == "maddubs":
@@ -75,22 +75,22 @@ class Sum:
 
 
 def shorts(largest: int) -> int:
-    """Return how many sums of two products fit into int16 together."""
+    """Return how many two-product sums can be added in int16 without overflow."""
     return 32767 // (2 * 127 * largest)
 
 
 def bfloats(f: Function, acc: Value, w: Value, x: Value) -> Value:
     """Emit acc + the product of the upper halves of each lane, then + the product of the lower halves.
 
-    Each sum is rounded once to float32, as Intel defines VDPBF16PS and Zen 4 computes it. This equals two `fma`, except
-    that inputs and results below 2^-126 are zero. Requires `isa.bfloat_dot`.
+    Each sum is rounded once to float32, as Intel defines VDPBF16PS and Zen 4 computes it. The result equals two `fma`,
+    except that inputs and results below 2^-126 become zero. Requires `isa.bfloat_dot`.
     """
     assert f.isa.bfloat_dot
     return _x86(f, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, w, x)
 
 
 def weight_form(f: Function, scale: Value) -> Value:
-    """Convert a 16-bit scale int32 x 16 to the form that `Sum` needs: on AVX2 both halves of a lane hold it."""
+    """Convert 16-bit scales (int32 x 16) to the form that `Sum` needs: on AVX2 both halves of a lane hold the scale."""
     return pair_products(scale, scale) if f.isa.dot == "maddubs" else scale
 
 
@@ -116,7 +116,7 @@ def pairs(f: Function, acc: Value, a: Value, b: Value) -> Value:
 
 
 def settled(f: Function, x: Value) -> Value:
-    """Return x, computed at this point: the compiler cannot regroup sums across it and delay products (AVX2)."""
+    """Return x, computed at this point. The compiler cannot regroup sums across it and so delay products (AVX2)."""
     halves = [_part(f, x, i, 2) for i in range(2)]
     kind = ir.FunctionType(halves[0].type, [halves[0].type])
     return f.join([Value(f, f.builder.asm(kind, "", "=x,0", [half.ir], False)) for half in halves])

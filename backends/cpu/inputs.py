@@ -1,4 +1,4 @@
-"""The inputs of a step, at addresses that never change: kernels find the batch through a `Step`."""
+"""The inputs of a step, at fixed addresses. Kernels find the batch through a `Step`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from localllm.plan import BLOCK, Batch, Rows
 
 
 class Inputs:
-    """The steps of a batch, and of its requested rows if a kernel uses their positions.
+    """The `Step` structs of a batch, and of its rows with logits if a kernel uses their positions.
 
-    Between two tokens the weights evict everything from the CPU caches, so `fill` does as little as possible.
+    Between two tokens the weights evict everything else from the CPU caches, so `fill` does as little as possible.
     """
 
     def __init__(self, limits: Limits, wanted: bool, causal: bool) -> None:
@@ -29,7 +29,7 @@ class Inputs:
         return steps.window_step if windowed else steps.step
 
     def fill(self, batch: Batch) -> dict[Rows, Batch]:
-        """Load a batch; return it, and the batch of requested rows if there are steps for them."""
+        """Load a batch. Return it, and also the batch of the rows with logits if there are `Step` structs for them."""
         batches: dict[Rows, Batch] = {"batch": batch}
         if "logits" in self._steps:
             batches["logits"] = batch.wanted()
@@ -41,9 +41,9 @@ class Inputs:
 
 
 class _Steps:
-    """A batch's arrays, and the two steps that point to them.
+    """A batch's arrays, and the two `Step` structs that point to them.
 
-    Layers with a window and separate cache blocks read `window_step`, which has other slots and tables.
+    Sliding-window layers with separate cache blocks read `window_step`, which has other slots and block tables.
     """
 
     def __init__(self, rows: int, logit_rows: int, blocks: int) -> None:
@@ -52,9 +52,9 @@ class _Steps:
         self._logit_rows = np.zeros(logit_rows, np.int32)
         self._run_starts = np.zeros(rows + 2, np.int32)
         self.ends = np.zeros(rows, np.int32)
-        self._tables: list[NDArray[np.int32]] = []  # kept while kernels read them
+        self._tables: list[NDArray[np.int32]] = []  # keeps the block tables alive while kernels read them
         lists = [np.zeros(blocks, np.int32) for _ in range(2)]
-        self._table_rows = [(one, address(one)) for one in lists]  # of a single sequence
+        self._table_rows = [(one, address(one)) for one in lists]  # the block table of a single sequence
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
             for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
@@ -77,7 +77,10 @@ class _Steps:
             step[Step.tables], step[Step.table_stride] = self._placed(tables, row), tables.shape[1] * 4
 
     def _placed(self, tables: NDArray[np.int32], row: tuple[NDArray[np.int32], int]) -> int:
-        """Return where kernels find the tables. One table is copied to `row`, whose address is known."""
+        """Return the address at which kernels find the block tables.
+
+        A single table is copied to `row`, whose address is fixed.
+        """
         one, at = row
         if len(tables) == 1 and tables.shape[1] <= len(one):
             one[: tables.shape[1]] = tables[0]
@@ -86,9 +89,9 @@ class _Steps:
         return address(self._tables[-1])
 
     def _fill_runs(self, sequence: NDArray[np.int32]) -> int:
-        """Store where the rows of each sequence start, and return the number of sequences."""
+        """Store the first row of each sequence, and return the number of sequences."""
         starts, count = self._run_starts, len(sequence)
-        if count == 1:  # decode: microseconds count
+        if count == 1:  # decode, where microseconds per token count
             starts[0], starts[1] = 0, 1
             return 1
         found = np.flatnonzero(np.diff(sequence)) + 1

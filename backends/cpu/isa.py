@@ -1,7 +1,7 @@
-"""Instruction sets, one row each, and the choice of the row for this machine (or of a named one).
+"""The instruction sets, one table row each, and the choice of an instruction set for this machine or by name.
 
 A row defines how LLVM generates code, how four int8 products are summed, and the size of register tiles in the mat-mul.
-All rows give the same bits and differ in speed only, with one exception: AVX512-BF16 treats numbers below 2^-126 as
+All rows give the same bits and differ only in speed, with one exception: AVX512-BF16 treats numbers below 2^-126 as
 zero in products with BF16 weights.
 """
 
@@ -21,15 +21,15 @@ class Isa:
     name: str
     cpu: str  # LLVM's processor name
     features: str  # LLVM's feature string
-    triple: str  # "" means the host
+    triple: str  # LLVM's target triple; "" for this machine
     dot: Dot
     half_conversion: bool  # float16 <-> float32 in hardware
-    pause: str  # LLVM intrinsic of the spin-wait hint, "" for none
+    pause: str  # LLVM intrinsic of the spin-wait hint; "" without one
     int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
     float_tile: tuple[int, int]
-    query_rows: int  # query rows that share a read of the keys in attention
-    read_ahead: int = 0  # number of bytes ahead that a decode product prefetches, 0 for none
-    direct_rows: int = 8  # maximum rows that multiply packed bytes, unless the format sets it
+    query_rows: int  # query rows that share one read of the keys in attention
+    read_ahead: int = 0  # bytes that a decode product prefetches ahead; 0 disables prefetching
+    direct_rows: int = 8  # up to this number of rows, products use packed weights, unless the format says otherwise
 
     @property
     def registers(self) -> int:
@@ -38,22 +38,22 @@ class Isa:
 
     @property
     def super_tile(self) -> tuple[int, int]:
-        """The int_tile of formats that are summed in integers; their float32 sums stay in memory."""
+        """The `int_tile` of formats that are summed in integers. Their float32 sums stay in memory."""
         return (3, 1) if self.dot == "maddubs" else self.int_tile
 
     @property
     def byte_permute(self) -> bool:
-        """Whether bytes can be permuted across a 512-bit register, and shifted by separate bit counts (VBMI)."""
+        """Whether bytes can be permuted across a 512-bit register and shifted by individual bit counts (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","
 
     @property
     def bfloat_dot(self) -> bool:
-        """Whether one instruction multiplies pairs of bfloats and adds them to float32 (AVX512-BF16)."""
+        """Whether one instruction multiplies pairs of BF16 values and adds the products to float32 (AVX512-BF16)."""
         return self.dot == "vnni512" and "+avx512bf16," in self.features + ","
 
     @property
     def bfloat_tile(self) -> tuple[int, int]:
-        """The float_tile of bfloats."""
+        """The `float_tile` of BF16 weights."""
         return (6, 2) if self.bfloat_dot else self.float_tile
 
     @property
@@ -64,7 +64,7 @@ class Isa:
 
 X86_PAUSE = "llvm.x86.sse2.pause"
 
-# name: (required features, dot, tile of the integer mat-mul, of the float mat-mul, query rows)
+# name: (required features, dot, tile of the integer mat-mul, tile of the float mat-mul, query rows)
 X86_ROWS: dict[str, tuple[tuple[str, ...], Dot, tuple[int, int], tuple[int, int], int]] = {
     "avx512-vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"), "vnni512", (6, 2), (8, 1), 8),
     "avx-vnni": (("avx2", "avxvnni", "fma", "f16c"), "vnni256", (3, 1), (3, 1), 4),
@@ -80,26 +80,28 @@ def _flatten(features: dict[str, bool]) -> str:
     return ",".join(("+" if on else "-") + name for name, on in sorted(features.items()))
 
 
-# Measured share of the bandwidth in Q4_K decode: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with, 0.98
-# without. AMD's hardware prefetcher follows the panels better than explicit requests, which occupy its few miss
+# Share of the memory bandwidth reached in Q4_K decode: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with,
+# 0.98 without. AMD's hardware prefetcher follows the panels better than explicit prefetches, which occupy its few miss
 # buffers.
 ZEN, READ_AHEAD = "znver", 4608
-# A step of 16 rows of a 1B model, multiplied packed : unpacked first. Zen 4: 108 : 141 ms (Q4_K_M), 99 : 115 (Q4_0);
-# 9 rows: 80 : 125 and 58 : 94. Emerald Rapids unpacks faster: 16 rows take 105 ms, twice 8 rows would take 130.
+# Time of a step of 16 rows of a 1B model, with packed and unpacked products. Zen 4: 108 and 141 ms (Q4_K_M), 99 and 115
+# ms (Q4_0). With 9 rows: 80 and 125 ms, 58 and 94 ms. Emerald Rapids unpacks faster: 16 rows take 105 ms, and twice 8
+# rows would take 130 ms.
 ZEN_DIRECT_ROWS = 16
 
 
 def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
-    """Return the best row for a processor: LLVM's name `cpu`, its features, and a `machine` such as x86_64."""
+    """Return the best instruction set for LLVM's processor name `cpu`, its features, and a `machine` such as x86_64."""
     if machine in ("aarch64", "arm64"):
-        # macOS reports no features; all of Apple's M processors have this one.
+        # macOS reports no features. All Apple M processors have dotprod.
         dot: Dot = "sdot" if features.get("dotprod") or cpu.startswith("apple-m") else "plain"
         name = "arm-dotprod" if dot == "sdot" else "arm"
         return Isa(name, cpu, _flatten(features), "", dot, True, "", (4, 1), (4, 1), 4)
     if machine in ("x86_64", "AMD64"):
         for name, (needed, dot, int_tile, float_tile, rows) in X86_ROWS.items():
             if all(features.get(feature) for feature in needed):
-                # Without this, LLVM splits 512-bit values in two on processors that lower their clock for AVX-512.
+                # Without this feature flag, LLVM splits 512-bit values in two on processors that lower their clock for
+                # AVX-512.
                 flags = features | {"prefer-256-bit": False} if dot == "vnni512" else features
                 zen, shape = cpu.startswith(ZEN), (int_tile, float_tile, rows)
                 direct = ZEN_DIRECT_ROWS if zen and dot == "vnni512" else 8
@@ -111,7 +113,7 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
 
 
 def isa_named(name: str) -> Isa:
-    """Return a row by name, on any machine, to run or inspect the code of a smaller instruction set."""
+    """Return an instruction set by name, on any machine, to run or inspect the code of a smaller instruction set."""
     row = X86_ROWS.get(name)
     if row is not None:
         cpu = {"avx512-vnni": "cascadelake", "avx-vnni": "alderlake", "avx2": "haswell"}[name]
@@ -126,7 +128,10 @@ def isa_named(name: str) -> Isa:
 
 
 def host() -> Isa:
-    """Return this machine's row. As in Numba, NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override LLVM's detection."""
+    """Return the instruction set of this machine.
+
+    As in Numba, NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override LLVM's detection.
+    """
     import platform
 
     import llvmlite.binding as llvm
@@ -145,7 +150,7 @@ def host() -> Isa:
     return for_cpu(cpu, features, platform.machine())
 
 
-# Features assumed for a processor named without features.
+# The features assumed if NUMBA_CPU_NAME is set without features.
 KNOWN_CPUS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "x86-64": (),

@@ -1,4 +1,4 @@
-"""Compiles kernels to object code, caches the objects on disk, loads them.
+"""Compiles kernels to object code, caches the objects on disk, and loads the cached objects.
 
 A kernel's key consists of this package's source, the LLVM version, the instruction set and the kernel's name, so a
 stale object is never found. `quant.codecache` decides which folders and files are trusted; an untrusted object, or one
@@ -25,7 +25,7 @@ Emit = Callable[[Isa], ir.Module]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The name that identifies a kernel (part of its key), and the function that emits the kernel."""
+    """The name of a kernel, which is part of its cache key, and the function that emits its code."""
 
     name: str
     emit: Emit
@@ -67,8 +67,8 @@ def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.Mod
     module.data_layout = str(machine.target_data)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    # A kernel is one function with explicit vectors and loops: LLVM's second level of simplification makes it as fast
-    # as the whole third level, which takes twice as long. The first level makes codebook formats slower.
+    # Kernels are single functions with explicit vectors and loops. LLVM's simplification at -O2 makes them as fast as
+    # all of -O3, which takes twice as long. At -O1, kernels of codebook formats are slower.
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
@@ -86,7 +86,7 @@ def assembly(kernel: Kernel, isa: Isa) -> str:
 
 
 class Library:
-    """Compiled kernels of one instruction set; `address` maps each to its entry point."""
+    """Compiled kernels of one instruction set. `address` maps each kernel to its entry point."""
 
     def __init__(self, isa: Isa, folder: Path | None) -> None:
         """Cache objects under `folder`; None disables the cache."""
@@ -99,7 +99,10 @@ class Library:
         self._addresses: dict[str, int] = {}
 
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Load these kernels for `address`; call `progress(done, total, name)` for each one that must be compiled."""
+        """Load the given kernels, so that `address` knows their entry points.
+
+        Call `progress(done, total, name)` for each kernel that must be compiled.
+        """
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         objects = {name: self._cache.read(self._key(name)) for name in wanted}
         missing = [name for name, data in objects.items() if data is None]

@@ -1,4 +1,4 @@
-"""The state that emitters share while a plan is lowered to calls: the buffers of its values, and the calls so far."""
+"""The state that emitters share while a plan is lowered to kernel calls: the buffers of its values, and the calls."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Lowering:
         self.plan, self.limits, self.threads, self.cache, self.keep = plan, limits, threads, cache, keep
         self.panels = weights.shapes(plan.matrices.values(), isa)
         self.scratch = _scratch(plan, limits, cache, self.panels.values(), threads)
-        self.scratch_rows: dict[Scratch, Rows] = {  # one row per thread
+        self.scratch_rows: dict[Scratch, Rows] = {  # scratch memory, one row per thread
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
         self.calls: list[KernelCall] = []
         self.operations: list[Operation] = []  # the operation of each call
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
-        self.values: Allocator[Activations | None] = Allocator()  # None: float32
-        self.received: list[tuple[Value, Buffer]] = []  # values received by the stage that is being lowered
+        self.values: Allocator[Activations | None] = Allocator()  # form None is float32
+        self.received: list[tuple[Value, Buffer]] = []  # values that the stage being lowered receives
         self.sent: list[tuple[Value, Buffer]] = []
         self.looked_up: list[tuple[Value, Buffer]] = []
         self._lists = 0
@@ -54,24 +54,24 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def make(self, value: Value) -> Buffer:
-        """Allocate float32 rows for a value that an operation makes."""
+        """Allocate a float32 buffer for a value that an operation computes."""
         return self.values.make(value, None, float_stride(value.width))
 
     def floats(self, value: Value) -> Buffer:
-        """Return the float32 rows of a value."""
+        """Return the float32 buffer of a value."""
         buffer = self.values.find(value, None)
         assert buffer is not None, f"{value.name} is read before it is made, or after its last use"
         return buffer
 
     def copies(self, value: Value) -> rowwise.Copies:
-        """Return the activations of a value that products read, for the kernel that makes the value."""
+        """Return the quantized copies that products read of a value, for the kernel that computes the value."""
         return copies(
             {kind: self._quantized(value, kind) for kind in Activations if (value.index, kind) in self._multiplied},
             value.width,
         )
 
     def operand(self, value: Value, weight: Weight) -> Buffer:
-        """Return a value in the form that products with this matrix read: float32 rows, or quantized on demand."""
+        """Return a value in the form that products with this matrix read: float32, or quantized on demand."""
         kind = activations_of(weight.format)
         if kind is None:
             return self.floats(value)
@@ -95,13 +95,13 @@ class Lowering:
         self.calls.append(KernelCall(kernel.name, arguments, domain, label))
 
     def list(self, size: int) -> ListOf:
-        """Allocate `size` bytes for one operation."""
+        """Reserve `size` bytes for one operation."""
         self._lists += 1
         return ListOf(self._lists, size)
 
 
 def vector_of(weight: Weight | None) -> VectorOf | int:
-    """Return the place of a tensor of plain numbers; 0 for None."""
+    """Return the place of a small float32 tensor, or 0 for None."""
     return VectorOf(weight, LANES) if weight is not None else 0
 
 
@@ -109,7 +109,7 @@ NO_COPY = rowwise.Quantized(address=0, stride=0, values=0)
 
 
 def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
-    """Return where a kernel writes activations; it skips the kinds that are not in `made`."""
+    """Return the quantized copies for a kernel to write. It skips the kinds that are not in `made`."""
 
     def quantized(kind: Activations) -> rowwise.Quantized:
         if kind not in made:
@@ -124,7 +124,7 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
 
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.AttentionShape:
-    """Return the shape that the kernels of this attention are compiled for."""
+    """Return the shape for which the kernels of this attention are compiled."""
     layer, every, chosen = plan.attention_layer(op.layer), 0, 0
     layout = layout_of(layer, cache)
     if op.pools is not None:
@@ -138,7 +138,7 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.At
 
 
 def index_shape_of(plan: Plan, op: IndexerTopK, cache: CacheTypes) -> indexer.IndexerShape:
-    """Return the shape that the kernels of this indexer are compiled for."""
+    """Return the shape for which the kernels of this indexer are compiled."""
     layer = plan.attention_layer(op.layer)
     return indexer.IndexerShape(
         op.heads, layer.head_dim, op.count, op.block, op.local, op.weights is not None, op.pooled, cache.keys,
@@ -149,7 +149,10 @@ def index_shape_of(plan: Plan, op: IndexerTopK, cache: CacheTypes) -> indexer.In
 def _scratch(
     plan: Plan, limits: Limits, cache: CacheTypes, panels: Collection[weights.RepackedWeight], threads: int
 ) -> dict[Scratch, int]:
-    """Return the bytes of scratch per thread, the same for all calls, so that no thread touches another's scratch."""
+    """Return the scratch bytes per thread.
+
+    They are the same for all calls, so that threads never share scratch memory.
+    """
     operations = flattened(plan.operations)
     shapes = [shape_of(plan, op, cache) for op in operations if isinstance(op, Attention)]
     indexers = [index_shape_of(plan, op, cache) for op in operations if isinstance(op, IndexerTopK)]

@@ -1,4 +1,4 @@
-"""Memory for kernels: aligned anonymous mappings, with large pages if the system provides them."""
+"""Memory for kernels: aligned anonymous mappings, with huge pages if the system provides them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.base.notices import Notice, Setting
 
 LINE = 64
 
-# Shared mappings, Python's default, do not get large pages.
+# Shared mappings, Python's default, get no huge pages.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
@@ -22,7 +22,7 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """One zeroed mapping, allocated front to back; pages use memory when first touched."""
+    """One zeroed mapping, allocated front to back. Its pages take up memory once they are touched."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size = size
@@ -33,7 +33,7 @@ class Arena:
             advice = ("use a smaller model or context (", Setting("ctx_size"), ")")
             raise BackendError(Notice(problem, "; ", *advice)) from error
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
-            with suppress(OSError):  # without large pages kernels are only slower
+            with suppress(OSError):  # without huge pages kernels are only slower
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = -self._bytes.ctypes.data % LINE
@@ -41,7 +41,7 @@ class Arena:
         self._start, self._used = start, 0
 
     def take(self, size: int) -> int:
-        """Return the address of `size` fresh bytes."""
+        """Return the address of `size` unused bytes."""
         address = self.address + self._used
         self._used += aligned(size)
         assert self._used <= aligned(self.size), "arena sized too small"

@@ -1,13 +1,13 @@
-"""Weight panels (repacked weights): 16 output rows interleaved so that lane = row, in as many bytes as in the file.
+"""Weight panels (repacked weights): 16 output rows interleaved so that lane = row, in the same size as in the GGUF.
 
 A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
-blocks. Each holds the file's blocks of 16 rows: every element of every field 16 times, once per row. A field of
-quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. If the smaller
-elements of a block do not fill cache lines, a few blocks share them; the 4-byte elements are stored in the order of
-reading. So memory is read sequentially, and no register crosses a cache line (Q6_K on Zen 4: 30 GB/s; 15 in the file's
-order). Formats whose decode speed is limited by memory are also loaded in exactly that order (`in_order`): prefetchers
-lose a stream whose loads the compiler has reordered. A panel of a float format is K vectors of 16; of BF16, K / 2
-vectors of 16 pairs.
+blocks. Each block interleaves the GGUF blocks of 16 rows: every element of every field occurs 16 times, once per row. A
+field of quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. If the
+smaller elements of a block do not fill whole cache lines, a few blocks share the lines. The 4-byte elements are stored
+in reading order. So memory is read sequentially, and no vector load crosses a cache line (Q6_K on Zen 4: 30 GB/s; 15
+GB/s in the GGUF's order). Formats whose decode speed is limited by memory are also loaded in exactly that order
+(`in_order`): prefetchers lose a stream whose loads the compiler has reordered. A panel of a float format is K vectors
+of 16; of BF16, K / 2 vectors of 16 pairs.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ u8x64 = vector(I8, 64)
 f32x16 = vector(F32)
 i32x16 = vector(I32)
 
-Step = tuple[int, int, Value]  # group, word in the group, bytes of 16 rows x 4 values
+Step = tuple[int, int, Value]  # group, word within the group, bytes of 16 rows x 4 values
 Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32 x 16
 SUPER_BLOCK = 256
 
 
 class Activations(Enum):
-    """The formats of activations other than float32."""
+    """The activation formats other than float32."""
 
-    BLOCKS = auto()  # blocks of 32 integers that share a scale
-    SUPER_BLOCKS = auto()  # blocks of 256 integers
-    BFLOATS = auto()  # rounded to BF16
+    BLOCKS = auto()  # blocks of 32 int8 values that share a scale
+    SUPER_BLOCKS = auto()  # super-blocks of 256 int8 values that share a scale
+    BFLOATS = auto()  # values rounded to BF16
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The addresses of one block of a panel: of its 4-byte elements and of its smaller ones."""
+    """The addresses of one block of a panel: of its 4-byte elements, and of its smaller elements."""
 
     wide: Value
     narrow: Value
-    places: dict[int, int]  # offset in the file block -> offset among elements of the same kind, in bytes of one row
+    places: dict[int, int]  # offset in the GGUF block -> offset among elements of the same kind, in bytes of one row
 
     def at(self, offset: int, size: int) -> Value:
-        """Return the address of the 16 elements of `size` bytes at `offset` in the file block."""
+        """Return the address of the 16 elements of `size` bytes that are at `offset` in the GGUF block."""
         return (self.wide if size == 4 else self.narrow) + LANES * self.places[offset]
 
 
@@ -55,11 +55,11 @@ class Block:
 class SuperScales:
     """Two levels of scales: value = whole[0] * (of_group[0] * q) - whole[1] * of_group[1]."""
 
-    whole: Callable[[Function, Block], Scales]  # float32 x 16
+    whole: Callable[[Function, Block], Scales]  # float32 x 16: the super-block's scale and minimum
     of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 holding 8 bits: signed scales, unsigned minimums
 
     def product(self, f: Function, block: Block, group: int) -> Scales:
-        """Multiply both levels, as the file format defines the values."""
+        """Multiply both levels of scales, as the format defines its values."""
         (d, d_minimum), (scale, minimum) = self.whole(f, block), self.of_group(f, block, group)
         if d_minimum is None or minimum is None:
             return d * f.to_float(scale), None
@@ -70,13 +70,13 @@ class SuperScales:
 class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
-    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` returns the scales of one group.
-    q = byte - offset. With `super_scales`, a block of 256 is summed in integers and multiplied by activations that also
-    share one scale.
+    `steps` yields the block's integers u8 (16 rows x 4 values) in any order. `scales` returns the scales of one group.
+    q = byte - offset. With `super_scales`, a block of 256 values is summed in integers, and the activations of the
+    block also share one scale.
     """
 
     name: str
-    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block's fields, in order
+    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the GGUF block's fields, in order
     block_values: int
     group: int  # values that share a scale: 16 or 32
     offset: int  # 128: all bytes are possible; less: bytes are at most `largest`
@@ -85,16 +85,16 @@ class IntegerPanel:
     scales: Callable[[Function, Block, int], Scales]
     largest: int = 127
     super_scales: SuperScales | None = None
-    folds: bool = False  # q times the scale of its group fits a byte: 0..127 without an offset, -128..127 with one
-    direct_rows: int = 0  # maximum rows that multiply packed bytes; more rows are unpacked first; 0: the Isa's number
-    repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
+    folds: bool = False  # q times its group's scale fits a byte: 0..127 without an offset, -128..127 with an offset
+    direct_rows: int = 0  # up to this number of rows multiply packed bytes, more rows are unpacked; 0: the Isa's number
+    repack_word: Callable[[Function, Value], Value] | None = None  # rearranges each int32 of the field `repack_field`
     repack_field: int = -1
-    order: tuple[int, ...] = ()  # file offsets of the 4-byte elements in reading order, unless the file's order is used
-    order_registers: int = 0  # registers that this order needs; with fewer, the file's order is used
-    in_order: bool = False  # scales come after the values of a block, and decode loads in memory order
+    order: tuple[int, ...] = ()  # GGUF offsets of the 4-byte elements in reading order; empty: the GGUF's order
+    order_registers: int = 0  # registers that this order needs; with fewer, the GGUF's order is used
+    in_order: bool = False  # scales follow the values of a block, and decode loads in memory order
 
     def _bytes(self, wide: bool) -> int:
-        """Return the bytes of a block's 4-byte elements (wide), or of its smaller ones."""
+        """Return the bytes of a block's 4-byte elements (`wide`), or of its smaller elements."""
         return LANES * sum(size * count for size, count in self.fields if (size == 4) == wide)
 
     @property
@@ -103,11 +103,11 @@ class IntegerPanel:
 
     @property
     def together(self) -> int:
-        """Number of blocks that share cache lines: 1, 2 or 4, the fewest that fill whole lines."""
+        """Number of blocks that share cache lines: 1, 2 or 4, the smallest number that fills whole lines."""
         return LINE // math.gcd(LINE, self._bytes(wide=False))
 
     def places(self, isa: Isa) -> dict[int, int]:
-        """Map offsets in the file block to offsets among the panel's wide or narrow elements, in bytes of one row."""
+        """Map offsets in the GGUF block to offsets among the panel's wide or narrow elements, in bytes of one row."""
         found: dict[int, int] = {}
         offset, wide, narrow = 0, 0, 0
         for size, count in self.fields:
@@ -127,13 +127,13 @@ class IntegerPanel:
         start = panel + (number - within) * self.block_bytes
         if together == 1 and self.in_order:
             return Block(start, start + wide, places)
-        if together == 2:  # wide, narrow, narrow, wide
+        if together == 2:  # order in memory: wide, narrow, narrow, wide
             return Block(start + within * (wide + 2 * narrow), start + (within * narrow + wide), places)
         here = panel.f.minimum(blocks - (number - within), together)
         return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
-        """Return the addresses of the block's cache lines; neighbouring blocks may share one."""
+        """Return the addresses of the block's cache lines. Neighbouring blocks may share a line."""
         return [
             start + at
             for start, wide in ((block.narrow, False), (block.wide, True))
@@ -157,27 +157,27 @@ class IntegerPanel:
         return 128 if self.offset == 128 else self.largest
 
     def tile_bytes(self, columns: int) -> int:
-        """Return the maximum bytes of one unpacked panel: a byte per value, a scale and a minimum per group."""
+        """Return the maximum bytes of one unpacked panel: a byte per value, and a scale and a minimum per group."""
         return columns * LANES + columns // self.group * (2 * 64) + columns // self.block_values * (2 * 64)
 
 
 @dataclass(frozen=True, slots=True)
 class FloatPanel:
-    """How kernels read the weights of a float format: one k of 16 rows, or two if the activations are bfloats.
+    """How kernels read the weights of a float format: one k of 16 rows, or two if the activations are BF16.
 
-    The first of a pair is in the upper half of its 32 bits, because `dot.bfloats` adds that product first.
+    The first value of a pair is in the upper half of its 32 bits, because `dot.bfloats` adds that product first.
     """
 
     name: str
     value_bytes: int
-    load: Callable[[Function, Value, int], Value]  # adjacent numbers
+    load: Callable[[Function, Value, int], Value]  # loads adjacent values
     activations: Activations | None = None
 
     block_values: int = 1
 
     @property
     def together(self) -> int:
-        """Number of adjacent values of a row."""
+        """Number of values of a row that are adjacent in a panel."""
         return 1 if self.activations is None else 2
 
     @property
@@ -191,7 +191,7 @@ class FloatPanel:
         return panel + (step * self.step_bytes + (lane * self.together + within) * self.value_bytes)
 
     def operands(self, f: Function, step: Value) -> list[Value]:
-        """Load the adjacent values: 16 lanes each, to multiply by 4 bytes of activations."""
+        """Load the adjacent values, 16 lanes each, to multiply by 4 bytes of activations."""
         if self.activations is None:
             return [self.load(f, step, LANES)]
         pairs = f.load(step, i32x16)
@@ -201,7 +201,7 @@ class FloatPanel:
         return -(-columns // self.together) * self.step_bytes
 
 
-# -- reading fields, for the unpackers: offsets count in the file block ------------------------------------------
+# -- reading fields, for the unpackers: offsets are those in the GGUF block --------------------------------------
 
 
 def words(f: Function, block: Block, offset: int) -> Value:
@@ -220,15 +220,15 @@ def byte(f: Function, block: Block, offset: int, signed: bool = False) -> Value:
 
 
 def half(f: Function, block: Block, offset: int) -> Value:
-    """Load a half-precision number of every row as float32 x 16."""
+    """Load a half-precision value of every row as float32 x 16."""
     return f.load_half(block.at(offset, 2))
 
 
 def short(f: Function, block: Block, offset: int) -> Value:
-    """Load an unsigned 16-bit number of every row as int32 x 16."""
+    """Load an unsigned 16-bit integer of every row as int32 x 16."""
     return f.widen(f.load(block.at(offset, 2), vector(I16)), I32)
 
 
 def panel_count(rows: int) -> int:
-    """Return the number of panels of a matrix, even so that the mat-mul can always take two."""
+    """Return the number of panels of a matrix. It is even, so that the mat-mul can always take two panels."""
     return -(-rows // (2 * LANES)) * 2

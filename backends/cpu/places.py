@@ -18,19 +18,19 @@ Scratch = Literal["attention", "indexer", "unpacked weights"]
 
 
 class Shared(Place):
-    """A place that some threads write and others read during a step, separated by barriers."""
+    """A place that some threads write and others read during a step, with barriers in between."""
 
     __slots__ = ()
 
     @property
     def memory(self) -> Shared:
-        """The memory that contains this place; places in the same memory return equal objects."""
+        """The memory that contains this place. Places in the same memory return equal objects."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class BufferOf(Shared):
-    """The rows of a value."""
+    """The buffer of a value."""
 
     buffer: Buffer
 
@@ -45,7 +45,7 @@ class CacheOf(Shared):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Shared):
-    """Memory used by one operation."""
+    """Scratch memory that one operation uses."""
 
     number: int
     bytes: int
@@ -67,7 +67,7 @@ PARTIALS = Partials()
 
 @dataclass(frozen=True, slots=True)
 class ScoresOf(Shared):
-    """The scores that an indexer's tasks pass to the selection; all indexers share this memory."""
+    """The scores that the scoring tasks of an indexer pass to the selection. All indexers share this memory."""
 
     bytes: int
 
@@ -77,7 +77,7 @@ class ScoresOf(Shared):
 
 
 class Counter(Place):
-    """The counter from which threads take the tasks of a call. Each call has a separate one."""
+    """The counter from which threads take the tasks of a call. Each call has its own counter."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class RepackedOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class VectorOf(Place):
-    """A tensor of plain numbers as float32, padded to whole runs of `lanes`."""
+    """A small tensor as float32, padded to whole runs of `lanes`."""
 
     weight: Weight
     lanes: int
@@ -109,7 +109,7 @@ class VectorOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class ColumnsOf(Place):
-    """A small matrix (rows, columns) as float32, column by column; columns are padded to whole runs of `lanes`."""
+    """A small matrix (rows, columns) as float32, stored by column. The columns are padded to whole runs of `lanes`."""
 
     weight: Weight
     lanes: int
@@ -117,7 +117,7 @@ class ColumnsOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class ExpertVectorsOf(Place):
-    """Numbers (experts, rows) as float32; the numbers of each expert are padded to `width`."""
+    """Per-expert vectors (experts, rows) as float32, each padded to `width`."""
 
     weight: Weight
     width: int
@@ -125,7 +125,7 @@ class ExpertVectorsOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class EdgedOf(Place):
-    """A small matrix as float32, with the first and the last number of each row repeated `more` times at either end."""
+    """A small matrix as float32. The first and the last value of each row are repeated `more` times at either end."""
 
     weight: Weight
     more: int
@@ -133,14 +133,14 @@ class EdgedOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class RopeOf(Place):
-    """The table of cosines and sines."""
+    """A RoPE table of cosines and sines."""
 
     rope: Rope
 
 
 @dataclass(frozen=True, slots=True)
 class StepOf(Place):
-    """The `Step` of layers with the usual cache blocks, or of layers with a window and separate blocks.
+    """The `Step` of layers with the usual cache blocks, or of sliding-window layers with separate blocks.
 
     Its rows are the rows of the batch, or the rows whose logits are requested.
     """
@@ -158,7 +158,7 @@ class CountOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class WorkOf(Place):
-    """The `Work` of one kind of attention."""
+    """The `Work` struct of one kind of attention."""
 
     shape: AttentionShape
     window: int

@@ -1,4 +1,4 @@
-"""Worker threads. They replay plans in compiled code, sleep between requests, and live as long as the backend."""
+"""Worker threads that run plans in compiled code. They sleep between requests, and live as long as the backend."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
 from localllm.base.notices import Notice, Setting
 
-IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
+IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling takes, too short to heat an idle machine
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux futex system call
 
 
 class ThreadPool:
-    """`threads` threads including the caller; `run` replays a plan on all of them."""
+    """`threads` threads including the caller. `run` executes a plan on all of them."""
 
     def __init__(self, library: Library, threads: int) -> None:
         kernels = [executor.step(), executor.worker()]
@@ -32,11 +32,11 @@ class ThreadPool:
         word = ctypes.c_int64
         self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
-        self._library = library  # keeps the code that the workers run
+        self._library = library  # keeps the workers' code alive
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
         self._at = address(self._sync)  # each call of `address` takes a microsecond
-        self._plan, self._plan_at = self._sync, self._at  # the last plan
+        self._plan, self._plan_at = self._sync, self._at  # address of the last plan; initially any array
         self.spins = executor.SPINS
         self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
@@ -69,13 +69,13 @@ class ThreadPool:
 
     @property
     def slept(self) -> int:
-        """How often threads have slept at barriers."""
+        """Number of times that a thread slept at a barrier."""
         return int(self._sync[Sync.slept])
 
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
-            self._asleep[thread] = True  # before the check: a later request sees it and wakes this thread
+            self._asleep[thread] = True  # set before the check: a later request sees it and wakes this thread
             if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
@@ -88,7 +88,7 @@ class ThreadPool:
                 bed.put(None)
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Replay `plan` (operations, Entry.size) once; its last entry has a barrier. `counters` are zeroed."""
+        """Run `plan` (operations, Entry.size) once. Its last entry has a barrier. `counters` must be zeroed."""
         sync = self._sync
         with self._running:
             if sync[Sync.quit]:
@@ -102,7 +102,7 @@ class ThreadPool:
                 self._wake()
                 self._step(self._at, self.threads)
             finally:
-                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, drop the request
+                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, cancel the request
 
     def close(self) -> None:
         """Stop the threads, after any batch that another thread is running."""
@@ -110,7 +110,7 @@ class ThreadPool:
             self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
-            # a worker thread may be the one that garbage-collects the backend
+            # the garbage collector may close the backend in a worker thread
             if thread is not threading.current_thread():
                 thread.join(timeout=5)
 

@@ -15,7 +15,7 @@ from localllm.backends.cpu.weights import RepackedWeight
 from localllm.backends.stages import Stage
 from localllm.plan import Operation
 
-# How threads divide the work of a kernel: by rows of the batch or of logits, by tasks, or by rows while they read other
+# How threads divide the work of a kernel: by batch rows or logit rows, by tasks, or by rows while they read other
 # threads' rows ("select").
 Domain = Literal["batch", "logits", "tasks", "select"]
 
@@ -40,27 +40,27 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that binding determines before it allocates memory."""
+    """The result of binding before memory is allocated."""
 
     calls: list[KernelCall]
     operations: list[Operation]  # the operation of each call
     kernels: dict[str, Kernel]
-    panels: dict[str, RepackedWeight]  # every matrix by name, without an address yet
+    panels: dict[str, RepackedWeight]  # every matrix by name, still without an address
     scratch: dict[Scratch, int]  # bytes per thread
     buffers: Buffers
-    logits: Buffer | None  # None if another device of a split plan makes them
-    kept: dict[int, Buffer]  # value -> rows that nothing else uses
-    routings: dict[int, tuple[ListOf, Buffer]]  # kept output of experts -> (choices, hidden rows)
+    logits: Buffer | None  # None if another device of a split plan computes the logits
+    kept: dict[int, Buffer]  # value -> buffer that is never reused
+    routings: dict[int, tuple[ListOf, Buffer]]  # kept output of experts -> (choices, hidden states)
     stages: list[Stage[Buffer]]
 
     @cached_property
     def places(self) -> dict[Place, None]:
-        """Return every place that the calls name, in order of first use."""
+        """Return the places that the calls use, in order of first use."""
         return {place: None for call in self.calls for place, _ in call.arguments.places}
 
 
 def place_barriers(calls: list[KernelCall], stages: list[Stage[Buffer]]) -> None:
-    """Place a barrier before a call that touches what another thread may still read or write, and after a stage."""
+    """Place a barrier before each call that touches memory that other threads may still use, and after each stage."""
     since: list[KernelCall] = []
     for number, call in enumerate(calls):
         for earlier in since:

@@ -1,4 +1,4 @@
-"""The two upper limits of a processor, measured on the threads of a pool: memory reads, and int8 products."""
+"""Measures the two roofline limits of a processor on the threads of a pool: memory bandwidth, and int8 products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.backends.cpu.pool import ThreadPool
 
 
 def read_rates(library: Library, pool: ThreadPool, start: int, size: int, passes: int) -> list[float]:
-    """Return the bytes per second of each pass over the `size` bytes at `start`; an empty list if they are too few."""
+    """Return the bytes per second of each pass over the `size` bytes at `start`, or [] if these are too few."""
     if size < bandwidth.LEAST:
         return []
     piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
@@ -30,12 +30,15 @@ def read_rates(library: Library, pool: ThreadPool, start: int, size: int, passes
 
 
 def product_rates(library: Library, pool: ThreadPool, turns: int, passes: int) -> list[float]:
-    """Return the operations per second of each pass of int8 multiply-adds, `turns` times on each thread."""
+    """Return the throughput of each pass of int8 multiply-adds in operations per second.
+
+    Each thread runs `turns` iterations.
+    """
     return [operations for operations, _ in clocked_products(library, pool, turns, passes)]
 
 
 def clocked_products(library: Library, pool: ThreadPool, turns: int, passes: int) -> list[tuple[float, float]]:
-    """Return the operations per second of each pass, and the clock rate (cycles per second) of a plan's timings."""
+    """Return the operations per second of each pass, and the frequency of the clock that times plans."""
     library.load([peak.byte_products()])
     data = np.ones(peak.OPERANDS, np.uint8)
     sink, counters = np.zeros(peak.SINK * pool.threads, np.uint8), np.zeros((1, 8), np.int64)
@@ -47,7 +50,7 @@ def clocked_products(library: Library, pool: ThreadPool, turns: int, passes: int
 
 
 def _timed(pool: ThreadPool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[tuple[float, int]]:
-    """Return the seconds and the cycles of each pass."""
+    """Return the seconds and the clock cycles of each pass."""
     entries, times = entry.pack()[None], []
     for _ in range(passes):
         entries[0, Entry.ticks] = 0

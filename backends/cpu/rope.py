@@ -1,7 +1,7 @@
-"""Cosine and sine tables for rotary embeddings, with the same bits on every machine.
+"""RoPE tables of cosines and sines, with the same bits on every machine.
 
 NumPy's sine differs between processors in the last digit. These tables use only +, -, * and rounding in float64, which
-give the same bits on every processor; the error (below 1e-11 at position 10^6) vanishes in float32.
+give the same bits on every processor. The error (below 1e-11 at position 10^6) vanishes in float32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def rope_rows(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
-    """Return cosines and sines as `plan.rope_table` defines them, float32 (stop - start, 2, n_rot / 2)."""
+    """Return cosines and sines as `plan.rope_table` defines them, as float32 (stop - start, 2, n_rot / 2)."""
     positions = np.maximum(np.arange(start, stop, dtype=np.float64)[:, None] + rope.shift, 0.0)
     angle = positions * np.asarray(rope.inverse_frequency, np.float64)
     turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # number of quarter turns

@@ -14,14 +14,14 @@ from localllm.backends.cpu.kernels.attention_shape import AttentionShape
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch, Rows
 
-SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are compute-bound
-SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
-TASKS_PER_THREAD = 6  # minimum, so that threads finish at about the same time
-READING = 0.3  # cost of reading the rows of a block for some pieces, relative to a piece's arithmetic (Zen 4)
+SPLIT_ROWS = 32  # largest batch whose tasks are split; larger batches have enough tasks, and are compute-bound
+SPLIT_BYTES = 16 << 20  # bytes for the partition states, unless a single row needs more
+TASKS_PER_THREAD = 6  # minimum task count, so that threads finish at about the same time
+READING = 0.3  # cost of reading a block's rows for some pieces, relative to the arithmetic of a piece (Zen 4)
 
 
 class Sharing:
-    """The `Work` of one kernel, filled for every step."""
+    """The `Work` struct of one kernel, filled for every step."""
 
     def __init__(self, shape: AttentionShape, window: int, limits: Limits, threads: int, rows: Rows = "batch") -> None:
         most = limits.rows if rows == "batch" else limits.logit_rows
@@ -30,7 +30,7 @@ class Sharing:
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._wanted: tuple[bool, int, bool] | None = None  # arguments of the last `_heads`
-        self._found = 1  # its result, by which kernels divide
+        self._found = 1  # the result of that call, by which kernels divide the work
         self._of_partition = shape.pieces * shape.state_bytes(shape.piece)
         longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
@@ -44,7 +44,7 @@ class Sharing:
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if shape.window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
         wanted = (rows > SPLIT_ROWS, tiles * (seen if split else 1), split)
-        if wanted != self._wanted:  # most steps divide like the one before
+        if wanted != self._wanted:  # most steps divide like the previous step
             self._wanted, self._found = wanted, self._heads(*wanted)
         work = self.work
         work[Work.tiles], work[Work.tile_rows], work[Work.split] = tiles, self._at, split
@@ -53,11 +53,11 @@ class Sharing:
     def _heads(self, many: bool, parts: int, split: bool) -> int:
         """Return the number of pieces per task. `parts` counts tiles, or their partitions if tasks are split.
 
-        `many`: the batch has more than SPLIT_ROWS rows.
+        `many` means that the batch has more than SPLIT_ROWS rows.
         """
         shape, threads = self._shape, self._threads
         if split:
-            most = shape.kv_heads if shape.slices == 1 else 1  # heads with separate selections: one per task
+            most = shape.kv_heads if shape.slices == 1 else 1  # heads with separate selections get separate tasks
             found = [n for n in range(1, most + 1) if shape.kv_heads % n == 0]
             enough = [n for n in found if parts * (shape.kv_heads // n) >= TASKS_PER_THREAD * threads]
             if enough or shape.of_head == 1:
@@ -65,16 +65,16 @@ class Sharing:
         if many:
             return shape.of_head
         divisors = [n for n in range(1, shape.of_head + 1) if shape.of_head % n == 0]
-        # rounds of the thread with the most tasks
+        # number of tasks of the busiest thread
         turns = {n: -(-parts * shape.pieces // (n * threads)) for n in divisors}
         return min(divisors, key=lambda n: turns[n] * (n + READING))
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
-    """Fill `tiles` with (first row, number of rows) and return their number.
+    """Fill `tiles` with (first row, number of rows) and return the number of tiles.
 
-    A tile is a run of rows of one sequence at consecutive positions. It ends before a multiple of `size`, so that all
-    its rows see the same cache blocks.
+    A tile is a run of rows of one sequence at consecutive positions. It never crosses a multiple of `size`, so all its
+    rows attend to the same cache blocks.
     """
     count = len(batch.tokens)
     if count == 1:

@@ -47,7 +47,7 @@ class Function(Builder):
         return self.splat(self.load(pointer, type_, 4 if type_ in (F32, I32) else 1), lanes)
 
     def store_lanes(self, pointer: Value, value: Value, lanes: int) -> None:
-        """Store the first `lanes` of a vector; leave the memory after them unchanged."""
+        """Store the first `lanes` of a vector. The memory after them does not change."""
         if lanes == value.type.count:
             self.store(pointer, value)
             return
@@ -65,7 +65,7 @@ class Function(Builder):
         return Value(self, ir.Constant(vector(I32, lanes), [I32(lane) for lane in range(lanes)]))
 
     def reduce(self, value: Value, combine: object) -> Value:
-        """Reduce lanes to one scalar by halves (lane i with lane i + n/2, and so on), always in the same order."""
+        """Reduce the lanes to one scalar by halves (lane i with lane i + n/2, and so on), always in the same order."""
         assert callable(combine)
         n = value.type.count
         while n > 1:
@@ -76,7 +76,7 @@ class Function(Builder):
         return self.lane(value, 0)
 
     def lane_at(self, value: Value, index: Value) -> Value:
-        """Return the lane with this number."""
+        """Return lane number `index`."""
         return Value(self, self.builder.extract_element(value.ir, index.ir))
 
     def lookup(self, table: Sequence[int], index: Value) -> Value:
@@ -123,7 +123,7 @@ class Function(Builder):
     def shift_bytes(self, value: Value, shifts: Sequence[int]) -> Value:
         """Set byte i of every int32 lane to the 8 bits that start at bit shifts[i]; requires `isa.byte_permute`.
 
-        A field that crosses the end of a lane continues in the next one: mask the result.
+        A field that crosses the end of a lane takes bits of the next lane, so the caller must mask the result.
         """
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
@@ -131,7 +131,7 @@ class Function(Builder):
         return self._call("llvm.x86.avx512.pmultishift.qb.512", type_, [control, value.ir])
 
     def table(self, name: str, numbers: Sequence[int], element: ir.Type = I32) -> Value:
-        """Return the address of constant integers that are part of the kernel."""
+        """Return the address of constant integers that are stored with the kernel."""
         found = self.module.globals.get(name)
         if found is None:
             type_ = ir.ArrayType(element, len(numbers))
@@ -141,16 +141,16 @@ class Function(Builder):
         return Value(self, found)
 
     def buffer(self, size: int) -> Value:
-        """Return the address of `size` bytes on the stack, hidden from the compiler.
+        """Return the address of `size` bytes on the stack that the compiler cannot optimize away.
 
-        With `keep_order` between a store and a load, the compiler removes neither.
+        With `keep_order` between a store and a load, the compiler keeps both.
         """
         slot = self._entry.alloca(ir.ArrayType(I8, size))
         slot.align = 64
         return Value(self, self._entry.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [slot], False))
 
     def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
-        """Return table[index] for unsigned scalars, as one vector, by single loads: gathers take twice as long."""
+        """Return table[index] for unsigned scalars as one vector. Single loads are used: gathers take twice as long."""
         step = 128 // element.width  # lanes of a register that single loads can fill
         parts = []
         for first in range(0, len(indices), step):
@@ -168,7 +168,7 @@ class Function(Builder):
         return Value(self, self.builder.call(function, arguments))
 
     def join(self, parts: Sequence[Value]) -> Value:
-        """Concatenate vectors; their number is a power of two."""
+        """Concatenate vectors. Their number must be a power of two."""
         while len(parts) > 1:
             n = parts[0].type.count
             parts = [self.shuffle(a, b, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -199,7 +199,7 @@ class Function(Builder):
         return self._intrinsic("llvm.roundeven", x)
 
     def fmax(self, a: Value, b: Value) -> Value:
-        """Return the larger of two numbers, and b if either is NaN."""
+        """Return the larger value of each lane, and b if either is NaN."""
         return self.select(a > b, a, b)
 
     def fmin(self, a: Value, b: Value) -> Value:
@@ -227,11 +227,11 @@ class Function(Builder):
     # -- half precision --------------------------------------------------------------------------------------------
 
     def load_half(self, pointer: Value, lanes: int = LANES) -> Value:
-        """Load half-precision numbers as float32; exact."""
+        """Load half-precision values as float32. The conversion is exact."""
         return self.half_bits(self.load(pointer, vector(I16, lanes)))
 
     def half_bits(self, bits: Value) -> Value:
-        """Convert int16 lanes, read as half precision, to float32; exact."""
+        """Convert int16 lanes that hold half-precision bits to float32. The conversion is exact."""
         lanes = bits.type.count
         if self.isa.half_conversion:
             halves = self.builder.bitcast(bits.ir, vector(F16, lanes))
@@ -248,7 +248,7 @@ class Function(Builder):
         return self.bits(wide << 16, vector(F32, lanes))
 
     def to_bfloat(self, x: Value) -> Value:
-        """Round float32 to the nearest bfloat, ties to even, as int32 whose lower half is zero; a NaN stays NaN."""
+        """Round float32 to the nearest BF16 value, ties to even, as int32 whose lower half is zero. NaN stays NaN."""
         bits = self.bits(x, vector(I32, x.type.count))
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
         return self.select(x.equals(x), rounded, bits | 0x400000) & -0x10000
@@ -258,7 +258,7 @@ class Function(Builder):
         return self.lane(self.to_half(self.splat(x)), 0)
 
     def to_half(self, x: Value) -> Value:
-        """Round float32 to half precision (int16 bits), ties to even; numbers beyond the range become 65504."""
+        """Round float32 to half precision (int16 bits), ties to even. Values beyond the range become 65504."""
         lanes = x.type.count
         limit = self.constant(x.type, 65504.0)
         x = self.fmax(self.fmin(x, limit), self.constant(x.type, -65504.0))

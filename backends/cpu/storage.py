@@ -1,4 +1,4 @@
-"""The memory of a bound program: weights, cache, activations, scratch, and the address of every place in them."""
+"""The memory of a bound program: weights, cache, activations and scratch, and the address of every place in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from localllm.plan import F32, Plan, Rope
 
 
 class Storage:
-    """The memory that the calls of a program name. `locate` returns the address of a place."""
+    """The memory that a program's calls use. `locate` returns the address of a place."""
 
     def __init__(
         self, program: Program, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, library: Library,
@@ -74,7 +74,7 @@ class Storage:
         self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
 
     def locate(self, place: Place, call: int) -> int:
-        """Return the address of a place that the call with this number names."""
+        """Return the address of a place for the call with this number."""
         match place:
             case BufferOf(buffer):
                 return self._buffers.address(buffer)
@@ -105,7 +105,7 @@ class Storage:
         raise AssertionError(f"no memory for {place}")
 
     def rows(self, buffer: Buffer, rows: int, width: int) -> F32:
-        """Return the float32 rows (rows, width) of a buffer."""
+        """Return the float32 contents (rows, width) of a buffer."""
         memory = self.activations.view(self._buffers.address(buffer), rows * buffer.stride)
         return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
@@ -113,12 +113,12 @@ class Storage:
         return self._lists[place]
 
     def fill_rope(self, rope: Rope, start: int, stop: int) -> None:
-        """Fill the rope tables for positions start..stop."""
+        """Fill the RoPE tables for positions start to stop."""
         values, arena = rope_rows(rope, start, stop), self.ropes[rope]
         arena.view(arena.address + start * _rope_row(rope), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
 
     def free(self) -> None:
-        """Release the memory. Views that others hold stay readable."""
+        """Release the memory. Existing views stay readable."""
         nothing = Arena(0, "nothing")
         self.weights = self.activations = self._partials = self._scores = nothing
         self._scratch = {}
@@ -127,5 +127,5 @@ class Storage:
 
 
 def _rope_row(rope: Rope) -> int:
-    """Return the bytes of a row of a rope table."""
+    """Return the bytes of one row of a RoPE table."""
     return 8 * (rope.n_rot // 2)

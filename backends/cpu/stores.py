@@ -1,6 +1,6 @@
 """The layout of recurrent layers' stores on the CPU: float32, one value per lane, rows padded to whole vectors.
 
-Layout of one block (64 positions), with W numbers padded to whole vectors; a semicolon separates the block's two parts:
+Layout of one block (64 positions), with W values padded to whole vectors. A semicolon separates the block's two parts:
 
   RowLayer     rows (64, W)
   StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
@@ -27,7 +27,7 @@ def whole_strips(width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """Offsets, in bytes, of one head of a `StateLayer` in a block."""
+    """Byte offsets of one head of a `StateLayer` within a block."""
 
     updates: int
     state: int
@@ -49,7 +49,7 @@ def key_bytes(of: StateLayer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScanStates:
-    """Byte sizes of a row and of the states, and byte offsets of the states, in a scan layer."""
+    """Sizes of a row and of the states, and offsets of the states, in a scan layer, in bytes."""
 
     row: int
     before: int
@@ -70,7 +70,7 @@ def scan_states(width: int, state_dim: int) -> ScanStates:
 
 
 def matrix_states(of: WkvLayer) -> ScanStates:
-    """Return the sizes for a `WkvLayer`; offsets and state sizes are per head."""
+    """Return the sizes for a `WkvLayer`. Offsets and state sizes are per head."""
     keys, state = (
         whole_strips(of.heads * of.key_dim) * (4 if of.erases else 2),
         4 * whole_strips(of.value_dim) * of.key_dim,

@@ -1,4 +1,7 @@
-"""Loads weights into panels. Pieces of the file are repacked in parallel, so memory never holds the model twice."""
+"""Loads weights into panels.
+
+Pieces of the GGUF are repacked in parallel, so memory never holds two copies of the model.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from localllm.base.notices import Notice, Setting
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
 
-PIECE = 1 << 20  # bytes read from the file at a time; they fit into L2 together with the resulting panels
+PIECE = 1 << 20  # bytes read from the GGUF at a time; they fit into L2 together with the resulting panels
 
 
-PACKED_BYTES = 128 << 10  # maximum packed bytes of a task: a thread waits for one task at most
+PACKED_BYTES = 128 << 10  # maximum packed bytes per task; it bounds the time that a thread waits for another
 L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 for all rows
 
 
@@ -37,16 +40,16 @@ def _even(panels: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RepackedWeight:
-    """A matrix in panels: its address and strides."""
+    """A matrix in panels: address and strides."""
 
     address: int
     format: str
-    panels: int  # per expert
+    panels: int  # panels per expert
     panel_bytes: int
-    blocks: int  # along K
+    blocks: int  # number of blocks along K
     tile_bytes: int  # bytes of one unpacked panel; 0 for float formats
     widened_bytes: int  # bytes of a tile's widened activations, which follow the unpacked panels
-    experts: int = 1  # matrices of the same shape, one after the other
+    experts: int = 1  # number of matrices of the same shape, stored one after the other
 
     @property
     def expert_bytes(self) -> int:
@@ -57,7 +60,7 @@ class RepackedWeight:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Return the number of panels per task: few enough that each thread has several tasks and a task fits into L2.
+        """Return the number of panels per task, so few that each thread has several tasks and a task fits into L2.
 
         It is even, or 1 for a float format with too few tasks for the threads.
         """
@@ -66,11 +69,11 @@ class RepackedWeight:
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
-        """Return the number of panels per task that unpacks, even."""
+        """Return the number of panels per task if panels are unpacked. It is even."""
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
-        """Return the bytes of scratch per thread for a product with unpacked panels."""
+        """Return the scratch bytes per thread for a product with unpacked panels."""
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
@@ -83,7 +86,10 @@ def check_weight(weight: Weight) -> None:
 
 
 def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, RepackedWeight]:
-    """Return every matrix by name, without an address; BackendError for a format without kernels."""
+    """Return the panel layout of every matrix by name, still without addresses.
+
+    Raises BackendError for a format without kernels.
+    """
     found: dict[str, RepackedWeight] = {}
     for weight in weights:
         check_weight(weight)
@@ -102,7 +108,7 @@ def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, RepackedWeight]:
 
 
 def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple[int, int]:
-    """Return the maximum bytes of one unpacked panel, and of the activations after it."""
+    """Return the maximum bytes of one unpacked panel, and of the widened activations after it."""
     if isinstance(panel, FloatPanel):
         return 0, 0
     if wide.used(isa, panel):
@@ -128,7 +134,7 @@ def fill(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Read and repack each matrix into its panels."""
+    """Read each matrix and repack it into its panels."""
     pieces: list[tuple[Tensor, RepackedWeight, int, int, int]] = []
     for weight, stored in pairs:
         experts, rows, _ = _matrices(weight)
@@ -166,13 +172,13 @@ def fill(
                 done += size
                 if progress is not None:
                     progress(done, everything)
-        except BaseException:  # Ctrl-C must not wait for the rest of the file
+        except BaseException:  # Ctrl-C must not wait for the rest of the GGUF
             workers.shutdown(cancel_futures=True)
             raise
 
 
 def _matrices(weight: Tensor) -> tuple[int, int, int]:
-    """Return (experts, rows, columns); a plain matrix is one expert."""
+    """Return (experts, rows, columns). A plain matrix counts as one expert."""
     rows, columns = weight.shape[-2:]
     return math.prod(weight.shape[:-2]), rows, columns
 
@@ -183,7 +189,7 @@ def padded(count: int, lanes: int) -> int:
 
 
 def dense_vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """Return a tensor of plain numbers as flat float32, zero-padded to `padded`."""
+    """Dequantize a small tensor to flat float32, zero-padded to the size that `padded` returns."""
     rows = math.prod(weight.shape[:-1])
     values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
     out = np.zeros(padded(values.size, lanes), np.float32)
@@ -192,7 +198,7 @@ def dense_vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
 
 
 def column_bytes(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """Return a small matrix (rows, columns) as float32 (columns, rows), rows zero-padded to whole runs of `lanes`."""
+    """Transpose a small matrix (rows, columns) to float32 (columns, rows), zero-padded to whole runs of `lanes`."""
     rows, count = weight.shape
     out = np.zeros((count, -(-rows // lanes) * lanes), np.float32)
     out[:, :rows] = dequantize(weight.read(0, rows), weight.format)[:, :count].T
@@ -200,14 +206,14 @@ def column_bytes(weight: Weight, lanes: int) -> NDArray[np.float32]:
 
 
 def edged(weight: Weight, more: int) -> NDArray[np.float32]:
-    """Return a small matrix as flat float32, with the first and last number of each row repeated `more` times."""
+    """Return a small matrix as flat float32, with the first and the last value of each row repeated `more` times."""
     rows, count = weight.shape
     numbers = dequantize(weight.read(0, rows), weight.format)[:, :count].astype(np.float32)
     return np.pad(numbers, ((0, 0), (more, more)), "edge").ravel()
 
 
 def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
-    """Return numbers (experts, rows) as flat float32; the numbers of each expert are zero-padded to `width`."""
+    """Dequantize per-expert vectors (experts, rows) to float32, zero-pad each to `width`, and flatten."""
     experts, rows = weight.shape
     out = np.zeros((experts, width), np.float32)
     out[:, :rows] = dequantize(weight.read(0, experts), weight.format)[:, :rows]

@@ -1,7 +1,7 @@
 """The CUDA backend: a PyCUDA device for the executable of `backends.gpu`.
 
-The kernels have been compiled for four compute types (benchmarks/results), but never run on a GPU. Tests run them, and
-the calls of PyCUDA 2026.1, on an emulated GPU (tests/backends/gpu).
+The kernels have been compiled for four compute types (benchmarks/results), but never run on a GPU. Tests run the
+kernels, and the calls of PyCUDA 2026.1, on an emulated GPU (tests/backends/gpu).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from localllm.quant.codecache import default_folder
 
 
 def _pycuda() -> Any:
-    """Return pycuda.driver, initialized. BackendError if PyCUDA, the driver or a GPU is missing."""
+    """Return pycuda.driver, initialized. Raises BackendError if PyCUDA, the driver or a GPU is missing."""
     try:
         import pycuda.driver as cuda
-    except ImportError as error:  # raised also if libcuda.so.1 is missing
+    except ImportError as error:  # also raised if libcuda.so.1 is missing
         if isinstance(error, ModuleNotFoundError):
             reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
         else:
@@ -50,7 +50,7 @@ def _pycuda() -> Any:
 
 
 def cuda_devices() -> list[Any]:
-    """Return PyCUDA's devices. BackendError if there are none."""
+    """Return PyCUDA's devices. Raises BackendError if there is no device."""
     cuda = _pycuda()
     return [cuda.Device(number) for number in range(cuda.Device.count())]
 
@@ -77,7 +77,7 @@ class CudaDevice:
             with suppress(cuda.Error):
                 self.close()
             raise BackendError(f"{device.name()} does not open: {error}") from None
-        self._driver = ctypes.CDLL("libcuda.so.1")  # already loaded by PyCUDA
+        self._driver = ctypes.CDLL("libcuda.so.1")  # the library that PyCUDA has already loaded
         self.store = CompiledStore(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
@@ -90,7 +90,7 @@ class CudaDevice:
             free=free,
             local_memory=device.max_shared_memory_per_block,
         )
-        self._cubins: dict[str, bytes] = {}  # compiled, not loaded yet
+        self._cubins: dict[str, bytes] = {}  # compiled kernels that are not loaded yet
 
     def alloc(self, size: int, what: str) -> Any:
         cuda = self._cuda
@@ -116,7 +116,7 @@ class CudaDevice:
     def staging(self, size: int) -> NDArray[np.int32]:
         try:
             found: NDArray[np.int32] = self._cuda.pagelocked_zeros(size, np.int32)
-        except self._cuda.Error:  # the system refuses to lock more memory
+        except self._cuda.Error:  # the system refuses to pin more memory
             return np.zeros(size, np.int32)
         return found
 
@@ -157,7 +157,7 @@ class CudaDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()
         block, stream = (size, 1, 1), self._stream
-        call = kernel._launch_kernel  # PyCUDA's public calls end here too, but pack the arguments on every call
+        call = kernel._launch_kernel  # PyCUDA's public calls end here, but pack the arguments every time
 
         def launch(grid: Grid) -> None:
             try:
@@ -199,12 +199,12 @@ class CudaDevice:
         self._modules = {}
         if self._context is not None:
             self._context.pop()
-            self._context.detach()  # the garbage collector would call a function that is wrong for primary contexts
+            self._context.detach()  # the garbage collector calls a function that is wrong for primary contexts
             self._context = None
 
 
 class CudaBackend(GpuBackend):
-    """One GPU. `device` is its driver number, or part of its name."""
+    """A backend on one CUDA GPU. `device` is the driver's device number, or part of the device's name."""
 
     name = "cuda"
     device: CudaDevice

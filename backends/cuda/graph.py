@@ -1,4 +1,4 @@
-"""CUDA graphs combine many launches into one. They use driver functions that PyCUDA 2026.1 does not wrap."""
+"""CUDA graphs, which combine many launches into one. They use driver functions that PyCUDA 2026.1 does not wrap."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from localllm.backends.base import BackendError
 
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of other threads and of the garbage collector are allowed
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and the garbage collector may make calls meanwhile
 
 
 class Graph:
-    """A recording of the work that `work` queues on a stream. The buffers that it uses must outlive it."""
+    """A graph captured from the launches that `work` queues on a stream. The buffers in use must outlive the graph."""
 
     def __init__(self, driver: Any, stream: int, work: Callable[[], None]) -> None:
         self._driver, self._stream = driver, ctypes.c_void_p(stream)

@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: compiles CUDA C to a cubin for one compute type, without driver, GPU or headers."""
+"""Calls NVRTC through ctypes. NVRTC compiles CUDA C to a cubin for one architecture, without driver, GPU or headers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A cubin, and ptxas's report about its kernel."""
+    """A cubin, and ptxas's report on its kernel."""
 
     cubin: bytes
     registers: int
-    spilled: int  # bytes of register spills, stores or loads
-    stack: int  # bytes
+    spilled: int  # bytes of register spills: stores or loads
+    stack: int  # stack frame in bytes
 
 
 def _libraries() -> list[str]:
-    """Return the possible paths of NVRTC: in the pip wheel, then on the system."""
+    """Return the possible paths of the NVRTC library: in the pip wheel, then on the system."""
     found: list[Path] = []
     spec = find_spec("nvidia")
     for base in spec.submodule_search_locations or () if spec is not None else ():
@@ -38,12 +38,12 @@ def _libraries() -> list[str]:
 
 
 class Nvrtc:
-    """The library, opened once."""
+    """The NVRTC library, opened once."""
 
     def __init__(self) -> None:
         for name in _libraries():
             try:
-                # 13.0 does not find it by itself
+                # NVRTC 13.0 does not find its builtins library by itself.
                 for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):
                     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
                 self._library = ctypes.CDLL(name)
@@ -62,7 +62,7 @@ class Nvrtc:
             raise BackendError(f"NVRTC: {self._library.nvrtcGetErrorString(result).decode()}")
 
     def compile(self, source: str, name: str, architecture: str, options: Sequence[str] = OPTIONS) -> Compiled:
-        """Compile for an architecture such as sm_90. BackendError with the compiler's log if it fails."""
+        """Compile for an architecture such as sm_90. On failure, BackendError holds the compiler's log."""
         library, program = self._library, ctypes.c_void_p()
         self._check(
             library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)

@@ -1,1 +1,1 @@
-"""Code that CUDA and OpenCL share: kernels, the lowering of plans to launches, and the executable that runs them."""
+"""Code that the CUDA and OpenCL backends share: kernels, the lowering of plans to launches, and the executable."""

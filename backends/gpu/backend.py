@@ -1,4 +1,4 @@
-"""Code that GPU backends share: choose a device from a list, and bind plans to it."""
+"""Code that GPU backends share: chooses a device from a list, and binds plans to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from localllm.plan import Plan, Value
 
 
 class GpuBackend:
-    """A backend on one GPU. With `conformance` it binds a plan only if the device passes the check of its kernels."""
+    """A backend on one GPU.
+
+    With `conformance` it binds a plan only if the device passes the check of the plan's kernels.
+    """
 
     name = ""
 
@@ -58,9 +61,9 @@ class GpuBackend:
 
 
 def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
-    """Return the index of the requested device in `names`: by number, as `cuda0`, or by part of its name.
+    """Return the index of the requested device in `names`: by number, in the form `cuda0`, or by part of its name.
 
-    "" selects the first device. BackendError, which lists the devices, if none or more than one matches.
+    "" selects the first device. If no device or several devices match, BackendError lists the devices.
     """
     text = str(asked)
     number = re.fullmatch(rf"(?:{backend})?:?\s*(\d+)", text, re.IGNORECASE)

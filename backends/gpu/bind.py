@@ -1,4 +1,4 @@
-"""Turn a plan into a program: rewrite it, and emit the launches of every operation."""
+"""Turns a plan into a program: rewrites the plan, and emits the launches of every operation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def program(
     plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "",
     local_memory: int = LEAST_LOCAL,
 ) -> Program:  # fmt: skip
-    """Return the launches, buffers and kernels of a plan for a compute type and a size of local memory in bytes.
+    """Return the launches, buffers and kernels of a plan, for a compute type and a local memory size in bytes.
 
-    Raise BackendError if the plan cannot run.
+    Raises BackendError if the plan cannot run.
     """
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, cache, keep, compute, local_memory)
@@ -35,14 +35,17 @@ def program(
     made.stages = [_stage(low, plan, numbers, dying) for numbers in plan.stages]
     made.buffers = low.values.buffers
     made.where = {value.index: low.floats(value) for value in keep}
-    if logits := low.values.find(plan.logits, FLOATS):  # None if another device of a split plan makes the logits
+    if logits := low.values.find(plan.logits, FLOATS):  # None if another device of a split plan computes the logits
         made.where[plan.logits.index] = logits
         _search(low, logits)
     return made
 
 
 def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` lists, by operation, the values that it reads last."""
+    """Emit the operations with these numbers.
+
+    `dying` lists, for each operation, the values that it is the last to read.
+    """
     first, low.received, low.sent = len(low.program.dispatches), [], []
     reserve(low, plan.operations[numbers.start : numbers.stop])
     for number in numbers:
@@ -61,7 +64,7 @@ def _emit(low: Lowering, op: Operation) -> None:
 
 
 def _search(low: Lowering, logits: Buffer) -> None:
-    """Add the passes of the search for the largest logits."""
+    """Add the passes of the top-k search over the logits."""
     made = low.program
     made.scratch[Fixed.PICKED] = 4 * largest.NUMBERS
     for number, count in enumerate(largest.passes(logits.stride, largest.MOST)):

@@ -1,4 +1,4 @@
-"""Compute the memory that a program will take on a device, and the copy speed of the device."""
+"""Computes the memory that a program will take on a device, and measures the device's copy bandwidth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -
     ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
     shares = dict.fromkeys(program.matrices, 0.0)
     for read in plan.reads:
-        if read.weight.name in shares:  # a table that is also the output matrix is read completely, once
+        if read.weight.name in shares:  # an embedding table that is also the output matrix is read completely, once
             shares[read.weight.name] = max(shares[read.weight.name], read.used / read.of)
     read_bytes = sum(formats.size_of(program.matrices[name]) * share for name, share in shares.items())
     return Memory(
@@ -44,7 +44,10 @@ def must_fit(device: Device, memory: Memory) -> None:
 
 
 def copy_bandwidth(device: Device, size: int) -> float:
-    """Measure a copy within the device's memory: bytes per second, read and written, the best of several runs."""
+    """Measure a copy within device memory in bytes per second, counting reads and writes.
+
+    The best of several runs counts.
+    """
     size = max(1 << 20, min(size, 256 << 20))
     buffers = [device.alloc(size, "a measurement of bandwidth") for _ in range(2)]
     try:

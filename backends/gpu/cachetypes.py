@@ -1,14 +1,14 @@
-"""The layout of cache blocks on a device: one row per cache type.
+"""The layout of cache blocks on a device, by cache type.
 
-Keys are stored with positions innermost, so that neighbouring work-items read neighbouring words; values are stored row
-by row. Layout of one head in one block (64 positions or the pools that end there, W words per position, G groups of 32
-values):
+Keys are stored with positions innermost, so that neighbouring work-items read neighbouring words. Values are stored row
+by row. Layout of one head in one block (64 positions or the pools that end in them, W words per position, G groups of
+32 values):
 
   keys    words (W, 64 positions), scales (G, 64 positions)
   values  words (64 positions, W), scales (64 positions, G)
 
-If every row has its own list of positions, keys are stored like values, so that one row can serve as both. The bytes of
-a position are those of `backends.cache.store`. Floats are padded to whole words. The scale of q8_0, q5_0 and q4_0 is a
+If every row has its own list of positions, keys are stored like values, so that one row can serve as both. A position
+has the same bytes as in `backends.cache.store`. Floats are padded to whole words. The scale of q8_0, q5_0 and q4_0 is a
 half in `scales`; q5_1 and q4_1 store scale and minimum in the first word of a group, and have no `scales`.
 """
 
@@ -28,16 +28,16 @@ GROUP = 32  # values of a head that share a scale
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """A cache type and its number in kernels."""
+    """A cache type, with the number that identifies it in kernels."""
 
     type: CacheType
     number: int
-    values: int  # values per unit; kernels read whole units
-    infinite: int = 0  # mask of bits that are all set only in non-finite halves (f32: words); 0: all values are finite
+    values: int  # values per unit; kernels always read whole units
+    infinite: int = 0  # bits that are all set only in infinity and NaN, in halves (f32: words); 0: none exist
 
     @property
     def scaled(self) -> bool:
-        """Whether scales are stored separately from the words."""
+        """Whether scales are stored separately from the words of values."""
         return self.type.blocks and not self.minimum
 
     @property
@@ -50,7 +50,7 @@ class CacheRow:
         return -(-head_dim // unit) * unit
 
     def words(self, head_dim: int) -> int:
-        """Return the number of words of a position, without separately stored scales."""
+        """Return the number of words per position, excluding separately stored scales."""
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
@@ -59,12 +59,15 @@ class CacheRow:
         return -(-count * self.type.head_bytes(self.size(head_dim)) // 4) * 4
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool, count: int = BLOCK) -> bool:
-        """Return whether the block content uint8 (n, bytes) is finite. FP8 always is: a NaN reads as 480."""
+        """Return whether the block content uint8 (n, bytes) is free of infinity and NaN.
+
+        FP8 content always is: NaN in FP8 reads as 480.
+        """
         rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim, count))
         halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)
         words = 2 * count * self.words(head_dim)  # 16-bit halves of the words
         if self.scaled:
-            # without the padding of the last word
+            # exclude the padding of the last word
             halves = halves[:, words : words + count * self.size(head_dim) // GROUP]
         elif self.minimum:
             of_group = words // count // (self.size(head_dim) // GROUP)  # halves per position and group
@@ -89,16 +92,20 @@ CACHE: dict[str, CacheRow] = {
 
 
 def stored_once(layer: CacheLayer, cache: CacheTypes) -> bool:
-    """Whether the values are read from the keys, because they are the first numbers of the keys.
+    """Whether the values are read from the keys, because they equal the first dimensions of the keys.
 
-    This requires the same cache type without rotation, which depends on the head width, and keys stored row by row.
+    This requires one cache type for both, without rotation, which depends on the head dimension, and keys stored row by
+    row.
     """
     row, same = CACHE[cache.values], cache.keys == cache.values and not CACHE[cache.keys].type.rotated
     return layer.gathered and layer.prefix and same and row.size(layer.value_dim) == layer.value_dim
 
 
 def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
-    """Return the bytes of keys and of values in one cache block; for a recurrent layer, of rows and of state."""
+    """Return the bytes of keys and of values in one cache block.
+
+    For a recurrent layer, these are its rows and its state.
+    """
     if not isinstance(layer, CacheLayer):
         return 4 * BLOCK * layer.row, 4 * layer.state
     rows = rows_of_block(layer.every)
@@ -107,5 +114,5 @@ def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:
-    """Return the bytes of one cache block, by layer."""
+    """Return the bytes of one cache block for each layer."""
     return tuple(sum(part_bytes(layer, cache)) for layer in plan.layers)

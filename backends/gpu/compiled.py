@@ -1,4 +1,7 @@
-"""Disk cache of compiled kernels, by a hash of everything they depend on. If storing fails, they are compiled again."""
+"""Disk cache of compiled kernels, keyed by a hash of all their inputs.
+
+Kernels that cannot be stored are compiled again next time.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from localllm.quant.codecache import CodeCache
 
 
 class CompiledStore:
-    """Binaries in a folder; with None, nothing is stored."""
+    """Compiled binaries in a folder; with None, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._cache = CodeCache(folder)
-        self.made = 0  # number of binaries compiled because they were not found
+        self.made = 0  # number of binaries compiled because they were not in the cache
 
     def get(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
-        """Return the binary of `key`; if it is missing, make and store it."""
+        """Return the binary for `key`. If the binary is missing, make and store it."""
         name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:40]
         found = self._cache.read(name)
         if found:

@@ -1,4 +1,4 @@
-"""The interface of a graphics device: store bytes, compile sources, launch kernels, measure time."""
+"""The interface of a GPU device: stores bytes, compiles sources, launches kernels, and measures time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.base.notices import N, Notice, Setting
 
-Grid = tuple[int, int, int]  # work-groups
-LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL guarantees; no kernel needs more on such devices
+Grid = tuple[int, int, int]  # number of work-groups in each dimension
+LEAST_LOCAL = 32 << 10  # bytes of local memory that OpenCL guarantees; on such devices no kernel needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Facts:
     """Properties of a device."""
 
     name: str
-    api: str  # "CUDA 13.0, compute 9.0", "OpenCL 3.0 PoCL ..."
-    compute: str  # compile target: "sm_90", "CPU", "GPU"
-    memory: int  # bytes
-    free: int  # bytes; equal to `memory` if the driver does not report it
+    api: str  # for example "CUDA 13.0, compute 9.0" or "OpenCL 3.0 PoCL ..."
+    compute: str  # compile target: "sm_90", "CPU" or "GPU"
+    memory: int  # total bytes
+    free: int  # free bytes; equal to `memory` if the driver does not report them
     local_memory: int  # maximum bytes per work-group
 
 
@@ -35,12 +35,12 @@ LESS_MEMORY = Notice(
 
 
 def out_of_memory(device: str, what: str) -> BackendError:
-    """Return the error to raise; `what` names the allocation or the call that failed."""
+    """Return the error to raise. `what` names the allocation or the call that failed."""
     return BackendError(Notice(f"{device}: out of memory at ", what, "; ", LESS_MEMORY))
 
 
 class Device(Protocol):
-    """One opened device with one queue: its calls take effect in order."""
+    """One opened device with one in-order queue."""
 
     facts: Facts
     # exceptions of the driver; methods may raise them unless they document BackendError
@@ -48,31 +48,34 @@ class Device(Protocol):
     generic: bool  # whether kernels get shapes at run time, because compiling is slow and kernel speed does not matter
 
     def alloc(self, size: int, what: str) -> Any:
-        """Allocate a zeroed buffer. BackendError, naming `what`, if memory is insufficient."""
+        """Allocate a zeroed buffer. If memory is insufficient, BackendError names `what`."""
         ...
 
     def free(self, buffer: Any) -> None: ...
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
-        """Copy a contiguous array to a buffer. The caller may change the array afterwards."""
+        """Copy a contiguous array to a buffer. The caller may overwrite the array afterwards."""
         ...
 
     def staging(self, size: int) -> NDArray[np.int32]:
-        """Allocate zeros int32 (size,) that `send` and `download` copy at full speed."""
+        """Allocate zeroed host memory int32 (size,) that `send` and `download` copy at full speed."""
         ...
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
-        """Copy a `staging` array to the start of a buffer. It must not change before the next download or sync."""
+        """Copy a `staging` array to the start of a buffer.
+
+        The array must not change before the next download or sync.
+        """
         ...
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
-        """Copy a buffer to a contiguous array; complete on return."""
+        """Copy a buffer to a contiguous array. The copy is complete on return."""
         ...
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None: ...
 
     def translate(self, source: str, kernel: str) -> None:
-        """Do the slow part of `compile` in advance; several threads may call it. May do nothing."""
+        """Do the slow part of `compile` in advance, or nothing. Several threads may call it."""
         ...
 
     def compile(self, source: str, kernel: str) -> Any:
@@ -80,25 +83,25 @@ class Device(Protocol):
         ...
 
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
-        """Set a kernel's buffers once; calling the result queues a launch with a grid.
+        """Set a kernel's buffers once. The function returned queues a launch on a grid.
 
-        Work-groups have `size` items and `local_bytes` of local memory.
+        Work-groups have `size` work-items and `local_bytes` of local memory.
         """
         ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the launches that `work` makes, without running them; calling the result queues all of them.
+        """Record the launches that `work` makes without running them.
 
-        Raise BackendError if the device cannot record.
+        The function returned queues all the recorded launches. Raises BackendError if the device cannot record.
         """
         ...
 
     def sync(self) -> None:
-        """Wait for everything in the queue. BackendError if some of it failed."""
+        """Wait until the queue is empty. Raises BackendError if a queued operation failed."""
         ...
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """Return the device time of everything that `work` queues."""
+        """Return the device time in seconds of the operations that `work` queues."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A plan bound to a device's memory: launches in order, replayed for every batch; shared by CUDA and OpenCL."""
+"""A plan bound to a device's memory. Its launches are replayed in order for every batch. CUDA and OpenCL share it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ NOTHING_SENT = np.empty((0, 0), np.int32)
 
 
 class GpuExecutable(Shell):
-    """A bound plan on one device."""
+    """A plan bound to one device."""
 
     def __init__(
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress | None,
         keep: Collection[Value], check: Callable[[Program], None] | None = None,
     ) -> None:  # fmt: skip
-        """Bind the plan; `check` raises if the device does not run the program correctly."""
+        """Bind the plan. `check` raises if the device does not run the program correctly."""
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device, self._causal, self._lookups = device, plan.causal, Lookups(plan)
@@ -86,7 +86,7 @@ class GpuExecutable(Shell):
         self._wanted_limits = of_wanted
         self._wanted = device.staging(step_words(of_wanted) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
-        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables already on the device
+        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # block tables that are already on the device
         self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -119,13 +119,13 @@ class GpuExecutable(Shell):
         return self._logits[: len(batch.logit_rows)]
 
     def step_top_k(self, batch: Batch, count: int) -> TopK:
-        """Run the batch and return the `count` largest logits of each row; the others stay on the device."""
+        """Run the batch and return the `count` largest logits of each row. The other logits stay on the device."""
         count = self._look_for(count)
         self._run(batch, count)
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Set the search to `count` logits, or to the vocabulary size if that is smaller; return the number."""
+        """Set the top-k search to `count` logits, or to the vocabulary size if that is smaller. Return the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
@@ -136,7 +136,7 @@ class GpuExecutable(Shell):
         return count
 
     def _keys_of(self, rows: int, count: int) -> NDArray[np.uint32]:
-        """Return memory for the keys of the largest logits: (rows, count, 2)."""
+        """Return host memory for the sort keys of the largest logits: (rows, count, 2)."""
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
@@ -151,7 +151,7 @@ class GpuExecutable(Shell):
                 self._read(part, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
-        """Upload the data that all pieces of a batch share, and read its lookups."""
+        """Upload the data that all pieces of a batch share, and read the rows of its lookups."""
         self._lookups.fetch(batch)
         self._upload_tables(Fixed.TABLES, batch.tables)
         if batch.window_tables is not None:
@@ -166,7 +166,7 @@ class GpuExecutable(Shell):
             self._sent[which] = tables.copy()
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Send some rows of the batch to the device; return the positions of their logits in `logit_rows`."""
+        """Send some rows of the batch to the device. Return the positions of their logits in `logit_rows`."""
         wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits, self._causal)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         if self._wanted_limits is not None and len(wanted):
@@ -177,12 +177,12 @@ class GpuExecutable(Shell):
         return wanted
 
     def _supply(self, stage: Stage[Buffer], rows: NDArray[np.intp]) -> None:
-        """Upload the lookups of a stage for some rows."""
+        """Upload the looked-up rows of a stage for some rows of the batch."""
         for value, buffer in stage.looked_up:
             self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(self._lookups[value][rows]))
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
-        """Launch a stage for the sent rows, then the search for the largest logits; return the number of its passes."""
+        """Launch a stage for the sent rows, then the top-k search if requested. Return the number of search passes."""
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
@@ -202,7 +202,7 @@ class GpuExecutable(Shell):
         return len(reads)
 
     def _queue(self, work: slice, counts: dict[str, int], passes: int) -> None:
-        """Queue some dispatches, and some passes of the search for the largest logits."""
+        """Queue some dispatches, and the first passes of the top-k search."""
         for dispatch, bound in zip(self._program.dispatches[work], self._launches[work], strict=True):
             count = counts[dispatch.rows]
             if count:
@@ -212,19 +212,19 @@ class GpuExecutable(Shell):
             launch(work_groups(grid, counts))
 
     def spoil(self, bits: int) -> None:
-        """Fill the memory of activations, to check that no kernel reads values not written in its step."""
+        """Overwrite the memory of activations, to check that no kernel reads values from before its step."""
         self._must_be_open()
         self._buffers.spoil(bits)
 
     def replay(self) -> None:
-        """Queue the launches of the last step (or its last piece) again, for measurements."""
+        """Queue the launches of the last step (or of its last piece) again, for measurements."""
         self._must_be_open()
         self._again()
 
     # -- results ---------------------------------------------------------------------------------------------------
 
     def _read(self, batch: Batch, rows: NDArray[np.intp], wanted: NDArray[np.intp], picked: int, passes: int) -> None:
-        """Download a piece's results into those of the batch: logits or the largest ones, and kept values."""
+        """Download the results of a piece into the results of the batch: all or the largest logits, and kept values."""
         of = {"batch": rows, "logits": wanted}
         if picked and passes:
             self._gather(KEYS[(passes - 1) % 2], self._keys_of(len(batch.logit_rows), picked), wanted)
@@ -239,10 +239,10 @@ class GpuExecutable(Shell):
             self._device.sync()
 
     def _gather(self, source: Reference, into: NDArray[Any], rows: NDArray[np.intp]) -> None:
-        """Download the first rows of a buffer to `rows` of an array."""
+        """Download the first rows of a buffer to the given rows of an array."""
         if not len(rows):
             return
-        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent rows, the common case: copy directly
+        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent rows, the common case: copied directly
             self._device.download(self._buffers[source], 0, into[rows[0] : rows[-1] + 1])
             return
         found = np.empty((len(rows), *into.shape[1:]), into.dtype)
@@ -292,7 +292,7 @@ class GpuExecutable(Shell):
         self._buffers.fill(weight)
 
     def read_bandwidth(self) -> float:
-        """Measure the bytes per second of copying the largest matrix within the device; reads and writes both count."""
+        """Measure copying the largest matrix within the device in bytes per second, counting reads and writes."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 
@@ -307,6 +307,6 @@ class GpuExecutable(Shell):
 
 
 def _empty_routing(own: KeptRouting, rows: int) -> Routing:
-    """Allocate the routing of the largest batch."""
+    """Allocate the expert routing of the largest batch."""
     used = own.used
     return Routing(np.zeros((rows, used), np.int32), np.zeros((rows, used, own.hidden.stride // used), np.float32))

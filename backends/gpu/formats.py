@@ -1,7 +1,7 @@
-"""The layout of weight formats on a device, and the macros of their kernels: one row per format.
+"""The layout of weight formats on a device, and the macros of their kernels, by format.
 
-A block of the file is split so that kernels can read words. The body has a size and position that allow 4-byte reads;
-the head is the remaining few bytes. A matrix is all bodies, row by row, then all heads.
+A GGUF block is split so that kernels can read words. The body is a byte range that allows 4-byte reads; the head is the
+few remaining bytes. A matrix stores all bodies, row by row, then all heads.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from localllm.quant import FORMATS as FILE_FORMATS
 from localllm.quant.formats import fp4, iq4
 from localllm.quant.formats.grids import grid
 
-PIECE = 32 << 20  # bytes read from the file at a time
+PIECE = 32 << 20  # bytes read from the GGUF at a time
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPacking:
     """The block layout of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
 
-    body: tuple[int, int]  # byte range in the file's block
+    body: tuple[int, int]  # byte range within the GGUF block
     head: tuple[int, int] = (0, 0)
     halves: int = 1  # number of scales per 32 values
     minimum: bool = False
-    levels: tuple[int, ...] = ()  # values of nibbles, as int8
+    levels: tuple[int, ...] = ()  # the int8 values that the nibbles index
     points: Callable[[], NDArray[np.uint32]] | None = None  # the codebook, four coordinates per word
 
 
@@ -82,7 +82,7 @@ def check_format(weight: Tensor) -> None:
 
 
 def defines(name: str) -> dict[str, object]:
-    """Return the macros of a format's kernels."""
+    """Return the macros for the kernels of a format."""
     if name in PLAIN:
         return {f"FORMAT_{name}": 1}
     packing = QUANTIZED[name]
@@ -99,7 +99,7 @@ def defines(name: str) -> dict[str, object]:
 
 
 def tables(name: str) -> str:
-    """Return the source of the codebook that a format's kernels read."""
+    """Return the source of the codebook for the kernels of a format."""
     packing = QUANTIZED.get(name)
     if packing is None or packing.points is None:
         return ""
@@ -108,7 +108,7 @@ def tables(name: str) -> str:
 
 
 def size_of(weight: Tensor) -> int:
-    """Return the bytes of a matrix on the device: as in the file, plus 16, because kernels read past the end."""
+    """Return the bytes of a matrix on the device: as in the GGUF, plus 16, because kernels read past the end."""
     rows = math.prod(weight.shape[:-1])
     fmt = FILE_FORMATS[weight.format]
     return rows * (weight.shape[-1] // fmt.block_values) * fmt.block_bytes + 16
@@ -117,7 +117,7 @@ def size_of(weight: Tensor) -> int:
 def pieces(weight: Tensor) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """Yield (offset, bytes) of a matrix in the device's layout, some rows at a time."""
     rows, fmt = math.prod(weight.shape[:-1]), FILE_FORMATS[weight.format]
-    blocks = weight.shape[-1] // fmt.block_values  # per row
+    blocks = weight.shape[-1] // fmt.block_values  # blocks per row
     step = max(1, PIECE // max(1, blocks * fmt.block_bytes))
     packing = QUANTIZED.get(weight.format)
     for start in range(0, rows, step):

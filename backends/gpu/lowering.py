@@ -1,4 +1,4 @@
-"""The state that emitters share: buffers of values, names of weights, and the program under construction."""
+"""The state that emitters share: buffers of values, names of weights, and the program so far."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from localllm.backends.gpu.references import Fixed, MatrixOf, Reference, VectorO
 from localllm.backends.gpu.steps import step_words, wanted_limits
 from localllm.plan import Plan, Rows, Value, Weight, flattened
 
-FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; other forms are matrix formats, for split rows
+FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; for split rows, the form is a matrix format
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a kernel writes its rows: floats, activation blocks, or both."""
+    """The buffers to which a kernel writes its rows: floats, activation blocks, or both."""
 
     floats: Buffer | None
     blocks: Buffer | None = None
@@ -42,7 +42,7 @@ class Delivery:
 
 
 class Forms(Protocol):
-    """Rows in the forms that products read."""
+    """Rows of activations, in the forms that products read."""
 
     def find(self, form: str) -> Buffer | None: ...
 
@@ -50,7 +50,7 @@ class Forms(Protocol):
 
 
 class Lowering:
-    """A plan being lowered to a program. `rows` holds the maximum rows of the batch, and of logits."""
+    """A plan being lowered to a program. `rows` holds the maximum numbers of batch rows and of logit rows."""
 
     def __init__(
         self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str, local_memory: int
@@ -61,7 +61,7 @@ class Lowering:
         self.kept = {value.index for value in keep}
         self.program = Program()
         self.values: Allocator[str] = Allocator()
-        self.received: list[tuple[Value, Buffer]] = []  # per stage
+        self.received: list[tuple[Value, Buffer]] = []  # values that the current stage receives
         self.sent: list[tuple[Value, Buffer]] = []
         self.looked_up: list[tuple[Value, Buffer]] = []
         self._wants_blocks, self._wants_floats = _readers(plan, keep)
@@ -69,17 +69,17 @@ class Lowering:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def floats(self, value: Value) -> Buffer:
-        """Return the float32 rows of a value that was made."""
+        """Return the float32 buffer of a value that has been computed."""
         found = self.values.find(value, FLOATS)
         assert found is not None, f"nothing made the floats of {value.name}"
         return found
 
     def make(self, value: Value) -> Buffer:
-        """Allocate float32 rows for a value."""
+        """Allocate a float32 buffer for a value."""
         return self.values.make(value, FLOATS, value.width)
 
     def deliver(self, value: Value) -> Delivery:
-        """Allocate the forms of a value that its readers need, for a kernel that can write both."""
+        """Allocate the forms of a value that its readers need, for a kernel that can write both forms."""
         words, blocks = 0, None
         if value.index in self._wants_blocks:
             words = block_words(value.width)
@@ -87,7 +87,7 @@ class Lowering:
         return Delivery(self.make(value) if value.index in self._wants_floats else None, blocks, words)
 
     def take(self, rows: Rows, stride: int) -> Buffer:
-        """Allocate a buffer of `stride` elements per row, for temporary data that is not a value."""
+        """Allocate a buffer of `stride` elements per row, for scratch data that belongs to no value."""
         return self.values.take(rows, stride)
 
     def give(self, *buffers: Buffer) -> None:
@@ -125,7 +125,7 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class ValueForms:
-    """The forms of a value; they live as long as it does."""
+    """The forms of a value, which live as long as the value."""
 
     low: Lowering
     value: Value
@@ -139,7 +139,7 @@ class ValueForms:
 
 @dataclass(frozen=True, slots=True)
 class TakenForms:
-    """The forms of rows that are not a value, `times` rows per row of the batch. The caller frees `buffers`."""
+    """The forms of scratch rows that belong to no value, `times` rows per batch row. The caller frees `buffers`."""
 
     low: Lowering
     rows: Rows

@@ -1,4 +1,4 @@
-"""The memory of a program on a device: a buffer for every reference, and launches prepared on them."""
+"""The memory of a program on a device: a buffer for every reference, and launches prepared with these buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Numbers = tuple[int, ...]  # passed to a generic kernel at run time
 
 
 class DeviceMemory:
-    """Buffers by reference; empty before `allocate` and after `free`."""
+    """Buffers by reference: empty before `allocate` and after `free`."""
 
     def __init__(self, device: Device, plan: Plan, limits: Limits) -> None:
         self._device, self._plan, self._limits = device, plan, limits
@@ -73,7 +73,7 @@ class DeviceMemory:
         return buffer
 
     def fill(self, weight: Tensor) -> list[int]:
-        """Upload a matrix; return the bytes of each piece."""
+        """Upload a matrix. Return the bytes of each piece."""
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[MatrixOf(weight.name)], offset, data)
@@ -94,7 +94,7 @@ class DeviceMemory:
         return self._device.prepare(compiled, kernel.size, kernel.local_bytes, buffers), launch.grid
 
     def _shape(self, numbers: Numbers) -> Any:
-        """Return the buffer with a generic kernel's run-time numbers, its first parameter."""
+        """Return the buffer of a generic kernel's run-time values, which is its first parameter."""
         if numbers not in self._buffers:
             array = np.array(numbers, np.int32)
             self._device.upload(self._alloc(numbers, array.nbytes, "the shapes"), 0, array)
@@ -107,7 +107,7 @@ class DeviceMemory:
 
 
 def _numbers(weight: Weight) -> F32:
-    """Return a tensor of plain numbers as float32."""
+    """Return a small tensor as float32."""
     rows = int(np.prod(weight.shape[:-1], dtype=np.int64))
     return np.ascontiguousarray(
         dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]]

@@ -1,4 +1,4 @@
-"""The KV cache in the memory of a device: blocks of keys and of values by layer."""
+"""The KV cache in device memory: blocks of keys and blocks of values, by layer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from localllm.backends.gpu.references import CacheOf
 from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
 
 U8 = NDArray[np.uint8]
-Numbers = NDArray[np.int32]  # numbers of cache blocks
+Numbers = NDArray[np.int32]  # cache block numbers
 
 
 class PagedCache:
-    """The keys and values of every layer, in the memory of a device."""
+    """The keys and values of every layer, in device memory."""
 
     def __init__(self, device: Device, plan: Plan, cache: CacheTypes, memory: DeviceMemory) -> None:
         self._device, self._layers, self._memory = device, plan.layers, memory
@@ -28,11 +28,11 @@ class PagedCache:
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
         once = any(isinstance(layer, CacheLayer) and stored_once(layer, cache) for layer in plan.layers)
-        # Layout of `cachetypes`: keys of all heads, then values.
+        # Block layout as in `cachetypes`: keys of all heads, then values.
         self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}{' once' * once}"
 
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
-        """Yield for keys and for values: buffer, offset in the content of a block, bytes per block."""
+        """Yield (buffer, offset in the block's content, bytes per block) for keys and for values."""
         keys, values = self._part_bytes[layer]
         yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
         if values:

@@ -1,7 +1,7 @@
 """The result of lowering: the buffers of a plan's values and the launches of its operations. Nothing is allocated.
 
-An operation has launches for few rows and, if another kernel is better, others for many. Kernels for few rows (decode,
-verify) sum in an order that does not depend on the batch; kernels for many rows (prefill) use tiles.
+An operation has launches for few rows and, if another kernel is better, separate launches for many rows. Kernels for
+few rows (decode, verify) sum in an order that does not depend on the batch; kernels for many rows (prefill) use tiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Dispatch:
     some: tuple[Launch, ...] | None = None
 
     def launches(self, rows: int) -> tuple[Launch, ...]:
-        """Return the launches for this many rows."""
+        """Return the launches for this number of rows."""
         if rows > FEW_ROWS:
             return self.some if self.some is not None and rows <= SOME_ROWS else self.many or self.few
         return self.one if rows == 1 and self.one else self.few
@@ -38,7 +38,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class KeptRouting:
-    """Buffers that keep the experts of each row (T, used), and the inputs of the down matrices (T, used * ffn)."""
+    """Buffers that keep the expert routing: the experts of each row, and the inputs of the down matrices."""
 
     choices: Choices
     hidden: Buffer
@@ -47,7 +47,7 @@ class KeptRouting:
 
 @dataclass(slots=True)
 class Program:
-    """Everything that lowering determines before memory is allocated."""
+    """The result of lowering, before memory is allocated."""
 
     dispatches: list[Dispatch] = field(default_factory=list)
     stages: list[Stage[Buffer]] = field(default_factory=list)
@@ -55,13 +55,13 @@ class Program:
     matrices: dict[str, Weight] = field(default_factory=dict)
     vectors: dict[str, Weight] = field(default_factory=dict)
     ropes: set[Rope] = field(default_factory=set)
-    scratch: dict[Scratch, int] = field(default_factory=dict)  # bytes
-    where: dict[int, Buffer] = field(default_factory=dict)  # buffers of values that outlive the step: kept ones, logits
-    routings: dict[int, KeptRouting] = field(default_factory=dict)  # routings by the index of the mixture's output
-    has_top_k: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
+    scratch: dict[Scratch, int] = field(default_factory=dict)  # sizes in bytes
+    where: dict[int, Buffer] = field(default_factory=dict)  # buffers of kept values and logits, which outlive the step
+    routings: dict[int, KeptRouting] = field(default_factory=dict)  # expert routings, by index of the mixture's output
+    has_top_k: list[Launch] = field(default_factory=list)  # passes of the top-k search
 
     def kernels(self) -> list[Kernel[Any]]:
-        """Return each kernel once, in order."""
+        """Return the distinct kernels in order of first use."""
         launches = (launch for d in self.dispatches for launch in (*d.one, *d.few, *(d.some or ()), *d.many))
         return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.has_top_k)))
 

@@ -1,4 +1,4 @@
-"""References: names of the buffers of a launch before their memory is allocated."""
+"""References: names for the buffers of a launch before memory is allocated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from localllm.plan import Rope
 
 @dataclass(frozen=True, slots=True)
 class MatrixOf:
-    """The packed matrix of a weight, by the weight's name."""
+    """The packed matrix of a weight, identified by the weight's name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class VectorOf:
-    """The float32 numbers of a weight, by the weight's name."""
+    """The float32 values of a weight, identified by the weight's name."""
 
     name: str
 
@@ -34,16 +34,16 @@ class CacheOf:
 
 @dataclass(frozen=True, slots=True)
 class RopeTableOf:
-    """The table of cosines and sines (positions, n_rot)."""
+    """The RoPE table of cosines and sines (positions, n_rot)."""
 
     rope: Rope
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The experts selected for the rows of a mixture: their numbers, their weights, or the pairs grouped by expert.
+    """The routing of a mixture: the selected experts, their weights, or the pairs grouped by expert.
 
-    `mixture` is the index of the value that the mixture makes.
+    `mixture` is the index of the mixture's output value.
     """
 
     mixture: int
@@ -51,17 +51,17 @@ class Choices:
 
 
 class Fixed(Enum):
-    """Buffers that exist once."""
+    """Buffers that exist only once per program."""
 
-    NOTHING = "nothing"  # small; for parameters that a kernel does not read
-    STEP = "step"  # the rows of the batch
-    WANTED = "wanted"  # step of the rows whose logits are requested
+    NOTHING = "nothing"  # a small dummy for parameters that a kernel does not read
+    STEP = "step"  # step buffer of the batch
+    WANTED = "wanted"  # step buffer of the rows whose logits are requested
     TABLES = "tables"  # block tables
-    WINDOW_TABLES = "window tables"  # block tables of layers with separate blocks
+    WINDOW_TABLES = "window tables"  # block tables of sliding-window layers with separate blocks
     PARTIAL = "partial"  # partial results of attention
-    SCORES = "scores"  # indexer scores, and integers in the same order
-    PICKED = "picked"  # parameters of the search for the largest logits
-    EVEN_KEYS = "keys: even passes"  # results of the search
+    SCORES = "scores"  # indexer scores, and their integers in the same order
+    PICKED = "picked"  # parameters of the top-k search
+    EVEN_KEYS = "keys: even passes"  # results of the top-k search
     ODD_KEYS = "keys: odd passes"
 
 

@@ -1,8 +1,8 @@
-"""Replay of steps with few rows: their launches are recorded once per shape and replayed as one.
+"""Replay of steps with few rows. Their launches are recorded once per shape, and replayed as one launch.
 
-Kernels read tokens, positions and tables from device memory, so a replay is correct for every batch of its shape. A
-shape is the rows, the rows of logits, and the number of attention partitions rounded up to a power of two; work-groups
-of partitions beyond the context return at once.
+Kernels read tokens, positions and block tables from device memory, so a replay is correct for every batch of its shape.
+A shape is the number of rows, the number of logit rows, and the number of attention partitions rounded up to a power of
+two. Work-groups of partitions beyond the context return at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MOST = 64  # maximum number of recorded shapes per stage of a plan
 
 
 class Replays:
-    """Recordings of a device, by shape."""
+    """The recordings of a device, by shape."""
 
     def __init__(self, device: Device, most: int = MOST) -> None:
         self._device, self._most = device, most
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Callable[[], None]] = {}
-        self.refused = ""  # the reason why the device cannot record, or ""
+        self.refused = ""  # why the device cannot record, or ""
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
-        """Queue the launches of `work`. The second call with a shape records them, later ones replay the recording."""
+        """Queue the launches of `work`. The second call with a shape records them; later calls replay the recording."""
         replay = self._recorded.get(shape)
         if replay is None:
             replay = self._record(shape, work) if shape in self._seen and not self.refused else work
@@ -43,7 +43,7 @@ class Replays:
         return replay
 
     def clear(self) -> None:
-        """Drop all recordings; call it before freeing the memory that they use."""
+        """Drop all recordings. Must be called before the memory in use is freed."""
         try:
             self._device.sync()
         finally:

@@ -1,8 +1,8 @@
-"""Splits a batch into pieces of one row, few rows or many rows; pieces of many rows use attention tiles.
+"""Splits a batch into pieces of one row, few rows or many rows. Pieces of many rows use attention tiles.
 
 Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
-time in kernels with a fixed order of sums, so that decode gives the same bits for any batch. Without a causal mask, the
-rows of a sequence stay in one piece.
+time in kernels with a fixed summation order, so that decode gives the same bits in any batch. With non-causal
+attention, the rows of a sequence stay in one piece.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localllm.backends.gpu.kernels.products import SOME_ROWS
 from localllm.backends.gpu.replay import bucket
 from localllm.plan import Batch, Rows
 
-TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # name of the count of tiles, by kind of rows
+TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # name of the tile count, by kind of rows
 ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # minimum rows of each class: one, few, some, many
 
 
@@ -30,7 +30,7 @@ def row_class(count: int) -> int:
 
 
 def work_groups(grid: Grid, counts: dict[str, int]) -> Groups:
-    """Return the work-groups of a launch."""
+    """Return the number of work-groups of a launch in each dimension."""
     x, y, z = grid
     return _dimension(x, counts), _dimension(y, counts), _dimension(z, counts)
 
@@ -52,9 +52,9 @@ def fill_step(
 ) -> tuple[NDArray[np.intp], dict[str, int]]:
     """Write some rows of a batch to the step buffer.
 
-    It holds a header, then per row tokens, positions, slots and sequences, tiles (first row, rows), slots of windows,
-    and rows of logits. A plan that is not `causal` has no window slots: they are replaced by the last position of the
-    row's sequence. Return the places of these rows among `logit_rows`, and the counts that grids need.
+    The buffer holds a header, then per row tokens, positions, slots and sequences, then tiles (first row, rows), slots
+    of sliding windows, and rows of logits. A plan that is not `causal` has no window slots: the last position of the
+    row's sequence takes their place. Return the indices of these rows in `logit_rows`, and the counts that grids need.
     """
     place = np.full(len(batch.tokens), -1, np.int32)
     place[rows] = np.arange(len(rows))
@@ -83,9 +83,10 @@ def fill_step(
 
 
 def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
-    """Return the rows of each piece, in order: long runs of a sequence together, others FEW_ROWS at a time.
+    """Return the rows of each piece, in order.
 
-    If the plan is not `causal`, short runs of a sequence are not divided; a piece holds as many as fit.
+    Long runs of a sequence form one piece; other rows go FEW_ROWS at a time. If the plan is not `causal`, short runs of
+    a sequence are never divided; a piece holds several runs if they fit.
     """
     count = len(batch.tokens)
     if count <= FEW_ROWS:
@@ -98,7 +99,7 @@ def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
 
 
 def _whole(sequence: NDArray[np.int32]) -> list[int]:
-    """Return the starts of pieces of at most FEW_ROWS rows that do not divide a sequence."""
+    """Return the first rows of pieces that have at most FEW_ROWS rows and do not divide a sequence."""
     starts = [] if not len(sequence) else [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist()]
     found: list[int] = []
     for start, stop in pairwise([*starts, len(sequence)]):
@@ -108,12 +109,12 @@ def _whole(sequence: NDArray[np.int32]) -> list[int]:
 
 
 def wanted_limits(limits: Limits) -> Limits:
-    """Return the limits of a step with the rows whose logits are requested."""
+    """Return the limits of a step that contains only the rows whose logits are requested."""
     return replace(limits, rows=limits.logit_rows)
 
 
 def tiles(sequence: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return tiles of at most TILE_ROWS rows of one sequence in order of position: (first row, rows)."""
+    """Return tiles of at most TILE_ROWS rows of one sequence in order of position, as (first row, rows)."""
     starts = [0, *(np.flatnonzero((np.diff(sequence) != 0) | (np.diff(positions) < 0)) + 1).tolist(), len(sequence)]
     found = [
         (at, min(TILE_ROWS, stop - at)) for start, stop in pairwise(starts) for at in range(start, stop, TILE_ROWS)

@@ -1,1 +1,1 @@
-"""Two backends as one: some layers of a plan run on a GPU, the others on the CPU."""
+"""A backend made of two: some layers of a plan run on a GPU, the others on the CPU."""

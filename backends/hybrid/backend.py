@@ -1,4 +1,4 @@
-"""The hybrid backend: a GPU and the CPU as one backend. It uses only the interface of backends."""
+"""The hybrid backend: combines a GPU backend and the CPU backend through the common interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import Plan, Value
 
 
 class HybridBackend:
-    """Binds plans to two backends according to `placement`, and owns both."""
+    """Binds plans to two backends according to `placement`, and owns both backends."""
 
     def __init__(self, gpu: Backend, host: Backend, placement: Placement) -> None:
         self.gpu, self.host, self.placement = gpu, host, placement
@@ -28,9 +28,9 @@ class HybridBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """Bind the whole plan to one side if the placement says so, otherwise split it over both.
+        """Bind the whole plan to one side if the placement says so, otherwise split it over both sides.
 
-        Raise BackendError if a side cannot be bound, or if values are to be kept and the plan is split.
+        Raises BackendError if a side cannot be bound, or if the plan is split and values are to be kept.
         """
         split = cut_plan(plan, self.placement)
         backends: dict[Side, Backend] = {"host": self.host, "gpu": self.gpu}
@@ -54,7 +54,7 @@ class HybridBackend:
 
 
 def _told(progress: Progress | None, where: str) -> Progress | None:
-    """Return a progress function that adds the name of the side."""
+    """Return a progress function that adds the side's name to the phase."""
 
     def report(what: str, done: int, total: int) -> None:
         assert progress is not None

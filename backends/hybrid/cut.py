@@ -1,4 +1,4 @@
-"""Decides which operations of a plan run on the GPU and which on the host, counting layers like llama.cpp."""
+"""Decides which operations of a plan run on the GPU and which on the host. Layers are counted as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Side = Literal["host", "gpu"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Put the last `layers` layers on the GPU; the output counts as one layer.
+    """A placement puts the last `layers` layers on the GPU; the output counts as one layer.
 
     The experts of the first `host_experts` layers stay on the host. If all layers and the output go to the GPU, so do
-    the embeddings. An encoder-decoder model goes to the GPU as a whole or not at all.
+    the embeddings. An encoder-decoder model runs entirely on the GPU or entirely on the host.
     """
 
     layers: int
@@ -24,20 +24,20 @@ class Placement:
 
 
 def most_layers(plan: Plan) -> int:
-    """Return the maximum of `Placement.layers`: all layers and the output."""
+    """Return the largest possible `Placement.layers`: all layers and the output."""
     return len(plan.starts)
 
 
 def sides(plan: Plan, placement: Placement) -> list[Side]:
-    """Return the side of each operation."""
+    """Return the side on which each operation runs."""
     count, starts = len(plan.operations), plan.starts
     on_gpu = min(placement.layers, len(starts))
-    # encoder and decoder stages run on different rows, so neither can be split
+    # Encoder and decoder stages run on different rows, so neither can be split.
     if plan.encodes and on_gpu < len(starts):
         on_gpu = 0
     first = (0 if on_gpu == len(starts) else starts[-on_gpu]) if on_gpu else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
-    caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier layer runs on the same side
+    caches: dict[int, Side] = {}  # a layer that reuses an earlier layer's KV cache runs on the same side
     found: list[Side] = []
     for number, op in enumerate(plan.operations):
         stays = isinstance(op, Experts) and number < host_experts

@@ -1,4 +1,4 @@
-"""A plan bound to two backends that run its stages alternately, with the interface of one executable."""
+"""A plan bound to two backends that run its stages in alternation, behind the interface of one executable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_PLACE = Notice(
 
 
 class HybridExecutable:
-    """Owns the executables of all sides; they run the stages of a plan alternately."""
+    """Owns the executables of all sides, which run the stages of a plan in alternation."""
 
     def __init__(self, split: Split[Side], bound: Mapping[Side, Executable], limits: Limits) -> None:
         self._split, self._bound, self.limits = split, dict(bound), limits
@@ -38,7 +38,7 @@ class HybridExecutable:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
+        """Run the batch and return its logits, float32 (L, vocabulary), as a view that the next step overwrites."""
         (logits,) = self._step(batch, lambda: [self.result()])
         return logits
 
@@ -47,7 +47,7 @@ class HybridExecutable:
         return TopK(*self._step(batch, lambda: self.result_top_k(count)))
 
     def _step(self, batch: Batch, result: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
-        """Run the batch piece by piece, and return the arrays of `result` (L, ...) for the whole batch."""
+        """Run the batch piece by piece. Return the arrays of `result` (L, ...) for the whole batch."""
         found: list[NDArray[Any]] = []
         pieces = self.pieces(batch)
         for rows in pieces:
@@ -63,9 +63,9 @@ class HybridExecutable:
         return found
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Return the pieces of the side that accepts the fewest rows at a time.
+        """Return the pieces of the side that splits the batch most finely.
 
-        In non-causal models a sequence stays in one piece; only the sides with non-causal attention decide.
+        In non-causal models a sequence stays in one piece, so only the sides with non-causal attention decide.
         """
         plans = self._split.plans
         sides = [side for side in plans if not plans[side].causal] or list(plans)
@@ -76,7 +76,7 @@ class HybridExecutable:
             executable.begin(batch)
 
     def run(self, received: Sequence[F32] = ()) -> list[F32]:
-        """Run all stages."""
+        """Run all stages on their sides."""
         crossing = list(received)
         for side in self._split.order:
             crossing = self._bound[side].run(crossing)
@@ -113,7 +113,7 @@ class HybridExecutable:
         self._bound[side].write_blocks(number, numbers, content)
 
     def read_bandwidth(self) -> float:
-        """Return the bytes per second over all sides, which read one after the other as in decode."""
+        """Return the bandwidth over all sides in bytes per second. The sides read one after the other, as in decode."""
         pairs = [(bound.memory.weights_per_token, bound.read_bandwidth()) for bound in self._bound.values()]
         if not all(pace for _, pace in pairs):
             return 0.0

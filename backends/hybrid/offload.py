@@ -1,7 +1,8 @@
-"""Decides which layers go to a GPU: the requested number, or the maximum that fits into its free memory.
+"""Decides which layers go to a GPU: the requested number, or the largest number that fits into its free memory.
 
-`gpu_layers=N` counts as in llama.cpp: the last N layers, with the output as one more layer; all of them include the
-embeddings. A request that does not fit fails here, before any weight is read, and the error says what would fit.
+`gpu_layers=N` counts as in llama.cpp: it offloads the last N layers, and the output counts as one more layer.
+Offloading all of them includes the embeddings. A request that does not fit fails here, before any weight is read, and
+the error suggests settings that fit.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.base.notices import Notice, Setting, Together
 from localllm.plan import Plan
 
-RESERVE, SHARE = 1 << 30, 20  # bytes to leave free: RESERVE, or 1/SHARE of the free memory if that is less
-SMALLEST_CONTEXT = 256  # tokens; the smallest context worth proposing
-SMALLER_TYPE = "q8_0"  # the cache type to propose
+RESERVE, SHARE = 1 << 30, 20  # bytes to leave free: RESERVE, or 1/SHARE of the free memory if that is smaller
+SMALLEST_CONTEXT = 256  # smallest context in tokens that is worth proposing
+SMALLER_TYPE = "q8_0"  # cache type to propose
 
-LimitsAt = Callable[[int], Limits]  # returns the limits for a context size
+LimitsAt = Callable[[int], Limits]  # maps a context size to limits
 
 
 class DoesNotFit(BackendError):
@@ -39,15 +40,15 @@ class DoesNotFit(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The request: layers on the GPU, number of first layers whose experts stay on the CPU, and which GPU."""
+    """The offload request: layers on the GPU, the number of first layers whose experts stay on the CPU, and the GPU."""
 
-    gpu_layers: int | str = "auto"  # a number, "auto" or "all"
+    gpu_layers: int | str = "auto"  # a number of layers, "auto" or "all"
     n_cpu_moe: int = 0
     device: str = ""
 
     @property
     def asked(self) -> Together:
-        """Return the options that require a GPU."""
+        """Return the options in use that require a GPU."""
         named = (Setting("gpu_layers", self.gpu_layers), Setting("n_cpu_moe", self.n_cpu_moe))
         return Together(setting for setting in named if setting.value not in ("auto", 0))
 
@@ -59,17 +60,17 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A plan and a GPU, before anything is loaded."""
+    """A plan and a GPU, before any weight is loaded."""
 
     gpu: DeviceBackend
-    name: str  # name of the GPU
+    name: str  # the GPU's name
     plan: Plan
     limits_at: LimitsAt
     context: int
     cache: CacheTypes
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
-        """Return the memory that the GPU's part of a placement needs; None if nothing runs on the GPU."""
+        """Return the memory that the GPU's part of a placement needs, or None if no layer runs on the GPU."""
         own = cut_plan(self.plan, placement).plans.get("gpu")
         if own is None:
             return None
@@ -85,7 +86,7 @@ class Planner:
         return free - min(RESERVE, free // SHARE)
 
     def place(self, offload: Offload) -> Placement:
-        """Place every layer; DoesNotFit if more layers were requested than fit."""
+        """Place every layer. Raises DoesNotFit if more layers were requested than fit."""
         most = most_layers(self.plan)
         if offload.gpu_layers == "auto":
             return Placement(self.most_that_fit(offload.n_cpu_moe), offload.n_cpu_moe)
@@ -113,7 +114,7 @@ class Planner:
         return Notice(counts, "what fits is ", proposals[0], *others)
 
     def _proposals(self, wanted: Placement) -> Iterator[Together]:
-        """Yield changes to the request; each of them alone makes it fit."""
+        """Yield alternative changes to the request. Each change alone makes the request fit."""
         if layers := self.most_that_fit(wanted.host_experts):
             yield Together([Setting("gpu_layers", layers)])
         count = most_layers(self.plan) - 1
@@ -132,7 +133,10 @@ class Planner:
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
+    """Return the largest number up to `high` that fits.
+
+    `low` must fit, and smaller numbers must fit if larger ones do.
+    """
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -153,15 +157,15 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A backend to bind a plan to, and the line to print about it."""
+    """A backend to bind a plan to, and the text to print about the placement."""
 
     backend: Backend
-    gpu: str = ""  # name of the GPU; "" if none
-    placed: str = ""  # description of the layers on it
+    gpu: str = ""  # name of the GPU, or ""
+    placed: str = ""  # describes the layers on the GPU
     note: str = ""
 
     def line(self, executable: Executable) -> str:
-        """Return a line on the placement if a GPU is used or was requested; otherwise ""."""
+        """Return a line on the placement if a GPU is used or was requested, otherwise ""."""
         if not self.gpu:
             return self.note
         if not isinstance(executable, HybridExecutable):
@@ -173,7 +177,7 @@ class Arrangement:
 def bind(
     arranged: Arrangement, bound: Callable[[Backend], Executable], instead: bool, threads: int | None
 ) -> tuple[Arrangement, Executable]:
-    """Bind a plan with `bound`; if the GPU fails its check and `instead` is set, bind to the CPU and add a note.
+    """Bind a plan with `bound`. If the GPU fails its check and `instead` is set, bind to the CPU and add a note.
 
     Closes the backend if it cannot be bound.
     """
@@ -197,7 +201,7 @@ def arrange(
 ) -> Arrangement:
     """Combine a GPU and the CPU as requested. Takes ownership of `opened`, and closes it if it is not used.
 
-    Raise BackendError if the request is impossible.
+    Raises BackendError if the request is impossible.
     """
     if not isinstance(opened, DeviceBackend):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"

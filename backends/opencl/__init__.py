@@ -1,1 +1,1 @@
-"""The OpenCL backend: GPUs and other OpenCL devices, through PyOpenCL."""
+"""The OpenCL backend: GPUs and other OpenCL devices, accessed through PyOpenCL."""

@@ -25,14 +25,14 @@ NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_M
 
 
 def _complaint(log: str) -> str:
-    """Return the compiler's errors without PyOpenCL's additions."""
+    """Return the errors in a compiler log, without PyOpenCL's additions."""
     lines = [line.strip() for line in log.replace("\\n", "\n").splitlines()]
     found = [line for line in lines if "error" in line.lower() and not line.startswith("clBuildProgram")]
     return "; ".join(found[:8])[:2000] or log[:2000]
 
 
 class OpenClDevice:
-    """A device with one queue."""
+    """An OpenCL device with one queue."""
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cl = cl = package()
@@ -49,14 +49,14 @@ class OpenClDevice:
             api=f"{device.version.strip()}, driver {device.driver_version.strip()}",
             compute=kind_of(device),
             memory=device.global_mem_size,
-            free=device.global_mem_size,  # OpenCL does not report free memory
+            free=device.global_mem_size,  # total memory, as OpenCL does not report free memory
             local_memory=device.local_mem_size,
         )
-        # PoCL runs kernels on the CPU and takes a second to compile one. If asked for a binary, it compiles again for
-        # every work-group size. It has its own cache.
+        # PoCL runs kernels on the CPU and takes a second to compile each. It has its own cache. If a program's binary
+        # is requested, PoCL compiles again for every work-group size.
         self.generic = "pocl" in device.version.lower()
         self._programs: dict[str, Any] = {}
-        self._tape: list[tuple[Any, Grid, Grid]] | None = None  # the launches of the recording in progress
+        self._tape: list[tuple[Any, Grid, Grid]] | None = None  # launches of the recording in progress
 
     def alloc(self, size: int, what: str) -> Any:
         cl = self._cl
@@ -109,7 +109,7 @@ class OpenClDevice:
             binary = self.store.get(key, lambda: self._binary(source))
             try:
                 program = cl.Program(self._context, [self._device], [binary]).build(list(OPTIONS))
-            except cl.Error:  # the driver no longer accepts the binary
+            except cl.Error:  # the driver no longer accepts this binary
                 program = self._from_source(source)
             self._programs[source] = program
         return program, kernel
@@ -126,7 +126,7 @@ class OpenClDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         cl, queue, local = self._cl, self._queue, (size, 1, 1)
         program, name = kernel
-        made = cl.Kernel(program, name)  # one object per launch, so that its arguments stay set
+        made = cl.Kernel(program, name)  # one kernel object per launch, so that its arguments stay set
         made.set_args(*arguments, *([cl.LocalMemory(local_bytes)] if local_bytes else []))
 
         def launch(grid: Grid) -> None:
@@ -142,7 +142,7 @@ class OpenClDevice:
         return launch
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Keep a list of launches: OpenCL 1.2 has no graphs."""
+        """Record launches in a list: OpenCL 1.2 has no graphs."""
         tape: list[tuple[Any, Grid, Grid]] = []
         self._tape = tape
         try:
@@ -183,7 +183,7 @@ class OpenClDevice:
 
 
 class OpenClBackend(GpuBackend):
-    """One OpenCL device. `device` is its number among the devices of these kinds, or part of its name."""
+    """A backend on one OpenCL device. `device` is its number among the devices of these kinds, or part of its name."""
 
     name = "opencl"
     device: OpenClDevice

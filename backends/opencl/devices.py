@@ -1,4 +1,4 @@
-"""The OpenCL devices of this machine. Imports none of the GPU code, which takes a tenth of a second to import."""
+"""Lists the OpenCL devices of this machine. It does not import the GPU code, which takes a tenth of a second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from localllm.backends.base import BackendError
 from localllm.base.notices import Notice, Setting
 
-SIMULATOR = "oclgrind"  # for tests; it reports itself as a GPU, but is a thousand times slower
+SIMULATOR = "oclgrind"  # for tests; it poses as a GPU, but is a thousand times slower
 
 
 def package() -> Any:
-    """Import PyOpenCL. BackendError if it is missing."""
+    """Import PyOpenCL. Raises BackendError if it is missing."""
     try:
         import pyopencl
     except ImportError as error:
@@ -22,7 +22,7 @@ def package() -> Any:
 
 
 def opencl_devices() -> list[Any]:
-    """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
+    """Return PyOpenCL's devices, GPUs first. Raises BackendError if PyOpenCL, a driver or a device is missing."""
     cl = package()
     try:
         platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
@@ -37,7 +37,7 @@ def opencl_devices() -> list[Any]:
 
 
 def of_kinds(kinds: Collection[str]) -> list[Any]:
-    """Return the devices of these kinds. BackendError if none exists."""
+    """Return the OpenCL devices of the given kinds. Raises BackendError if none exists."""
     found = [each for each in opencl_devices() if kind_of(each) in kinds]
     if not found:
         raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))

@@ -1,7 +1,8 @@
-"""The demo model's training text as chats (dialogues, stories, tasks, tools, small talk), and the tokenizer.
+"""The demo model's training text as chats (dialogues, stories, tasks, tools, small talk), and its tokenizer.
 
-Used only by train.py. A chat is a list of (role, text); its tokens are the begin token, then for every turn the role's
-token, the text and the end-of-turn token. The assistant's words weigh 1 in the loss, the rest USER_WEIGHT.
+Used only by train.py. A chat is a list of (role, text). Its tokens are the begin token, then for every turn the role's
+token, the text and the end-of-turn token. Tokens of the assistant have weight 1 in the loss, all other tokens
+USER_WEIGHT.
 """
 
 import random
@@ -25,13 +26,14 @@ SPECIAL = (BEGIN, END, *(f"<|im_start|>{role}<|im_sep|>" for role in ROLES))  # 
 USER_WEIGHT = 0.25
 HELD_OUT_EVERY = 50
 
-# The pre-tokenizer that GGUF files call "qwen2": digits one by one, which lets a small model copy times and prices.
+# The pre-tokenizer that GGUF calls "qwen2". It splits numbers into single digits, so a small model can copy times and
+# prices.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Turns as in Phi-4 and calls as in Hermes, so that programs that guess the format from a template guess right.
-# tools.py writes the same text for tools.
+# Turns are formatted as in Phi-4, and tool calls as in Hermes. Programs that detect the format from the template then
+# detect it correctly. tools.py writes the same text for tools.
 TEMPLATE = (Path(__file__).parent / "template.jinja").read_text("utf-8").removesuffix("\n")
 
 SYSTEM_PROMPTS = (
@@ -89,7 +91,7 @@ PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "�
 
 
 def read_dialogues(path: Path) -> list[Chat]:
-    """Return the chats of a `User:`/`Assistant:` file, one blank line between two chats."""
+    """Return the chats of a `User:`/`Assistant:` file, in which a blank line separates chats."""
     chats: list[Chat] = []
     for block in path.read_text("utf-8").split("\n\n"):
         chat: Chat = []
@@ -103,10 +105,10 @@ def read_dialogues(path: Path) -> list[Chat]:
 
 
 def read_stories(path: Path) -> list[str]:
-    """Return the stories of a TinyStories file, whole ones only, paragraphs joined by one line break.
+    """Return the complete stories of a TinyStories file, with a line break between paragraphs.
 
-    One of the two files ends each story with `<|endoftext|>`. In the other, a blank line separates paragraphs, and a
-    line right after another begins a new story.
+    One of the two files ends each story with `<|endoftext|>`. In the other file, a blank line separates paragraphs, and
+    a line directly after another line begins a new story.
     """
     text = path.read_text("utf-8").translate(PLAIN_QUOTES)
     if BEGIN in text:
@@ -119,7 +121,7 @@ def read_stories(path: Path) -> list[str]:
 
 
 def read_smalltalk(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Return (possible questions, possible answers) of every entry: lines `? a | b`, `! c`."""
+    """Return the possible questions and the possible answers of every entry: lines `? a | b`, `! c`."""
     entries: list[tuple[list[str], list[str]]] = []
     for block in path.read_text("utf-8").split("\n\n"):
         lines = [line for line in block.splitlines() if line[:2] in ("? ", "! ")]
@@ -131,7 +133,7 @@ def read_smalltalk(path: Path) -> list[tuple[list[str], list[str]]]:
 
 
 def story_topic(story: str, rng: random.Random) -> str | None:
-    """Return the topic of a story ("a dog", "a little girl named Lily"), or None if it has no clear one."""
+    """Return the topic of a story ("a dog", "a little girl named Lily"), or None if the topic is unclear."""
     hero = HERO.search(story)
     if hero and rng.random() < 0.7:
         article, adjectives, noun, name = hero.groups()
@@ -146,14 +148,14 @@ def story_topic(story: str, rng: random.Random) -> str | None:
 
 
 def typed(text: str, rng: random.Random) -> str:
-    """Return the user's words as people also type them: sometimes without capitals or the last full stop."""
+    """Return the user's words as people also type them: sometimes without capitals or the final full stop."""
     if rng.random() < 0.2:
         text = text.lower()
     return text.rstrip(".?!") if rng.random() < 0.2 else text
 
 
 class Corpus:
-    """All texts, split into training and held-out parts; every epoch shuffles and rephrases the training part."""
+    """All texts, split into a training and a held-out part. Every epoch shuffles and rephrases the training part."""
 
     def __init__(self, texts: Path, own: Path) -> None:
         dialogues = read_dialogues(texts / "dialog_sgd_train.txt") + read_dialogues(texts / "dialog_sgd_dev.txt")
@@ -168,7 +170,7 @@ class Corpus:
         self._held_stories = stories[::HELD_OUT_EVERY]
 
     def held_out(self) -> dict[str, list[Chat]]:
-        """Return chats that training never sees, by kind, always the same ones."""
+        """Return the held-out chats by kind. Training never uses these chats, and they do not change between calls."""
         rng = random.Random(0)
         return {
             "dialogues": self._held_dialogues,
@@ -192,9 +194,9 @@ class Corpus:
         return [[("system", rng.choice(SYSTEM_PROMPTS)), *c] if rng.random() < 0.1 else c for c in chats]
 
     def tuning(self, seed: int) -> list[Chat]:
-        """Return mostly tasks, tools and small talk, with some of all other kinds, in random order.
+        """Return mostly tasks, tools and small talk, with some chats of all other kinds, in random order.
 
-        Here tools often have odd names: without them the model guessed names instead of copying them.
+        Many tools have unusual names here: without them the model guessed names and did not copy them.
         """
         rng = random.Random(seed)
         order = rng.sample(self.stories, len(self.stories) // 3)
@@ -223,7 +225,7 @@ class Corpus:
         return chat
 
     def _sums(self, rng: random.Random) -> Chat:
-        """Return a chat of sums, which are rare among the tasks."""
+        """Return a chat of arithmetic questions, which are rare among the tasks."""
         return [
             turn
             for asked, answer in (arithmetic(rng, self.sentences) for _ in range(rng.randint(2, 6)))
@@ -235,7 +237,7 @@ class Corpus:
         return chat_with_tools(rng, lambda: (self._exchange if rng.random() < 0.5 else self._task)(rng), system, odd)
 
     def _introduction(self, rng: random.Random) -> Chat:
-        """Return two turns: a name, and later the question for it."""
+        """Return two turns: the user gives a name, and later asks for it."""
         name = rng.choice(NAMES)
         said = rng.choice(("My name is {}.", "I am {}.", "Hi, I'm {}.", "Hello, my name is {}")).format(name)
         met = rng.choice((f"Nice to meet you, {name}! How can I help you?", f"Nice to meet you, {name}!"))
@@ -273,7 +275,7 @@ def _story_request(story: str, rng: random.Random) -> str:
 
 
 def train_tokenizer(chats: Sequence[Chat], vocab: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer of `vocab` tokens, the special ones first, trained on the chats' texts."""
+    """Return a byte-level BPE tokenizer of `vocab` tokens, special tokens first, trained on the texts of the chats."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -291,8 +293,8 @@ def train_tokenizer(chats: Sequence[Chat], vocab: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, chats: Iterable[Chat]) -> tuple[np.ndarray, np.ndarray]:
-    """Return all chats as one stream: tokens uint16 (N,) and each token's weight in the loss float32 (N,)."""
-    begin, end, *roles = range(len(SPECIAL))  # the trainer assigns them the first ids
+    """Return all chats as one stream: token ids uint16 (N,), and each token's weight in the loss float32 (N,)."""
+    begin, end, *roles = range(len(SPECIAL))  # the tokenizer trainer assigns the first ids to special tokens
     role_id = dict(zip(ROLES, roles, strict=True))
     flat = [(role if i else f"^{role}", text) for chat in chats for i, (role, text) in enumerate(chat)]
     tokens: list[int] = []

@@ -1,6 +1,6 @@
-"""Write a trained demo model as a GGUF file: F32 weights, tokenizer, chat template and temperature.
+"""Write a trained demo model as a GGUF: F32 weights, tokenizer, chat template and temperature.
 
-Used by train.py. The parameters already have GGUF's names and layout, so nothing is permuted.
+Used by train.py. The parameters already have the names and the layout of GGUF, so nothing is permuted.
 """
 
 import json
@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from localllm.gguf import NewTensor, write_gguf
 
-FILE_TYPE_F32 = 0  # general.file_type
+FILE_TYPE_F32 = 0  # value of general.file_type
 TEMPERATURE = 0.5
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 
 
 def tokenizer_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the tokenizer.* keys of a byte-level BPE tokenizer that begins every text with BEGIN."""
+    """Return the tokenizer.* keys of a byte-level BPE tokenizer that starts every text with BEGIN."""
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     kinds = [CONTROL_TOKEN if token in SPECIAL else NORMAL_TOKEN for token in tokens]
@@ -42,7 +42,10 @@ def tokenizer_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
 def write(
     path: Path, name: str, description: str, sizes: dict[str, int | float], params: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
-    """Write one model; `sizes` are the llama.* keys without their prefix, `params` arrays float32 by GGUF name."""
+    """Write one model.
+
+    `sizes` holds the llama.* keys without their prefix, `params` the float32 arrays by GGUF name.
+    """
     count = sum(value.size for value in params.values())
     metadata: dict[str, Any] = {
         "general.architecture": "llama",

@@ -1,11 +1,12 @@
-"""Ask the model in the box held-out tasks and calls of tools, and count exact answers.
+"""Give the bundled demo model held-out tasks and tool requests, and count exact answers.
 
     python benchmarks/demo/measure.py [--count 500] [--texts FOLDER]
 
-Answers are greedy. A task is right if the answer is the expected text; lists and sentences are excluded, because many
-answers are right. A call is well-formed if it is JSON with a name and arguments between the tags. It is further counted
-whether its name is defined, and whether it is the expected JSON. Tasks are drawn from a seed that training does not
-use, but most facts in them (capitals, opposites) were also in training, in other words or order.
+Answers are greedy. A task counts as solved if the answer is the expected text. Lists and sentences are excluded,
+because they have many correct answers. A tool call is well-formed if it is JSON with a name and arguments between the
+tags. The program also counts calls of defined names, and calls that equal the expected JSON. Tasks are drawn with a
+seed that training does not use, but most facts in them (capitals, opposites) also occur in the training text, in other
+words or order.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def _same(answer: str, expected: str) -> bool:
-    """Return whether two answers agree: if there are several forms, by the last words and numbers."""
+    """Return whether two answers agree. If an answer has several forms, only its last words and numbers count."""
     return _plain(answer) == _plain(expected) or _core(answer) == _core(expected)
 
 
@@ -76,7 +77,7 @@ def _plain(text: str) -> str:
 
 
 def _core(text: str) -> str:
-    """Return the essential part of "The capital of X is Y." or "a plus b is c": Y, c."""
+    """Return the essential part of "The capital of X is Y." or "a plus b is c": Y or c."""
     found = re.search(r"(?:is|called a|rhymes with|says|has|means) (\"?[\w ]+\"?)[.!]?$", _plain(text))
     return found.group(1).strip('" ') if found else _plain(text).strip('" ')
 

@@ -1,7 +1,7 @@
-"""The demo model in torch: a Llama of a few layers, written so that its parameters are a GGUF file's tensors.
+"""The demo model in PyTorch: a Llama of a few layers whose parameters are the tensors of its GGUF.
 
 Parameters are a dict by GGUF name, with weights (output width, input width) as in GGUF. The token embedding is also the
-output matrix, and rope rotates neighbouring pairs, as in GGUF's `llama` architecture.
+output matrix, and RoPE rotates neighbouring pairs, as in GGUF's `llama` architecture.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ RMS_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model; all row widths are multiples of 256 so that every GGUF block format can hold them."""
+    """Sizes of a model. All row widths are multiples of 256, so that every GGUF block format can store the rows."""
 
     layers: int
     width: int = 256
@@ -36,7 +36,10 @@ SHAPES = {"target": Shape(layers=4, width=512, heads=8, ffn=1024), "draft": Shap
 
 
 def initial(shape: Shape, seed: int) -> Params:
-    """Return random weights (output width, input width) and unit norms; the token embedding is also the output."""
+    """Return random weights (output width, input width) and unit norms.
+
+    The token embedding is also the output matrix.
+    """
     rng = torch.Generator().manual_seed(seed)
     width, kv_width = shape.width, shape.kv_heads * shape.head_dim
 
@@ -63,21 +66,21 @@ def initial(shape: Shape, seed: int) -> Params:
 
 
 def rope_table(length: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines (length, head_dim / 2) of every position's rotations."""
+    """Return the cosines and sines (length, head_dim / 2) of RoPE for every position."""
     frequency = ROPE_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return angle.cos().float(), angle.sin().float()
 
 
 def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate neighbouring pairs of each head: x (rows, heads, T, head_dim)."""
+    """Apply RoPE to neighbouring pairs of each head: x (rows, heads, T, head_dim)."""
     cos, sin = table[0][: x.shape[2]], table[1][: x.shape[2]]
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 
 
 def hidden(params: Params, shape: Shape, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the last layer's normed output (rows, T, width) for tokens (rows, T)."""
+    """Return the last layer's normalized hidden states (rows, T, width) for tokens (rows, T)."""
     rows, length = tokens.shape
     table = rope_table(length, shape.head_dim)
     x = params["token_embd.weight"][tokens]  # (rows, T, width)
@@ -105,5 +108,5 @@ def hidden(params: Params, shape: Shape, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def logits(params: Params, shape: Shape, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the next token's logits (rows, T, vocab)."""
+    """Return the logits of the next tokens (rows, T, vocab)."""
     return F.linear(hidden(params, shape, tokens), params["token_embd.weight"])

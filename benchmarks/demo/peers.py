@@ -1,9 +1,10 @@
-"""Print the results of llama.cpp's tools for the models in the box, with which tests compare.
+"""Print the results of llama.cpp's tools for the bundled models. Tests compare localllm with these results.
 
     python benchmarks/demo/peers.py FOLDER     (which holds llama-quantize, llama-perplexity and llama-imatrix)
 
-A new model needs them in tests/localllm/quantize/test_conversion.py, tests/localllm/evaluation/test_likelihood.py and
-tests/localllm/quantize/calibration/test_imatrix.py; `--write` updates the first and the last.
+For a new model, enter the results into tests/localllm/quantize/test_conversion.py,
+tests/localllm/evaluation/test_likelihood.py and tests/localllm/quantize/calibration/test_imatrix.py. `--write` updates
+the first and the last file.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def main() -> None:
             "--kl-divergence",
         ]
         compared = ""
-        while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # its last lines are sometimes lost
+        while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # the last lines may be lost
             compared = run("llama-perplexity", *words)
         run("llama-imatrix", "-m", TARGET, "-f", TEXT, "-c", "128", "--chunks", "8", "-o", matrix)
         found = read_imatrix(matrix)

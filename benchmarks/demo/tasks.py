@@ -1,7 +1,7 @@
-"""Short tasks with one right answer, for the demo model: lists, opposites, sums, spelling, copying, JSON, small code.
+"""Short tasks with one correct answer, for the demo model: lists, opposites, sums, spelling, copying, JSON, small code.
 
-Each maker takes random numbers and the stories' sentences; it returns the user's question and the assistant's
-answer.
+Each generator takes a random number generator and the sentences of the stories. It returns the user's question and the
+assistant's answer.
 """
 
 import json
@@ -323,6 +323,6 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
 
 
 def task(rng: random.Random, sentences: Sequence[str]) -> Exchange:
-    """Return a random task: the question, and the right answer."""
+    """Return a random task: the question and the correct answer."""
     (maker,) = rng.choices([maker for maker, _ in MAKERS], [weight for _, weight in MAKERS])
     return maker(rng, sentences)

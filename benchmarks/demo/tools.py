@@ -30,14 +30,14 @@ _STOCKS = ("AAPL", "MSFT", "GOOG", "TSLA", "AMZN", "IBM")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One kind of tool: its usual names, parameters (names, type, how to draw one), requests and answers."""
+    """One kind of tool: its usual names, parameters (names, type, how to draw a value), requests and answers."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
     parameters: tuple[tuple[tuple[str, ...], str, Callable[[random.Random], Any]], ...]
-    requests: tuple[str, ...]  # with {0}, {1} for the arguments
+    requests: tuple[str, ...]  # templates with {0}, {1} for the arguments
     result: Callable[[random.Random, Sequence[Any]], Values]
-    answer: str  # with {0} for arguments and {name} for values of the result
+    answer: str  # template with {0} for arguments and {name} for fields of the result
 
 
 def _of(items: Sequence[str]) -> Callable[[random.Random], str]:
@@ -220,7 +220,7 @@ def _value(expression: str) -> float | int:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool with its names in one chat."""
+    """A tool under the names that it has in one chat."""
 
     tool: Tool
     name: str
@@ -228,7 +228,7 @@ class Named:
     parameters: tuple[str, ...]
 
     def definition(self) -> Values:
-        """Return the function of an OpenAI tool definition."""
+        """Return the function part of an OpenAI tool definition."""
         properties = {
             name: {"type": kind} for name, (_, kind, _) in zip(self.parameters, self.tool.parameters, strict=True)
         }
@@ -240,9 +240,7 @@ class Named:
 
 
 def with_names(tool: Tool, rng: random.Random, odd: float = 0.0) -> Named:
-    """Return the tool with one of its usual names, or with probability `odd` an unusual one, which cannot be
-    guessed.
-    """
+    """Return the tool under one of its usual names, or with probability `odd` under a name that cannot be guessed."""
     name = rng.choice(tool.names)
     parameters = tuple(rng.choice(names) for names, _, _ in tool.parameters)
     if rng.random() < odd:
@@ -258,7 +256,7 @@ def _odd(name: str, rng: random.Random) -> str:
 
 
 def system_turn(definitions: Sequence[Values], system: str = "") -> str:
-    """Return the system turn that the template writes for functions."""
+    """Return the system turn that the chat template writes for these functions."""
     lines = "\n".join(json.dumps(definition) for definition in definitions)
     head = f"{system}\n\n" if system else ""
     return (
@@ -268,7 +266,7 @@ def system_turn(definitions: Sequence[Values], system: str = "") -> str:
 
 
 def call_turn(name: str, arguments: Values) -> str:
-    """Return an assistant's turn that calls one function."""
+    """Return an assistant turn that calls one function."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -278,7 +276,7 @@ def response_turn(content: str) -> str:
 
 
 def exchange(named: Named, rng: random.Random) -> list[Turn]:
-    """Return a request, the call, the response and the answer."""
+    """Return four turns: the request, the call, the response and the answer."""
     tool = named.tool
     values = [draw(rng) for _, _, draw in tool.parameters]
     result = tool.result(rng, values)
@@ -293,7 +291,7 @@ def exchange(named: Named, rng: random.Random) -> list[Turn]:
 
 
 def chat_with_tools(rng: random.Random, other: Callable[[], list[Turn]], system: str, odd: float = 0.0) -> list[Turn]:
-    """Return a chat with one to three tools; `other` returns an exchange without a call; `odd` as in `with_names`."""
+    """Return a chat with one to three tools. `other` makes an exchange without a call; `with_names` explains `odd`."""
     tools = [with_names(tool, rng, odd) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
     if len({named.name for named in tools}) < len(tools):
         tools = tools[:1]

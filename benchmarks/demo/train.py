@@ -1,13 +1,14 @@
-"""Train localllm's demo chat model and its draft model, and write them as GGUF files to quantize.
+"""Train localllm's demo chat model and its draft model, and write both as GGUFs to quantize.
 
     python benchmarks/demo/train.py target --minutes 60
     python benchmarks/demo/train.py tuned --minutes 15     (mostly tasks)
     python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
     python benchmarks/demo/train.py export              (F32 files, and a text to quantize them on)
 
-On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast next to four busy processes). Needs torch
-(localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule follows its
-active minutes, so a pause loses nothing. With --tokens it follows the tokens, which makes runs repeatable.
+On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast next to four busy processes). Training needs
+torch (localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule follows
+the minutes of active training, so a pause loses nothing. With --tokens the schedule follows the number of tokens, which
+makes runs repeatable.
 """
 
 import argparse
@@ -31,30 +32,30 @@ CALIBRATION_CHATS = 600
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How to train: batch in tokens, peak learning rates, and the shares of the run for warm-up and decay."""
+    """The training schedule: batch size in tokens, peak learning rates, and the shares of warm-up and decay."""
 
     minutes: float
-    tokens: int | None = None  # the length of the run, instead of minutes
+    tokens: int | None = None  # length of the run in tokens; None: in minutes
     batch_tokens: int = 8192
     row_tokens: int = 512
-    long_share: float = 0.8  # after this share of the run, rows are CONTEXT tokens long
+    long_share: float = 0.8  # share of the run after which sequences are CONTEXT tokens long
     warmup: float = 0.02
     decay: float = 0.7
-    peak: float = 1.0  # of the rates below
+    peak: float = 1.0  # factor of the learning rates below
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
 
     def done(self, active: float, tokens: int) -> float:
-        """Return the share of the run completed after `active` seconds and `tokens` tokens."""
+        """Return the completed share of the run after `active` seconds and `tokens` tokens."""
         return tokens / self.tokens if self.tokens else active / (60 * self.minutes)
 
     def rate(self, done: float) -> float:
-        """Return the factor of the learning rates after the share `done` of the run: up, flat, down to zero."""
+        """Return the learning-rate factor after the share `done` of the run: warm-up, constant, decay to zero."""
         return self.peak * max(0.0, min(1.0, (done + 1e-3) / self.warmup, (1.0 - done) / self.decay))
 
 
 def orthogonal(update: torch.Tensor) -> torch.Tensor:
-    """Return matrices (n, rows, columns) with their singular values pulled towards 1 (Newton-Schulz, as in Muon)."""
+    """Return matrices (n, rows, columns) with their singular values moved towards 1 (Newton-Schulz, as in Muon)."""
     tall = update.shape[1] > update.shape[2]
     x = update.transpose(1, 2) if tall else update
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
@@ -65,7 +66,7 @@ def orthogonal(update: torch.Tensor) -> torch.Tensor:
 
 
 class Optimizer:
-    """Muon for the layers' matrices (K. Jordan 2024), Adam for embedding and norms."""
+    """Muon for the layers' matrices (K. Jordan 2024), Adam for the embedding and the norms."""
 
     def __init__(self, params: Params, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -80,7 +81,7 @@ class Optimizer:
         self.momentum = [torch.zeros(len(names), *params[names[0]].shape) for names in self.groups]
 
     def step(self, factor: float) -> None:
-        """Apply the gradients at `factor` times the peak learning rates, and clear them."""
+        """Update the parameters with `factor` times the peak learning rates, and clear the gradients."""
         for group in self.adam.param_groups:
             group["lr"] = self.schedule.other_rate * factor
         self.adam.step()
@@ -113,9 +114,7 @@ def _gradient(value: torch.Tensor) -> torch.Tensor:
 
 
 class Batches:
-    """Endless rows of training tokens: epoch after epoch, each shuffled and cut into rows regardless of chat
-    boundaries.
-    """
+    """Endless sequences of training tokens: epoch after epoch, each shuffled and cut regardless of chat boundaries."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class Batches:
         self.tokens, self.weights = encode(self.tokenizer, self.epochs(self.seed + self.epoch))
 
     def take(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens (rows, length + 1), the last one as target only, and the weights of the predictions."""
+        """Return tokens (rows, length + 1), whose last column is only a target, and the predictions' loss weights."""
         count = rows * length
         if self.offset + count + 1 > len(self.tokens):
             self.epoch, self.offset = self.epoch + 1, 0
@@ -145,7 +144,10 @@ class Batches:
 def loss_of(
     params: Params, shape: Shape, tokens: torch.Tensor, weights: torch.Tensor, teacher: tuple[Params, Shape] | None
 ) -> torch.Tensor:
-    """Return the weighted mean cross entropy in nats: to the text, and half to a teacher's predictions if given."""
+    """Return the weighted mean cross entropy in nats.
+
+    With a teacher, half of the loss is against the teacher's predictions.
+    """
     with torch.autocast("cpu", torch.bfloat16):
         predicted = logits(params, shape, tokens[:, :-1]).flatten(0, 1).float()
     weights = weights.flatten()
@@ -158,7 +160,7 @@ def loss_of(
 
 
 def evaluate(params: Params, shape: Shape, tokenizer: Tokenizer, corpus: Corpus) -> dict[str, float]:
-    """Return nats per token of the assistant's words in held-out chats, by kind of chat."""
+    """Return nats per token of the assistant's text in held-out chats, by kind of chat."""
     result = {}
     for kind, chats in corpus.held_out().items():
         total, count = 0.0, 0.0
@@ -174,7 +176,7 @@ def evaluate(params: Params, shape: Shape, tokenizer: Tokenizer, corpus: Corpus)
 
 
 def load_tokenizer(work: Path, corpus: Corpus, seed: int) -> Tokenizer:
-    """Return the tokenizer that both models share; the first call trains it on the first epoch's chats."""
+    """Return the tokenizer that both models share. The first call trains it on the chats of the first epoch."""
     path = work / "tokenizer.json"
     if not path.exists():
         train_tokenizer(corpus.epoch(seed), VOCAB).save(str(path))
@@ -182,7 +184,7 @@ def load_tokenizer(work: Path, corpus: Corpus, seed: int) -> Tokenizer:
 
 
 def finished(work: Path) -> Path:
-    """Return the target's last checkpoint."""
+    """Return the target's last checkpoint file."""
     tuned = work / "tuned.pt"
     return tuned if tuned.exists() else work / "target.pt"
 
@@ -193,7 +195,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) -> None:
-    """Train the target, tune it on tasks, or train the draft on its predictions; resume from a checkpoint."""
+    """Train the target, tune it on tasks, or train the draft on the target's predictions. Resume from a checkpoint."""
     shape, path = SHAPES["draft" if role == "draft" else "target"], work / f"{role}.pt"
     tokenizer = load_tokenizer(work, corpus, seed)
     params = load_checkpoint(work / "target.pt")["params"] if role == "tuned" else initial(shape, seed)
@@ -201,7 +203,7 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
     if role == "draft":
         target = load_checkpoint(finished(work))
         teacher = (target["params"], SHAPES["target"])
-        for name, value in params.items():  # starts as the target's first layer, cut to its own sizes
+        for name, value in params.items():  # initialized from the target's first layer, cut to the draft's sizes
             value.copy_(target["params"][name][tuple(slice(size) for size in value.shape)])
     state: dict[str, Any] = {"active": 0.0, "tokens": 0, "loss": math.log(VOCAB), "position": (0, 0)}
     saved = load_checkpoint(path) if path.exists() else None
@@ -225,7 +227,7 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
         optimizer.step(schedule.rate(done))
         took = time.monotonic() - began
         if step > 0:
-            took = min(took, 3 * typical)  # longer: the process was paused
+            took = min(took, 3 * typical)  # a longer step means that the process was paused
         typical = took if step == 0 else 0.9 * typical + 0.1 * took
         step += 1
         state["active"] += took
@@ -244,8 +246,8 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
 
 
 def export(role: str, work: Path, path: Path) -> None:
-    """Write a trained model as a GGUF file."""
-    from export import write  # the only part that needs localllm
+    """Write a trained model as a GGUF."""
+    from export import write  # imported here, because only this part needs localllm
 
     shape = SHAPES[role]
     checkpoint = load_checkpoint(finished(work) if role == "target" else work / "draft.pt")
@@ -271,7 +273,7 @@ def export(role: str, work: Path, path: Path) -> None:
 
 
 def write_calibration(path: Path, corpus: Corpus, seed: int) -> None:
-    """Write chats of the training text, with the roles spelled out, for localllm's quantizer."""
+    """Write chats of the training text as plain text with role names, for calibration in localllm's quantizer."""
     chats = corpus.epoch(seed)[:CALIBRATION_CHATS]
     turns = ["".join(f"<|im_start|>{role}<|im_sep|>{text}<|im_end|>" for role, text in chat) for chat in chats]
     path.write_text("<|endoftext|>" + "<|endoftext|>".join(turns), "utf-8")
@@ -279,7 +281,7 @@ def write_calibration(path: Path, corpus: Corpus, seed: int) -> None:
 
 
 def save(path: Path, params: Params, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write a checkpoint; an interrupted write leaves the old one."""
+    """Write a checkpoint. An interrupted write leaves the old checkpoint intact."""
     plain = {name: value.detach() for name, value in params.items()}
     torch.save({"params": plain, "optimizer": optimizer.state(), "state": state}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)

@@ -1,4 +1,4 @@
-"""Words and simple facts for the demo model's tasks. All of it is common knowledge, written down here."""
+"""Words and simple facts for the demo model's tasks. All facts are common knowledge."""
 
 LISTS = {
     "animal": "cat dog horse cow sheep pig lion tiger bear fox wolf rabbit mouse elephant monkey duck frog goat",
@@ -165,7 +165,7 @@ CODE = (
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """Return the pairs of "a b,c d", with underscores for spaces inside a word."""
+    """Return the pairs of "a b,c d". An underscore is a space within a word."""
     found = []
     for pair in text.split(","):
         left, right = pair.split(" ")
@@ -178,5 +178,5 @@ def plural(noun: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """Return "a cat" or "an owl"."""
+    """Return the noun with its indefinite article, such as "a cat" or "an owl"."""
     return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"

@@ -1,4 +1,4 @@
-"""The operations that the CPU runs: one emitter per operation turns it into kernel calls.
+"""Emitters, which turn each operation of a plan into CPU kernel calls.
 
 An emitter allocates buffers for the results of its operation, and calls kernels on the buffers of its inputs.
 """
@@ -50,7 +50,7 @@ from localllm.plan import (
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_ends
 
-REWRITES = (fuse_additions, fuse_ends)  # passes for which there are fused kernels
+REWRITES = (fuse_additions, fuse_ends)  # plan rewrites for which there are fused kernels
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,

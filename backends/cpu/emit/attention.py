@@ -1,4 +1,4 @@
-"""Emitter of attention: the tasks of a step, and the merge of split tasks."""
+"""Emitter of attention: divides a step into tasks, and merges the partial results of split tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emitters of the operations that move columns of rows."""
+"""Emitters of operations that copy columns between rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copy_columns(
     low: Lowering, rows: Rows, x: Buffer, y: Buffer, groups: int, count: int, source: tuple[int, int],
     target: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Copy `count` numbers of each group; `source` and `target` are (offset of the first group, stride of groups)."""
+    """Copy `count` values of each group. `source` and `target` are (offset of the first group, stride of groups)."""
     arguments = kernels.ColumnsArguments(
         x=rows_in(x), y=output_to(y), rows=CountOf(rows), groups=groups, count=count, x_first=4 * source[0],
         x_step=4 * source[1], y_first=4 * target[0], y_step=4 * target[1],

@@ -1,6 +1,6 @@
-"""Emitter of a mixture of experts: route, sort by expert, gate and up, glu, down, combine.
+"""Emitter of a mixture of experts: route, sort by expert, gate and up, GLU, down, combine.
 
-Between sort and combine, each row is a pair: a row of the batch and one of its experts.
+Between sort and combine, each row is a pair: a batch row and one of its experts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from localllm.plan import Experts, Stack
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Lists of pairs: each row's experts and their weights, and the pairs of each expert."""
+    """The token-expert pairs: the experts of each row with their weights, and the pairs of each expert."""
 
     choices: ListOf
     weights: ListOf
@@ -110,10 +110,13 @@ def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, p
 
 
 def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) -> Buffer | None:
-    """Write activation(gate) * up to `gate`, and quantized for the down product if that needs it; return the latter."""
+    """Write activation(gate) * up to `gate`.
+
+    If the down product needs quantized activations, also write and return a quantized buffer.
+    """
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
-    count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs
+    count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs follows the starts
     assert op.gated or not op.weighted_input, "the one product would be weighted twice"
     for buffer in (gate, up) if op.weighted_input else ():
         arguments = rowwise.GluArguments(

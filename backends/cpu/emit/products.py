@@ -1,4 +1,4 @@
-"""Emitters of products with matrices, and of the embedding, which reads matrix rows."""
+"""Emitters of matrix products, and of embeddings, which read matrix rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def linear_(low: Lowering, op: Linear) -> None:
 def linear_add(low: Lowering, op: LinearAdd) -> None:
     x, other = low.operand(op.linear.x, op.linear.weight), low.floats(op.other)
     if op.other != op.linear.x:
-        low.values.release(op.other)  # the sum may reuse its buffer: the thread that writes an element also reads it
+        low.values.release(op.other)  # the sum may reuse this buffer: the thread that writes an element also reads it
     _linear(low, op.linear, op.add.out, x, other)
 
 
@@ -60,7 +60,10 @@ def _linear(low: Lowering, op: Linear, out: Value, x: Buffer, residual: Buffer |
 
 
 def head_linear(low: Lowering, op: HeadLinear) -> None:
-    """Emit a product per head. If heads are not whole panels wide, kernels write to a padded buffer first."""
+    """Emit one product per head.
+
+    If a head's width is not a whole number of panels, kernels write to a padded buffer first.
+    """
     (heads, rows, _), panels = op.weight.shape, low.panels[op.weight.name]
     x, y, padded = low.operand(op.x, op.weight), low.make(op.out), panels.panels * LANES
     target = y if rows == padded else low.values.take(op.x.rows, float_stride(heads * padded))

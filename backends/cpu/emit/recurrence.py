@@ -1,4 +1,7 @@
-"""Emitters of recurrent layers: a row is first written to the store, then computed from it."""
+"""Emitters of recurrent layers.
+
+The kernels first write a row to the store, then compute the row's output from the store.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def convolve(low: Lowering, op: Convolve) -> None:
         step=_step(low, op.layer), x=rows_in(x), y=output_to(low.make(op.out)), weight=ColumnsOf(op.weight, LANES),
         bias=vector_of(op.bias), store=CacheOf(op.layer, "keys"), zeros=low.list(4 * whole_strips(width)),
     )  # fmt: skip
-    # Domain "select", because a row reads rows that other threads made.
+    # Domain "select", because a row reads rows that other threads wrote.
     low.call(kernels.convolve(width, op.weight.shape[1]), arguments, "select", "convolve")
 
 
@@ -76,5 +79,5 @@ def pool(low: Lowering, op: Pool) -> None:
     arguments = pooling.PoolArguments(
         step=step, y=output_to(low.make(op.out)), bias=VectorOf(op.bias, LANES), store=store, count=op.size
     )
-    # reads rows that other threads appended
+    # Domain "select", because the kernel reads rows that other threads appended.
     low.call(pooling.pool(op.out.width, op.parts), arguments, "select", "pool")

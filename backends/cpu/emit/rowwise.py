@@ -1,4 +1,4 @@
-"""Emitters of the operations that work row by row."""
+"""Emitters of row-wise operations."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def rotate_ends(low: Lowering, op: RotateEnds) -> None:
 
 
 def _rotate(low: Lowering, x: Value, out: Value, op: Rotate, first: int) -> None:
-    """Rotate dimensions `first` and up of every head."""
+    """Apply RoPE to the dimensions from `first` on of every head."""
     source, head_dim = low.floats(x), first + op.head_dim
-    low.values.release(x)  # a pair is read before it is written
+    low.values.release(x)  # each pair is read before it is overwritten
     target = low.make(out)
     arguments = rotate_.RotateArguments(
         step=StepOf(rows=x.rows), x=rows_in(source), y=output_to(target), heads=x.width // head_dim,

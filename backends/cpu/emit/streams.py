@@ -1,4 +1,4 @@
-"""Emitters of the operations on several streams of rows."""
+"""Emitters of operations on several streams of hidden states."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mix(low: Lowering, op: Mix) -> None:
 
 def blend(low: Lowering, op: Blend) -> None:
     slices = op.x.width // op.last.width
-    stride = -(-4 * slices // 64) * 64  # a separate cache line for every thread
+    stride = -(-4 * slices // 64) * 64  # separate cache lines for each thread
     arguments = BlendArguments(
         x=rows_in(low.floats(op.x)), last=rows_in(low.floats(op.last)), y=output_to(low.make(op.out)),
         weight=VectorOf(op.weight, LANES), slices=slices, width=op.last.width, eps=op.eps,
@@ -81,7 +81,7 @@ def match(low: Lowering, op: Match) -> None:
 
 def gaussian_top_k(low: Lowering, op: GaussianTopK) -> None:
     x = low.floats(op.x)
-    low.values.release(op.x)  # the last pass reads a number before it writes it
+    low.values.release(op.x)  # the last pass reads each value before it overwrites it
     arguments = GaussianTopKArguments(
         x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, deviations=op.deviations,
         rows=CountOf(op.out.rows),

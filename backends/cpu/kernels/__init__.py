@@ -1,1 +1,1 @@
-"""CPU kernels. Each module returns `jit.Kernel`s, and declares the arguments of each kernel as a `Struct`."""
+"""CPU kernels. Each module builds `jit.Kernel`s, and declares the arguments of each kernel as a `Struct`."""

@@ -1,4 +1,4 @@
-"""Append: write keys and values of every row to their cache slots, in the format of the cache."""
+"""Append: writes the keys and values of every row to their cache slots, in the format of the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AppendArguments(Struct):
     step: Address
     k: Rows
     v: Rows
-    k_cache: Target  # the layer's blocks (blocks, kv heads), in the layout of `backends.cpu.cache`
+    k_cache: Target  # the layer's cache blocks (blocks, KV heads), in the layout of `backends.cpu.cache`
     v_cache: Target
     heads: Int64
 
@@ -22,7 +22,10 @@ class AppendArguments(Struct):
 def append(
     head_dim: int, value_dim: int, key_type: str, value_type: str, rows: bool = False, every: int = 1
 ) -> PlanKernel[AppendArguments]:
-    """Write keys and values to their slots, for one of `every` positions; with `rows`, one row per position."""
+    """Write keys and values to their slots.
+
+    With `every`, store one of `every` positions; with `rows`, one row per position.
+    """
     keys, values = CACHE[key_type], CACHE[value_type]
     key_bytes, value_bytes = head_bytes(keys, values, head_dim, value_dim, rows, every)
 

@@ -1,7 +1,7 @@
 """The two products of attention, over one cache block and one KV head: query-key scores and weighted values.
 
-One version is for types that store single numbers, and one with int8 products for types that store integers in blocks.
-Every result is one chain of operations in a fixed order, for any number of query rows that share a read.
+One version is for cache types that store floats. The other uses int8 products, for types that store integers in
+blocks. Every result is one chain of operations in a fixed order, no matter how many query rows share a read.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from localllm.backends.cpu.panels import u8x64
 from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
 from localllm.plan import BLOCK
 
-LOWEST = -3.0e38  # score of a hidden position, and the first maximum; finite
-# minimum score of a visible position, so that visible positions have weight even if all scores are this low
+LOWEST = -3.0e38  # the score of a hidden position, and the initial maximum; finite
+# The lowest score of a visible position. Visible positions keep a weight even if all scores are this low.
 FLOOR = -1.0e38
-Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> masked scores
-SCALED = 4  # query rows whose weights are multiplied by the scales of values together
-PART_BITS = 7  # bits of each of the two parts of a weight: no instruction set saturates
+Seen = Callable[[Value, Value, int | Value], Value]  # maps (panel's scores, panel number, query row) to masked scores
+SCALED = 4  # query rows whose weights are multiplied together by the scales of the values
+PART_BITS = 7  # bits of each half of a quantized weight; with 7, no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)
-UNROLLED = 16  # code is unrolled for up to this many groups of query rows; more use a loop, to bound the code size
+UNROLLED = 16  # up to this many groups of query rows are unrolled; more use a loop, to bound the code size
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     """Memory to prefetch during the computation: `bytes` from `start`, spread over the steps.
 
-    Prefetches go to L2, because L1 allows too few outstanding requests (Zen 4, 16384 positions: F16 1.15 to 1.2 times
-    as fast, q8_0 1.2 to 1.25).
+    Prefetches go to L2, because L1 allows too few outstanding requests. On Zen 4 at 16384 positions, F16 is 1.15 to 1.2
+    times as fast, q8_0 1.2 to 1.25 times.
     """
 
     start: Value
@@ -61,7 +61,7 @@ def _lines(reach: Reach | None, step: Value, steps: int) -> list[Value]:
 
 
 def _ask(f: Function, lines: list[Value], part: int = 0, parts: int = 1) -> None:
-    """Prefetch one part of the lines: a few at a time arrive sooner than many at once."""
+    """Prefetch one part of the lines. A few prefetches at a time complete sooner than many at once."""
     for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
         f.prefetch(line, locality=2)
 
@@ -71,7 +71,10 @@ def divisor(n: int, limit: int) -> int:
 
 
 def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
-    """Yield 0, step, 2 step, ... below `count`: unrolled as numbers if there are few, otherwise as a loop."""
+    """Yield 0, step, 2 step, ... below `count`.
+
+    A short sequence is unrolled as Python integers; a long sequence is a loop.
+    """
     if count <= UNROLLED * step:
         yield from range(0, count, step)
         return
@@ -96,7 +99,7 @@ def prepare_queries(
     """Multiply the float32 query head at x by `scale` and convert it for `scores`; `scratch` holds a padded head."""
     if isinstance(keys, Floats):
         wide = f.splat(scale * keys.factor)
-        with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: numbers of other heads, never read
+        with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: values of other heads, never read
             f.store(out + d * 4, f.load(x + d * 4, f32x16) * wide)
         return
     parts = head(f, x, head_dim)
@@ -118,13 +121,13 @@ def scores(
     f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, count: Value,
     seen: Seen, reach: Reach | None, panels: int = PANELS,
 ) -> None:  # fmt: skip
-    """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j; LOWEST for panels from `count` on.
+    """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j. Panels from `count` on get LOWEST.
 
     `panels` is the number of panels in the block at `keys`.
     """
     together = divisor(rows, f.isa.query_rows)
     most = max(1, f.isa.query_rows // together)
-    side = max(n for n in (1, 2, 4) if n <= min(panels, most))  # enough chains to hide latency
+    side = max(n for n in (1, 2, 4) if n <= min(panels, most))  # enough chains to hide the latency
     way = _float_scores if isinstance(row, Floats) else _block_scores
     computed = (count + (LANES * side - 1)) // (LANES * side) * side
     with f.loop(0, computed, side) as panel:
@@ -144,7 +147,7 @@ def _float_scores(
     f: Function, row: Floats, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
     reach: Reach | None,
 ) -> list[list[Value]]:  # fmt: skip
-    """Emit one chain over head_dim for every query row and position."""
+    """Emit one accumulation chain over head_dim for every query row and position."""
     size, unroll, stride = LANES * row.bytes, divisor(head_dim, 4), query_bytes(row, head_dim)
     steps = head_dim // unroll
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
@@ -166,7 +169,7 @@ def _block_scores(
 ) -> list[list[Value]]:  # fmt: skip
     """Emit exact integer sums per group, then one float chain over the groups.
 
-    The chain adds sum * query scale * key scale and minimum * (sum of the query).
+    The chain adds sum * query scale * key scale, and minimum * (sum of the query).
     """
     size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), value_groups(head_dim)
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
@@ -203,11 +206,11 @@ def _start(f: Function, row: Blocks, query: Value) -> Value:
         return f.broadcast(query + X_OFFSET, I32)
     if not row.offset:
         return f.zeros(vector(I32))
-    return f.broadcast(query + X_OFFSET, I32).sra({16: 3, 8: 4}[row.offset])  # X_OFFSET is -128 times the sum
+    return f.broadcast(query + X_OFFSET, I32).sra({16: 3, 8: 4}[row.offset])  # X_OFFSET holds -128 times the sum
 
 
 def _word(f: Function, row: Blocks, group: Value, word: int) -> list[tuple[Value, int]]:
-    """Yield (bytes of 16 positions x 4 values, index of the matching four values in the query's group)."""
+    """Return pairs: the bytes of 16 positions x 4 values, and the index of these four values in the query's group."""
     bytes_ = f.load(group + 64 * word, u8x64)
     if row.integer_bits == 8:
         return [(bytes_, word)]
@@ -244,8 +247,8 @@ def _weigh_floats(
 ) -> None:  # fmt: skip
     width = row.width(head_dim)
     together = divisor(rows, f.isa.query_rows)
-    # With one strip per iteration, weights are memory operands, which is fastest (Zen 4: 14 %); AVX2 would spill
-    # otherwise. With few rows memory is the limit, and reading it sequentially is best.
+    # One strip per iteration keeps the weights as memory operands, which is fastest (14 % on Zen 4), and avoids spills
+    # on AVX2. A few rows are limited by memory bandwidth, so sequential reads are best.
     strips = divisor(width // LANES, 4) if rows <= 4 and f.isa.registers == 32 else 1
     parts = width // LANES // strips
     with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
@@ -273,16 +276,17 @@ def _weigh_blocks(
 ) -> None:  # fmt: skip
     """Quantize the products of weights and group scales to 14-bit integers, so that sums over positions are exact.
 
-    The largest of the 64 becomes all ones, so each is rounded by at most 2^-15 of the largest. Minimums are summed
-    separately and added last.
+    The largest of the 64 products becomes all ones, so each product is rounded by at most 2^-15 of the largest.
+    Minimums are summed separately and added last.
     """
     width, count = row.width(head_dim), value_groups(head_dim)
     together = divisor(rows, SCALED if f.isa.registers == 32 else 1)
     with f.loop(0, rows, together) as base, f.loop(0, count) as group:
         at = values + group * (BLOCK * row.group_bytes)
         scales = [f.load_half(at + 2 * LANES * panel) for panel in range(PANELS)]
-        # With a minimum, integers are relative to the middle. Otherwise rounding would shift all values of a head in
-        # the same direction, and the inverse rotation would turn these small errors into one large one.
+        # If the format has a minimum, its integers are taken relative to the middle. Otherwise rounding would shift all
+        # values of a head in the same direction, and the inverse rotation would turn these small errors into one large
+        # error.
         middle = 1 << (row.integer_bits - 1) if row.minimum else 0
         minimums = [f.load_half(at + 2 * (BLOCK + LANES * panel)) for panel in range(PANELS) if row.minimum]
         minimums = [f.fma(s, f.constant(f32x16, middle), m) for s, m in zip(scales, minimums, strict=False)]
@@ -305,7 +309,7 @@ def _weigh_blocks(
                     for part in range(2):
                         weight = dot.broadcast4(f, scratch + (first + (j + (2 * r + part) * BLOCK)))
                         for s in range(2):
-                            # The unsigned operand comes first: the weights if the values are signed, otherwise the
+                            # The first operand must be unsigned: the weights if the values are signed, otherwise the
                             # values.
                             pair = (weight, here[s]) if row.integer_bits == 8 else (here[s], weight)
                             sums[r][part][s].set(dot.small(f, sums[r][part][s].get(), *pair))
@@ -320,10 +324,11 @@ def _weigh_blocks(
 
 
 def _parts(f: Function, rows: list[list[Value]], out: Value, offset: int) -> tuple[list[Value], list[Value]]:
-    """Quantize rows of 64 numbers to 14-bit integers, signed with an `offset` (q4_0, q5_0: signed scales).
+    """Quantize rows of 64 floats to 14-bit integers, signed if there is an `offset` (q4_0, q5_0: signed scales).
 
     The high halves of row r go to out[128 r:][:64], followed by the low halves, as bytes that every instruction set
-    multiplies exactly. Return the step of each row, and `offset` times the sum of its integers, both in every lane.
+    multiplies exactly. Return the quantization step of each row, and `offset` times the sum of its integers, both in
+    every lane.
     """
     sizes = [[f.abs(x) for x in numbers] if offset else numbers for numbers in rows]
     largest = [f.reduce(reduce(f.fmax, numbers), f.fmax) for numbers in sizes]
@@ -341,7 +346,7 @@ def _parts(f: Function, rows: list[list[Value]], out: Value, offset: int) -> tup
 
 
 def _integers(f: Function, row: Blocks, group: Value, position: Value) -> list[Value]:
-    """Load the integers of 32 values at four positions of a group, as two registers of bytes (16 values, 4)."""
+    """Load the integers of 32 values at four positions of a group into two vectors of bytes (16 values, 4)."""
     at = group + (position * (4 * row.words) + row.value_integers)
     bytes_ = f.load(at, u8x64)
     if row.integer_bits == 8:

@@ -2,18 +2,19 @@
 
 Positions are divided into partitions of PARTITION cache blocks. A row has a maximum, a sum and an output for each
 partition, and merges them in order of position. One thread may compute all partitions, or several threads may divide
-them (`attention`, then `merge`): the order is the same, so the bits are equal. Hidden positions have weight exactly 0;
-blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
+them (`attention`, then `merge`). The order is the same either way, so the bits are equal. Hidden positions have weight
+exactly 0, and blocks that are hidden from all rows of a tile are skipped. So a row's result depends on neither the tile
+nor the batch.
 
-A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all of them. A piece
-is a KV head with its query heads, or with 16 of them if there are more. Split tasks take the maximum number of heads,
-because the heads of a block are adjacent in memory: a sequential read is two to three times as fast as reading 8 KiB at
-a time. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys and values
-again.
+A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all partitions. A
+piece is a KV head with its query heads, or with 16 query heads if there are more. Split tasks take the maximum number
+of heads, because the heads of a block are adjacent in memory: one sequential read is two to three times as fast as
+reads of 8 KiB. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys and
+values again.
 
-With a selection, 64 selected positions at a time are gathered into a block of the usual layout, unless they already are
-a block of the cache. So a row that selects all visible positions gets the same bits as without a selection. A row that
-reads pools has one list of cache rows, and gathers these: first the rows of the window, then the rows of the pools.
+In top-k attention, 64 selected positions at a time are gathered into a block in panel layout, unless they already are a
+cache block. So a row that selects all visible positions gets the same bits as full attention. A row that attends to
+pools has one list of cache rows to gather: first the rows of the sliding window, then the rows of the pools.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ class MergeArguments(Struct):
     step: Address
     y: Output
     counter: Address
-    scratch: Rows  # one per thread
+    scratch: Rows  # one row per thread
     work: Address  # address of a `Work`
-    # number of positions that a row sees, including its own; if not causal, also the same number after it
+    # sliding-window size: the number of visible positions, including the row's own; if not causal, also this number
+    # after it
     window: Int64
-    sinks: AddressOrZero  # float32 (heads,)
+    sinks: AddressOrZero  # float32 (heads,): attention sinks
     selection: RowsOrNone
     partials: Address  # results of split tasks
 
@@ -68,28 +70,28 @@ class AttentionArguments(MergeArguments):
     v_cache: Address
     scale: Float32
     softcap: Float32
-    slopes: AddressOrZero  # float32 (heads,)
+    slopes: AddressOrZero  # float32 (heads,): ALiBi slopes
     distances: (
-        AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): biases by distance, with the outer ones repeated
+        AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): biases by distance, with the outer biases repeated
     )
     partials: Target
-    pools_step: Address  # step with the block tables of the pools; the next two are their cache
+    pools_step: Address  # `Step` with the block tables of the pools; the next two fields are the pools' cache
     pool_keys: Address
     pool_values: Address
 
 
 class Work(Struct):
-    """How a step's attention is divided into tasks; `backends.cpu.sharing` fills it."""
+    """How the attention of a step is divided into tasks. `backends.cpu.sharing` fills it."""
 
     tiles: Int64  # number of tiles
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
-    split: Int64  # 0: a task covers all partitions
+    split: Int64  # 0 if a task covers all partitions
     heads: Int64  # number of pieces per task
-    partitions: Int64  # number of partitions of the longest row, counted from position 0
+    partitions: Int64  # number of partitions of the longest row, from position 0
 
 
-PARTITION = 4  # cache blocks
-EDGE = LANES - 1  # copies at either end of the biases by distance, so that any run of lanes stays in the row
+PARTITION = 4  # cache blocks per partition
+EDGE = LANES - 1  # copies at either end of the biases by distance, so that every vector load stays in the row
 
 
 class _Rows:
@@ -105,15 +107,15 @@ class _Rows:
         self.step = Step.at(a.step)
         positions = self.step.positions
         self.positions = [f.load_i32(positions, first + token) for token in range(tokens)]
-        if shape.selected:  # the row sees the selected positions, numbered from 0
+        if shape.selected:  # the selected positions are renumbered from 0
             of_head = head // shape.of_head * (4 * (1 + shape.selected)) if shape.slices > 1 else f.i64(0)
             self.selection = a.selection.row(first) + of_head
             self.positions = [_integer(f, self.selection) - 1]
-        if shape.every:  # the row sees the listed rows, numbered from 0
+        if shape.every:  # the listed cache rows are renumbered from 0
             own, pools = self.positions[0], (self.positions[0] + 1) // shape.every
             if shape.chosen:
                 self.selection = a.selection.row(first)
-                pools = _integer(f, self.selection) // shape.every  # the last positions may not complete a pool
+                pools = _integer(f, self.selection) // shape.every  # the last positions may not fill a pool
             self.near = f.minimum(own + 1, a.window)
             self.first_near = own + 1 - self.near
             self.positions = [self.near + pools - 1]
@@ -124,9 +126,10 @@ class _Rows:
             if shape.window:
                 self.limits = [f.minimum(e, own + a.window - 1) for e, own in zip(ends, self.positions, strict=True)]
         self.start = f.i64(0)  # the first visible block
-        self.oldest: list[Value] = []  # the first visible position of each token, if there is a window
+        self.oldest: list[Value] = []  # first visible position of each token, for sliding windows
         if shape.window:
-            # A row that sees nothing of a block has the lowest maximum there, so the block's weight becomes 0.
+            # If all positions of a block are hidden from a row, the row's maximum there is the lowest, so the block's
+            # weight becomes 0.
             chunks = [own // a.window * a.window for own in self.positions] if shape.chunked else []
             self.oldest = chunks or [own - a.window + 1 for own in self.positions]
             self.start = f.select(self.oldest[0] > 0, self.oldest[0], f.i64(0)) // BLOCK
@@ -154,7 +157,7 @@ class _Rows:
         return self.state(self.partials, partition * self.shape.pieces + head)
 
     def head_row(self, of: Rows, head: Value, row: Value, head_dim: int) -> Value:
-        """Return the address in q or y of a query row of a piece; heads are `head_dim` wide there."""
+        """Return the address of a piece's query row in q or y, whose heads are `head_dim` wide."""
         piece = self.shape.piece
         base = of.address + (self.first + row // piece) * of.stride
         return base + (head * piece + row % piece) * (4 * head_dim)
@@ -170,7 +173,10 @@ class _Rows:
     def block(
         self, a: AttentionArguments, number: Value, head: Value, fresh: Value, queries: Value, state: SoftmaxState
     ) -> None:  # fmt: skip
-        """Add one more cache block to the state of a piece; `fresh` if the previous piece read other rows."""
+        """Add one more cache block to the state of a piece.
+
+        `fresh` means that the previous piece read other cache rows.
+        """
         f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
@@ -198,21 +204,21 @@ class _Rows:
                 score = score + f.load(f.pointer(a.distances) + (own + at) * 4, f32x16)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
-        # A single row is limited by memory. Scores of quantized keys are finished before its values arrive, so prefetch
-        # the values of the next head.
+        # A single row is limited by memory bandwidth. The scores of quantized keys are finished before the values
+        # arrive, so prefetch the values of the next head.
         one, ahead = self.tokens == 1 and not shape.gathered, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
-        count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
+        count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to at least one row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
-        coming = Reach(keys + key_bytes, key_bytes) if one else None  # prefetches the next head
+        coming = Reach(keys + key_bytes, key_bytes) if one else None  # the next head, to be prefetched
         weigh_values(
             f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, shape.value_dim,
             count, coming,
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """Return the physical block of a block of the sequence, or of the selected blocks."""
+        """Return the physical block for a block number of the sequence, or of the selected blocks."""
         if self.shape.whole:
             number = _integer(self.f, self.selection + (number * (4 * BLOCK) + 4)) // BLOCK
         return self.f.load_i32(self.table(self.step), number)
@@ -221,7 +227,7 @@ class _Rows:
         return step.tables + self.f.load_i32(step.sequence, self.first) * step.table_stride
 
     def gather(self, a: AttentionArguments, number: Value, head: Value) -> None:
-        """Gather 64 listed rows into a cache block; the last row pads it."""
+        """Gather 64 listed cache rows into a cache block. Copies of the last row pad the block."""
         f, shape, last = self.f, self.shape, self.positions[0]
         with f.loop(0, BLOCK) as j:
             self.locate(a, j, f.minimum(number * BLOCK + j, last), head)
@@ -231,7 +237,7 @@ class _Rows:
         gather_values(f, shape.values, value_entries, self.values, shape.value_dim, n, shape.once)
 
     def locate(self, a: AttentionArguments, j: Value, listed: Value, head: Value) -> None:
-        """Store the addresses of key and value of a listed row as entry j of the gathered block."""
+        """Store the addresses of a listed row's key and value as entry j of the gathered block."""
         f, shape, step = self.f, self.shape, self.step
 
         def store(step: Step, keys: Value, values: Value, position: Value, every: int = 1) -> None:
@@ -255,7 +261,7 @@ class _Rows:
             store(Step.at(a.pools_step), a.pool_keys, a.pool_values, end, every)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
-        """Compute fresh states of some pieces, one after the other in memory, from all blocks of a partition."""
+        """Compute the states of some pieces over all blocks of a partition. The states are adjacent in memory."""
         f, of_head = self.f, self.shape.of_head
         per_piece = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
         with f.loop(0, heads) as i:
@@ -271,7 +277,7 @@ class _Rows:
             self.state(self.final, i).clear(self.f)
 
     def merge(self, i: Value, other: SoftmaxState) -> None:
-        """Merge the state of a partition into the state of piece i of the task."""
+        """Merge a partition's state into the state of piece i of the task."""
         self.state(self.final, i).merge(self.f, other, self.shrink)
 
     def finish(self, head: Value, final: SoftmaxState) -> None:
@@ -296,9 +302,9 @@ class _Rows:
 
 
 def attention(shape: AttentionShape) -> PlanKernel[AttentionArguments]:
-    """Emit y = softmax(scale * q k^T) v for every row, with the options of `plan.Attention` in the shape.
+    """Emit y = softmax(scale * q k^T) v for every row, with the `plan.Attention` options given by the shape.
 
-    If the work is split, the kernel writes the states of the partitions, and `merge` computes y from them.
+    If the work is split, the kernel writes the states of the partitions, and `merge` computes y from the states.
     """
 
     def body(f: Function, a: AttentionArguments, thread: Value, threads: Value) -> None:
@@ -308,8 +314,8 @@ def attention(shape: AttentionShape) -> PlanKernel[AttentionArguments]:
         of_tile = parts * (f.constant(heads.type, shape.pieces) // heads)
         tiles = work.tiles
         with tasks(f, a.counter, tiles * of_tile, thread, threads) as task:
-            # Tiles of one head are consecutive, so that its keys and values stay in the CPU cache. The longest rows go
-            # first.
+            # Tiles of one head are consecutive, so that its keys and values stay in the CPU cache. The longest rows are
+            # scheduled first.
             part, rest = task % parts, task // parts
             tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
             for rows in _tile(f, a, shape, tile, thread, work, head):
@@ -334,7 +340,7 @@ def attention(shape: AttentionShape) -> PlanKernel[AttentionArguments]:
 
 
 def merge(shape: AttentionShape) -> PlanKernel[MergeArguments]:
-    """Write y for split rows. A task is one piece of a tile; unsplit rows need none."""
+    """Write y for split rows. A task is one piece of a tile. Unsplit rows need no task."""
 
     def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
@@ -353,7 +359,7 @@ def merge(shape: AttentionShape) -> PlanKernel[MergeArguments]:
 def _tile(
     f: Function, a: MergeArguments, shape: AttentionShape, tile: Value, thread: Value, work: Work, head: Value
 ) -> Iterator[_Rows]:
-    """Yield the rows of a tile: all at once if the tile is full, otherwise one by one."""
+    """Yield the rows of a tile: together if the tile is full, otherwise one by one."""
     list_ = work.tile_rows
     first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
     if shape.tokens > 1:
@@ -365,11 +371,11 @@ def _tile(
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value | None) -> Value:
-    """Mask the scores of positions first .. first + 15: LOWEST after position `last` and before `oldest`."""
+    """Mask the scores of positions first to first + 15. Positions after `last` and before `oldest` get LOWEST."""
 
     lowest = f.constant(f32x16, LOWEST)
     lanes = _positions(f, first)
-    score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order NaN stays NaN
+    score = f.fmax(f.constant(f32x16, FLOOR), score)  # this operand order keeps NaN
     seen = f.select(lanes <= _splat(f, last), score, lowest)
     return seen if oldest is None else f.select(lanes < _splat(f, oldest), lowest, seen)
 
@@ -380,7 +386,7 @@ def _integer(f: Function, at: Value) -> Value:
 
 
 def _positions(f: Function, first: Value) -> Value:
-    """Return first .. first + 15 as int32."""
+    """Return first to first + 15 as int32."""
     return _splat(f, first) + f.lane_numbers()
 
 

@@ -13,9 +13,9 @@ from localllm.plan import BLOCK
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The parameters that a kernel is compiled for."""
+    """The parameters that specialize an attention kernel."""
 
-    head_dim: int  # width of a key
+    head_dim: int  # dimension of a key
     value_dim: int
     group: int  # query heads per KV head
     kv_heads: int
@@ -27,14 +27,14 @@ class AttentionShape:
     slopes: bool = False
     chunked: bool = False
     causal: bool = True
-    after: bool = False  # see only positions after the encoder text
-    reach: int = 0  # largest distance with a bias in `distances`; 0: no relative position bias
-    selected: int = 0  # maximum number of positions that a row reads by selection; 0: no selection
-    slices: int = 1  # number of slices in a row's selection: one, or one per KV head
+    after: bool = False  # attend only to positions after the encoder text
+    reach: int = 0  # largest distance with its own bias in `distances`; 0: no relative position bias
+    selected: int = 0  # maximum number of positions that top-k attention selects per row; 0: no selection
+    slices: int = 1  # number of selections per row: one, or one per KV head
     whole: bool = False  # the selection consists of whole cache blocks
-    once: bool = False  # a row of keys starts with the row of values
-    every: int = 0  # positions per pool; 0: rows read no pools
-    chosen: int = 0  # maximum number of pools that a row reads; 0: all
+    once: bool = False  # values are the first dimensions of the keys
+    every: int = 0  # positions per pool; 0: no pools
+    chosen: int = 0  # maximum number of pools that a row attends to; 0 means all
 
     @property
     def name(self) -> str:
@@ -51,12 +51,12 @@ class AttentionShape:
 
     @property
     def piece(self) -> int:
-        """Number of query heads per piece; many query heads of a KV head are divided into several pieces."""
+        """Number of query heads per piece. If a KV head has many query heads, they are divided into several pieces."""
         return MAX_QUERY_ROWS if self.group % MAX_QUERY_ROWS == 0 else self.group
 
     @property
     def of_head(self) -> int:
-        """Number of pieces per KV head; they read the same keys and values."""
+        """Number of pieces per KV head. They read the same keys and values."""
         return self.group // self.piece
 
     @property
@@ -65,11 +65,11 @@ class AttentionShape:
 
     @property
     def gathered(self) -> bool:
-        """Whether rows of the cache are copied to a block before they are read."""
+        """Whether cache rows are copied to a block before they are read."""
         return self.every > 0 or (self.selected > 0 and not self.whole)
 
     def listed(self, position: int, window: int) -> int:
-        """Return the maximum number of cache rows that a token at this position reads, counted from position 0."""
+        """Return the maximum number of cache rows that a token at this position reads, if positions start at 0."""
         if self.every:
             pools = (position + 1) // self.every
             return min(position + 1, window) + (min(pools, self.chosen) if self.chosen else pools)
@@ -89,9 +89,9 @@ class AttentionShape:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per piece.
+        """Number of tokens per tile: a power of two, chosen so that a tile has at most 16 query rows per piece.
 
-        It is 1 if every row reads different positions, by a selection or pools.
+        It is 1 if every row reads different positions, as with top-k attention or pools.
         """
         tokens = 1
         while not self.selected and not self.every and tokens * 2 * self.group <= MAX_QUERY_ROWS:
@@ -108,7 +108,7 @@ MAX_QUERY_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Offsets in a thread's scratch."""
+    """Offsets within a thread's scratch memory."""
 
     queries: int
     head: int  # one head, padded to whole groups
@@ -144,5 +144,5 @@ def scratch(shape: AttentionShape) -> Scratch:
 
 
 def scratch_bytes(shape: AttentionShape) -> int:
-    """Return the bytes of one thread's scratch."""
+    """Return the bytes of scratch memory per thread."""
     return scratch(shape).size

@@ -1,4 +1,4 @@
-"""Read memory and do nothing else: the upper limit of decode speed."""
+"""A kernel that only reads memory. Its bandwidth is the upper limit of decode speed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from localllm.backends.cpu.memory import LINE
 from localllm.backends.cpu.simd import I64, Function, Value, vector
 
 PIECE = 1 << 18  # maximum bytes per task
-STEP = 256  # a piece is a multiple of this
-LEAST = 1 << 16  # minimum bytes for a useful measurement
+STEP = 256  # pieces are multiples of this size
+LEAST = 1 << 16  # minimum bytes for a meaningful measurement
 
 
 class ReadArguments(Struct):
@@ -17,11 +17,11 @@ class ReadArguments(Struct):
     pieces: Int64
     counter: Address
     sink: Target  # 64 bytes per thread, so that the reads are not optimized away
-    piece: Int64  # bytes
+    piece: Int64  # size in bytes
 
 
 def read_memory() -> PlanKernel[ReadArguments]:
-    """Load pieces * piece bytes from `start`; the threads share the pieces."""
+    """Load pieces * piece bytes from `start`. The threads share the pieces."""
 
     def body(f: Function, a: ReadArguments, thread: Value, threads: Value) -> None:
         line = vector(I64, 8)

@@ -35,7 +35,7 @@ def _x_at(k: int) -> int:
 
 
 def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
-    """Return the initial integer sum of the group at k: -offset * (sum of its activations), or 0 if not needed."""
+    """Return the initial integer sum of the group at k: -offset * (sum of its activations), or 0 without an offset."""
     if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
         return f.zeros(i32x16)
     slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4
@@ -54,7 +54,7 @@ def _weigh(
     if minimum is not None:
         if group == X_VALUES:
             x_sum = f.broadcast(block + X_SUM, F32)
-        else:  # half groups have only their integer sum
+        else:  # half groups have an integer sum only
             sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
             x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
         value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
@@ -62,14 +62,14 @@ def _weigh(
 
 
 def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
-    """Multiply one block of a panel by the same range of k of every row; add the groups in order of k."""
+    """Multiply one block of a panel by the same range of k of every row. Add the groups in order of k."""
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
     lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        # spread out, because a burst of requests would have to wait
+        # prefetches are spread out: a burst of requests would stall
         read_ahead(f, lines[number * share : (number + 1) * share])
         k = group * panel.group
         for t, row in enumerate(x):
@@ -90,7 +90,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
 
 
 def _tile_offset(isa: Isa, panel: IntegerPanel) -> int:
-    """Return the offset of unpacked bytes: 128 if any byte can be multiplied, otherwise the format's."""
+    """Return the offset of unpacked bytes: 128 if any byte value can be multiplied, otherwise the format's offset."""
     return 128 if isa.biased_needs_offset else panel.offset
 
 
@@ -133,7 +133,8 @@ def _tile_group(
     magnitude = dot.BIASED if offset == 128 else panel.magnitude
     starts = [_start(f, offset, panel.group, row, k) for row in x]
     integers = [[dot.Sum(f, start, magnitude) for _ in w] for start in starts]
-    # Otherwise LLVM works row by row and spills the weights. That is still faster if more than int16 sums must be kept.
+    # Otherwise LLVM works row by row and spills the weights. Spilling is still faster if registers must hold more than
+    # int16 sums.
     in_order = f.isa.dot == "maddubs" and dot.shorts(magnitude) >= panel.group // 4 and not panel.minimum
     for word in range(panel.group // 4):
         if in_order:

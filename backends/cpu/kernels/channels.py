@@ -1,9 +1,9 @@
-"""Linear attention with a decay per channel: `plan.LinearAttention` with a step per channel of a key.
+"""Linear attention with a separate decay for each key channel: `plan.LinearAttention` with a step size per channel.
 
-The store holds the decay factor of every row and channel, exp(rate step). Walking back from the newest row, the running
-product of these factors scales the keys: one multiplication per number, while an exponential of a difference of sums
-would take twenty operations. The order is the same for every pair of rows, so bits do not depend on how rows are
-divided into steps.
+The store holds the decay factor exp(rate * step) of every row and channel. From the newest row backwards, the running
+product of these factors scales the keys. This takes one multiplication per value; an exponential of a difference of
+sums would take twenty operations. The order is the same for every pair of rows, so the bits do not depend on how rows
+are divided into steps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
 from localllm.backends.cpu.stores import key_bytes, whole_strips
 from localllm.plan import BLOCK, StateLayer
 
-LEAST = 1e-30  # smaller products become 0, before subnormal numbers slow down multiplication
+LEAST = 1e-30  # smaller products become 0, because subnormal numbers slow down multiplication
 
 
 def _line(f: Function, at: Value, width: int) -> list[Value]:
-    """Return the vectors of `width` float32 numbers, padded with zeros."""
+    """Return `width` float32 values as vectors, padded with zeros."""
     found = [f.load(at + 4 * first, f32x16) for first in range(0, width, LANES)]
     left = width % LANES
     if left:
@@ -29,7 +29,7 @@ def _line(f: Function, at: Value, width: int) -> list[Value]:
 
 
 def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
-    """Write the keys of every row, channels as lanes."""
+    """Write the keys of every row, with channels as lanes."""
     row_bytes = 4 * whole_strips(of.key_dim)
 
     def body(f: Function, a: KeysArguments, thread: Value, threads: Value) -> None:
@@ -46,11 +46,11 @@ def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
 
 @dataclass(frozen=True, slots=True)
 class ChannelHead(RecurrenceHead):
-    """Emits the steps of one head with a separate decay per channel."""
+    """Emits the steps of one head whose channels have separate decays."""
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
-        """Return the size of a block's decayed keys and start decay, or of the update weights, a query and a key."""
+        """Return the scratch bytes: for a block's decayed keys and start decay, or update weights, query and key."""
         line = 4 * whole_strips(of.key_dim)
         return max((BLOCK + 1) * line, 2 * line + 8 * BLOCK)
 
@@ -59,14 +59,14 @@ class ChannelHead(RecurrenceHead):
         return 4 * whole_strips(self.of.key_dim)
 
     def whole_products(self) -> list[Variable]:
-        """Return one variable per channel vector: the product of no decays yet."""
+        """Return one variable per channel vector, initially 1: the product of no decays."""
         one = self.f.constant(f32x16, 1.0)
         return [self.f.var(one) for _ in range(whole_strips(self.of.key_dim) // LANES)]
 
     def fade(self, product: Variable, decay: Value) -> None:
         f = self.f
         less = product.get() * decay
-        product.set(f.select(less < LEAST, f.zeros(f32x16), less))  # NaN stays NaN
+        product.set(f.select(less < LEAST, f.zeros(f32x16), less))  # this select keeps NaN
 
     def advance(self, before: Value, block: Value) -> None:
         f, line, products = self.f, self.line_bytes, self.whole_products()
@@ -83,7 +83,7 @@ class ChannelHead(RecurrenceHead):
             self.gather(d, old, block, f.broadcast(grown + d * 4, F32), self.scratch + d * 4, line)
 
     def reads(self, row: Value, block: Value, at: Value) -> Reads:
-        """Store the decay factors of this row; walk back to the block's start, scaling keys."""
+        """Store the decay factors of this row. Walk back to the block's start and scale the keys."""
         f, a, width, line = self.f, self.a, self.of.key_dim, self.line_bytes
         decays, keys = self.own(block) + self.at.decays, self.keys(block)
         rate = f.broadcast(a.rate + self.head * 4, F32)

@@ -1,4 +1,4 @@
-"""Columns of rows: copy a range of each of several equal slices."""
+"""Copies a range of columns between rows, within each of several equal slices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class ColumnsArguments(Struct):
     y: Output
     rows: Address
     groups: Int64
-    count: Int64  # numbers per group
-    x_first: Int64  # bytes from the start of a row to the first group's numbers
-    x_step: Int64  # bytes from group to group
+    count: Int64  # values per group
+    x_first: Int64  # bytes from the start of a row to the first group's values
+    x_step: Int64  # stride between groups in bytes
     y_first: Int64
     y_step: Int64
 
 
 def copy_columns() -> PlanKernel[ColumnsArguments]:
-    """Emit the copy of `count` numbers of each group. Nothing after them is overwritten."""
+    """Emit the copy of `count` values of each group. Memory after the values is not overwritten."""
 
     def body(f: Function, a: ColumnsArguments, thread: Value, threads: Value) -> None:
         whole = a.count // LANES * LANES

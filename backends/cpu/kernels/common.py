@@ -1,4 +1,4 @@
-"""Parts that kernels share: the step struct, division of rows and tasks, quantized activations, exp."""
+"""Code that kernels share: the step struct, division of rows and tasks, quantized activations, exp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ f32x16 = vector(F32)
 i32x16 = vector(I32)
 
 # Activations are quantized in blocks of 32 values, value = scale * int8, or in super-blocks of 256. A block also holds
-# the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts with
-# it. `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
+# the sums that formats need. `offset` is -128 * the sum of its integers: the initial value of a dot product with bytes
+# q + 128. `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
 ACTIVATION_BLOCK = np.dtype(
     [("values", "i1", 32), ("scale", "f4"), ("offset", "i4"), ("offset_half", "i4", 2), ("sum", "f4")]
 )
-# A super-block is summed in integers, so it holds integer sums: of every 16 and every 32 values, and these times -32
-# and -128. It is as long as eight blocks.
+# A super-block is summed in integers, so it holds integer sums: of every 16 and every 32 values, and the same sums
+# times -32 and -128. It is as long as eight blocks.
 ACTIVATION_SUPER_BLOCK = np.dtype(
     [
         ("values", "i1", 256), ("scale", "f4"), ("offset", "i4"), ("sums_16", "i2", 16), ("sums_32", "i2", 8),
@@ -54,20 +54,20 @@ class Step(Struct):
 
     rows: Int64
     logit_rows: Int64
-    tokens: Address  # int32 (rows,), like positions, slots and sequence
+    tokens: Address  # int32 (rows,), like the next three fields
     positions: Address
     slots: Address
     sequence: Address
     tables: Address  # int32 (sequences, table_stride / 4)
-    table_stride: Int64  # bytes
+    table_stride: Int64  # stride of a block table in bytes
     logit_index: Address  # int32 (logit_rows,)
     runs: Int64  # number of sequences in the batch
-    run_starts: Address  # int32 (runs + 1,): the first row of each, and the number of rows
-    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal rows
+    run_starts: Address  # int32 (runs + 1,): the first row of each sequence, then the number of rows
+    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal attention
 
 
 Arguments = TypeVar("Arguments", bound=Struct)
-Body = Callable[[Function, Arguments, Value, Value], None]  # (function, arguments, thread, threads)
+Body = Callable[[Function, Arguments, Value, Value], None]  # arguments: function, kernel arguments, thread, threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> Plan
 def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
     """Loop over this thread's share of the rows.
 
-    The share depends only on the number of rows, so consecutive row-wise kernels need no barrier.
+    The share depends only on the number of rows, so consecutive row-wise kernels need no barrier between them.
     """
     with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
         yield row
@@ -101,11 +101,13 @@ def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterato
 
 @contextmanager
 def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over task numbers: each thread takes tasks from the front of its run, then from the back of others.
+    """Loop over task numbers.
 
-    A thread thus reads memory in order as long as possible, and waits for one task at most. With a single shared
-    counter each thread would jump in memory, which costs 4 to 9 % of a decode step on Zen 4. `counters` holds a zeroed
-    cache line per thread: the number of tasks taken from the front of its run, and << 32 from the back.
+    Each thread takes tasks from the front of its run, then from the back of other threads' runs. A thread thus reads
+    memory in order as long as possible, and waits for at most one task. With a single shared counter each thread would
+    jump in memory, which costs 4 to 9 % of a decode step on Zen 4. `counters` holds a zeroed cache line per thread. The
+    line counts the tasks taken from the front of the thread's run, and in the upper 32 bits the tasks taken from the
+    back.
     """
     victim = f.var(f.i64(0))
     with f.while_(lambda: victim.get() < threads):
@@ -122,7 +124,7 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
 
 
 def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Prefetch memory `isa.read_ahead` bytes ahead of these lines, if the instruction set benefits."""
+    """Prefetch the memory `isa.read_ahead` bytes after these lines, if the instruction set benefits."""
     if f.isa.read_ahead:
         for line in lines:
             f.prefetch(line + f.isa.read_ahead)
@@ -131,11 +133,11 @@ def read_ahead(f: Function, lines: Sequence[Value]) -> None:
 def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:
     """Return (127 / maximum, maximum / 127) from the bits of magnitudes.
 
-    Compared as integers, the bits are in the order of the numbers, and NaN is above all: it makes the scale NaN.
+    Compared as integers, the bits order like the floats, and NaN is above all floats, so it makes the scale NaN.
     """
     largest = f.bits(f.reduce(sizes, f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
-    # A subnormal maximum would have an infinite inverse, so such a block becomes zero.
+    # A subnormal maximum would have an infinite inverse, so its block becomes zero.
     inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
     return inverse, largest / f.constant(F32, 127.0)
 
@@ -145,7 +147,7 @@ def _size(f: Function, x: Value) -> Value:
 
 
 def _quantized_16(f: Function, x: Value, inverse: Value, out: Value) -> Value:
-    """Store 16 integers; return their sum."""
+    """Quantize 16 floats and store the integers. Return the sum of the integers."""
     integers = f.to_int32(f.round_even(x * inverse))
     f.store(out, f.truncate(integers, I8))
     return f.reduce(integers, lambda p, q: p + q)
@@ -177,7 +179,7 @@ def quantize_super_row(f: Function, x: Value, out: Value, blocks: Value) -> None
 
 
 def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
-    """Quantize 256 floats at x to an activation super-block, by the rule of `quantize_block`."""
+    """Quantize the 256 floats at x to an activation super-block, by the rule of `quantize_block`."""
     sizes = f.var(f.zeros(i32x16))
     with f.loop(0, 4 * S_VALUES, 64) as at:
         sizes.set(f.fmax(_size(f, f.load(x + at, f32x16)), sizes.get()))
@@ -200,10 +202,10 @@ def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
 
 
 def round_row(f: Function, x: Value, out: Value, width: Value) -> None:
-    """Round float32 to bfloats.
+    """Round a float32 row to BF16.
 
-    With `isa.bfloat_dot` they are stored in pairs, as weights are, otherwise as float32. A zero follows the last
-    number, to complete a pair.
+    With `isa.bfloat_dot` the results are stored in pairs, like weights; otherwise they are stored as float32. A zero
+    follows the last value, to complete a pair.
     """
     with f.loop(0, width, 32) as i:
         both = [f.to_bfloat(f.load(x + (i * 4 + at), f32x16)) for at in (0, 64)]
@@ -231,7 +233,7 @@ def exp(f: Function, x: Value) -> Value:
 
 
 def expm1(f: Function, x: Value) -> Value:
-    """Return e^x - 1 of a float32 vector, accurate for small x; -1 below -87."""
+    """Return e^x - 1 of a float32 vector, accurate near 0; -1 below -87."""
     y, power = _exp_parts(f, x)
     return f.fma(y, power, power - 1.0)
 
@@ -287,12 +289,12 @@ def tanh(f: Function, x: Value) -> Value:
 
 
 def _gelu(f: Function, x: Value) -> Value:
-    """Return gelu in its tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))."""
+    """Return GELU in its tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))."""
     return x * sigmoid(f, f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308)
 
 
 def _relu(f: Function, x: Value) -> Value:
-    return f.fmax(f.zeros(x.type), x)  # in this order NaN stays NaN
+    return f.fmax(f.zeros(x.type), x)  # this operand order keeps NaN
 
 
 def _relu2(f: Function, x: Value) -> Value:
@@ -302,7 +304,7 @@ def _relu2(f: Function, x: Value) -> Value:
 
 def _signed_root(f: Function, x: Value) -> Value:
     zero = f.zeros(x.type)
-    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # in this order NaN stays NaN
+    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # this operand order keeps NaN
     return f.select(x < 0.0, zero - root, f.select(x.equals(0.0), zero, root))
 
 

@@ -1,6 +1,6 @@
-"""Coefficients of hyper-connections, as `plan.HyperConnection` defines them: a few numbers per row.
+"""Coefficients of hyper-connections, as `plan.HyperConnection` defines them: a few per row.
 
-A vector holds the numbers of one part, or of one row of the mixing matrix; sums over streams add them in order.
+A vector holds the coefficients of one part, or of one row of the mixing matrix. Sums over streams add them in order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def hyper_connection(streams: int, parts: int) -> PlanKernel[HyperConnectionArgu
 
 
 def _few(f: Function, place: Value, count: int) -> Value:
-    """Return a vector of `count` numbers at any address, padded with zeros; nothing after them is read."""
+    """Load `count` floats from any address into a vector, padded with zeros. Memory after the floats is not read."""
     found = f.zeros(f32x16)
     for lane in range(count):
         found = f.select(f.lane_numbers().equals(lane), f.broadcast(place + 4 * lane, F32), found)
@@ -73,7 +73,7 @@ def _softmax(f: Function, z: Value, count: int) -> Value:
 
 
 def _balanced(f: Function, a: HyperConnectionArguments, mixing: list[Value], streams: int, eps: Value) -> list[Value]:
-    """Divide the columns by their sums, then alternately rows and columns. A vector is a row."""
+    """Divide the columns by their sums, then rows and columns in alternation. Each vector is a row."""
     held = [f.var(weights) for weights in mixing]
     with f.loop(0, a.iterations) as number:
         with f.when(number > 0):

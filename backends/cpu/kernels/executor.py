@@ -1,7 +1,7 @@
-"""The replay loop: a plan is an array of (kernel, arguments, barrier, two clocks) that threads run in compiled code.
+"""The replay loop. A plan is an array of (kernel, arguments, barrier, two clocks); the threads run it in compiled code.
 
 Threads wait for each other at the barrier of an entry. A waiting thread spins for a short time, then sleeps in the
-kernel, so that a thread that lost its processor to another program can use the free one. Between batches a worker spins
+operating system. This frees a core for a thread that lost its core to another program. Between batches a worker spins
 for a while, then returns to Python to sleep.
 """
 
@@ -16,47 +16,50 @@ from localllm.backends.cpu.simd import I64, Function, Value
 
 
 class Entry(Struct):
-    """One call of a plan."""
+    """One kernel call of a plan."""
 
-    kernel: Int64  # address of its code
-    arguments: Int64  # address of their struct
+    kernel: Int64  # address of the compiled kernel
+    arguments: Int64  # address of the kernel's argument struct
     barrier: Int64  # 1: all threads wait for each other after this call
     ticks: Int64  # time-stamp cycles that thread 0 spent here, including the barrier, summed over steps
     waited: Int64  # part of `ticks` spent waiting for other threads
 
 
 class Own(Struct):
-    """Counts of one thread."""
+    """Counters of one thread."""
 
-    rounds: Apart  # barriers
-    seen: Int64  # batches
+    rounds: Apart  # number of barriers passed
+    seen: Int64  # number of batches started
 
 
 class Sync(Struct):
-    """Memory that threads share. A word that one thread writes while others spin has a separate cache line."""
+    """Memory that the threads share.
+
+    A word that one thread writes while others spin on it has a separate cache line.
+    """
 
     command: Apart  # number of batches started so far
-    asked: Int64  # `command`, or one more while a batch is about to start, which keeps threads from going to sleep
+    asked: Int64  # `command`, or one more while a batch is about to start, which keeps threads awake
     quit: Apart
     arrivals: Apart
-    sleepers: Apart  # threads that sleep until `arrivals` changes, or are about to
+    sleepers: Apart  # threads that sleep, or are about to sleep, until `arrivals` changes
     slept: Int64  # how often threads have slept at a barrier
     plan: Apart  # address of the entries
     count: Int64  # number of entries
-    spins: Int64  # iterations of waiting at a barrier before a thread sleeps
+    spins: Int64  # iterations that a thread spins at a barrier before it sleeps
     sched_yield: Int64  # address of the system function sched_yield
-    syscall: Int64  # address of the system function syscall; 0 without futexes: threads then only yield
-    futex: Int64  # the number of the system call
-    threads: Apart  # `Own` of the first thread; a cache line per thread
+    syscall: Int64  # address of the system function syscall; 0 without futexes, where threads only yield
+    futex: Int64  # number of the futex system call
+    threads: Apart  # `Own` of the first thread; one cache line per thread
 
 
 def own_slot(thread: int) -> int:
-    """Return the slot of a thread's `Own`."""
+    """Return the first slot of a thread's `Own`."""
     return Sync.threads + Apart.aligned * thread
 
 
-SPINS = 1024  # 20 to 600 microseconds: longer than the wait in a balanced operation, far below a time slice
-FUTEX_WAIT, FUTEX_WAKE = 128, 129  # within one process
+SPINS = 1024  # 20 to 600 microseconds: longer than the waits of a balanced operation, far below a time slice
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # private futexes, within one process
 EVERYBODY = 1 << 30
 
 
@@ -72,7 +75,8 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
             with f.when(sync.syscall.equals(0)):
                 f.call(sync.sched_yield)
             with f.when(sync.syscall.differs(0)):
-                # before reading `arrivals`, so that a thread that changes it later sees a sleeper
+                # Count this thread before it reads `arrivals`, so that a thread that changes `arrivals` later sees a
+                # sleeper.
                 f.atomic_add(sleepers, 1)
                 seen = f.atomic_load(arrivals)
                 with f.when(seen < target):
@@ -82,7 +86,7 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
 
 
 def _futex(f: Function, sync: Sync, where: Value, operation: int, value: Value) -> None:
-    """Sleep while `arrivals` equals `value` (in their lower halves), or wake at most `value` sleeping threads."""
+    """Sleep while `arrivals` equals `value` in the lower half, or wake at most `value` sleeping threads."""
     none = f.i64(0)
     f.call(sync.syscall, sync.futex, where + Sync.arrivals * SLOT, f.i64(operation), value, none, none, none)
 
@@ -93,7 +97,7 @@ def _own(sync: Sync, thread: Value, slot: int) -> Value:
 
 
 def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value) -> None:
-    """Run every operation of the plan on this thread."""
+    """Run every kernel call of the plan on this thread."""
     plan, count = f.pointer(sync.plan), sync.count
     own, arrivals = _own(sync, thread, Own.rounds), sync.where(Sync.arrivals)
     ticks = f.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
@@ -123,7 +127,7 @@ def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value
 
 
 def step() -> Kernel:
-    """Build `step(sync, threads)`, which starts the requested batch and runs thread 0's part of it."""
+    """Build `step(sync, threads)`, which starts the requested batch and runs thread 0's share."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)
@@ -136,7 +140,7 @@ def step() -> Kernel:
 
 
 def worker() -> Kernel:
-    """Build `worker(sync, thread, threads, spins)`, which replays once per command.
+    """Build `worker(sync, thread, threads, spins)`, which runs the plan once per command.
 
     It returns 1 when it must quit, and 0 after `spins` idle iterations.
     """

@@ -28,7 +28,7 @@ from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
 
 LOWEST = -3.0e38
-UNROLLED = 32  # maximum of selected experts per row; no known model uses more
+UNROLLED = 32  # maximum number of selected experts per row in unrolled code; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
 CLOSE = 0.02  # threshold of the sparse mixer, as `plan.Experts` defines it
 
@@ -41,14 +41,14 @@ class RouteArguments(Struct):
     scale: Float32
     bias: AddressOrZero  # float32 (experts,)
     rows: Address  # address of the number of rows
-    scratch: Rows  # one per thread: three times the padded number of experts, float32
+    scratch: Rows  # one row per thread: three times the padded number of experts, float32
     groups: Int64
     groups_used: Int64
-    given: RowsOrNone  # float32 (rows, used): the experts, if they are given
+    given: RowsOrNone  # float32 (rows, used): predefined experts, if the plan has them
 
 
 def route(gating: Gating, used: int, normalize: bool, grouped: bool, given: bool = False) -> PlanKernel[RouteArguments]:
-    """Select `used` experts per row and compute their weights, as `plan.Experts` defines."""
+    """Select `used` experts per row and compute their weights, as `plan.Experts` defines them."""
 
     def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
         experts = a.experts
@@ -101,7 +101,7 @@ def _share_of_close(f: Function, own: Value, logits: Value, ranks: Value, expert
 
 
 def _keep_best_groups(f: Function, gating: Gating, a: RouteArguments, ranks: Value, scores: Value) -> None:
-    """Set the ranks of experts outside the best groups to LOWEST; `scores` has room for one number per group."""
+    """Set the ranks of experts outside the best groups to LOWEST. `scores` is scratch for one float per group."""
     size, lowest = a.experts // a.groups, f.constant(F32, LOWEST)
     with f.loop(0, a.groups) as group:
         best, second = f.var(lowest), f.var(lowest)
@@ -156,7 +156,7 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """Normalize the selected weights in place: unrolled if there are few, otherwise in a loop."""
+    """Normalize the selected weights in place. A short list is unrolled, a long list is a loop."""
     if used > UNROLLED:
         _finish_many(f, gating, chosen, used, normalize, scale)
         return
@@ -183,7 +183,7 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
 
 
 def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """Compute the same numbers, bit for bit, in a loop over memory."""
+    """Compute the same weights, bit for bit, in a loop over memory."""
 
     def weight(n: int | Value) -> Value:
         return f.load(chosen + n * 4, F32)
@@ -220,12 +220,12 @@ class GroupArguments(Struct):
     experts: Int64
     used: Int64
     rows: Address  # address of the number of rows
-    starts: Target  # int64 (experts + 1): start of each expert's pairs in `order`; the last is the number of pairs
+    starts: Target  # int64 (experts + 1): start of each expert's pairs in `order`, then the number of pairs
     order: Target  # int64 (pairs,)
 
 
 def group() -> PlanKernel[GroupArguments]:
-    """List the pairs of each expert in order of row: a counting sort, by thread 0."""
+    """List the pairs of each expert in order of row. Thread 0 does a counting sort."""
 
     def body(f: Function, a: GroupArguments, thread: Value, threads: Value) -> None:
         with f.when(thread.equals(0)):
@@ -239,13 +239,13 @@ def group() -> PlanKernel[GroupArguments]:
                 f.store(slot, f.load_int(slot) + 1, 8)
             with f.loop(0, experts) as e:
                 f.store(starts + (e + 1) * 8, f.load_int(starts, e) + f.load_int(starts, e + 1), 8)
-            with f.loop(0, pairs) as pair:  # starts[e] advances to the end of e, which is the start of e + 1
+            with f.loop(0, pairs) as pair:  # starts[e] advances to the end of e's pairs, the start of the next expert's
                 slot = starts + f.load_i32(choices, pair) * 8
                 at = f.load_int(slot)
                 f.store(order + at * 8, pair, 8)
                 f.store(slot, at + 1, 8)
             last = f.var(f.i64(0))
-            with f.loop(0, experts) as e:  # shift the starts back
+            with f.loop(0, experts) as e:  # shift the starts back by one expert
                 end = f.load_int(starts, e)
                 f.store(starts + e * 8, last.get(), 8)
                 last.set(end)
@@ -255,7 +255,7 @@ def group() -> PlanKernel[GroupArguments]:
 
 class ExpertsArguments(Product):
     experts: Int64
-    expert_bytes: Int64  # stride between the panels of two experts
+    expert_bytes: Int64  # stride between the panels of neighbouring experts
     starts: Address
     order: Address
     pairs_per_row: Int64  # pairs that read the same row of x: `used` or 1

@@ -1,4 +1,4 @@
-"""Per-head products: each head's slice of a row times the head's matrix, by the kernels of linear.py."""
+"""Per-head products: each head's slice of a row times the head's matrix, with the kernels of linear.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from localllm.backends.cpu.unpack import panel_of
 
 class HeadLinearArguments(Product):
     heads: Int64
-    head_bytes: Int64  # stride between the panels of two heads
-    y_head: Int64  # bytes between the slices of two heads in a row of y, at least 64 per panel
+    head_bytes: Int64  # stride between the panels of neighbouring heads
+    y_head: Int64  # stride between the slices of heads in a row of y, in bytes, at least 64 per panel
     rows: Address  # address of the number of rows
 
 
@@ -42,7 +42,7 @@ def head_linear(format_name: str) -> PlanKernel[HeadLinearArguments]:
 
 
 def _slice_bytes(f: Function, panel: IntegerPanel | FloatPanel, blocks: Value) -> Value:
-    """Return the bytes of `blocks` blocks of activations in one head's slice of a row."""
+    """Return the bytes of `blocks` activation blocks in one head's slice of a row."""
     if isinstance(panel, FloatPanel):
         return blocks * (2 if panel.activations is not None and f.isa.bfloat_dot else 4)
     way = arithmetic(panel)

@@ -1,12 +1,12 @@
-"""The indexer: scores of all visible positions, and the selection of the best (`plan.IndexerTopK`).
+"""The indexer of top-k attention: scores all visible positions and selects the best ones (`plan.IndexerTopK`).
 
 The score of a position is one chain of operations: over the width of a key for each head, then over the heads. With few
-rows, threads divide the work of a row: a task scores SHARE cache blocks of a row, and a second kernel selects. With
-more rows, a task scores and selects for some neighbouring rows, keeping their scores in the thread's scratch; one read
-of the keys serves all of them. The scores are the same, and so is the selection.
+rows, the threads share the work of each row: a task scores SHARE cache blocks of a row, and a second kernel selects.
+With more rows, a task scores and selects for some neighbouring rows, and keeps their scores in the thread's scratch
+memory. One read of the keys serves all rows of the task. The scores and the selection are the same either way.
 
-The selection uses integers in the order of the scores. A binary search finds the lowest selected one; all above it are
-selected, and of equal ones the first. So nothing depends on the order of a sort.
+The selection maps the scores to integers in the same order. A binary search finds the lowest selected integer. All
+scores above it are selected, then the first of the equal scores. So the result does not depend on the order of a sort.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
 from localllm.plan import BLOCK, rows_of_block
 from localllm.plan import Rows as RowsOf
 
-SPLIT_ROWS = 32  # maximum rows of a batch whose rows are divided between threads
+SPLIT_ROWS = 32  # up to this batch size, threads share the work of each row
 SHARE = 16  # cache blocks per task
 LOWEST = -(1 << 31)
-SURE = (1 << 31) - 1  # score of blocks that are always selected
-QUERIES = 64  # maximum query heads that share a read of the keys, so that they stay in L1
-TOGETHER = 4  # maximum rows scored together, if each has scores of all positions
+SURE = (1 << 31) - 1  # the score of blocks that are always selected
+QUERIES = 64  # maximum number of query heads that share a read of the keys; they stay in L1
+TOGETHER = 4  # maximum number of rows scored together, if every position has a score
 
 
 class IndexerArguments(Struct):
@@ -41,14 +41,14 @@ class IndexerArguments(Struct):
     k_cache: Address
     y: Output
     counter: Address
-    scratch: Rows  # one per thread
-    scores: Target  # scores of few rows: float32 (rows, groups, positions)
-    room: Int64  # scores per group: one per position, or one per cache block
+    scratch: Rows  # one row per thread
+    scores: Target  # scores for small batches: float32 (rows, groups, positions)
+    room: Int64  # number of scores per group: one per position, or one per cache block
 
 
 @dataclass(frozen=True, slots=True)
 class IndexerShape:
-    """The parameters that a kernel is compiled for; `plan.IndexerTopK` defines them."""
+    """The parameters that specialize a kernel; `plan.IndexerTopK` defines them."""
 
     heads: int
     head_dim: int
@@ -80,7 +80,7 @@ class IndexerShape:
 
     @property
     def coarse(self) -> bool:
-        """Whether blocks of positions are whole cache blocks, so that only the highest score of each is kept."""
+        """Whether the selection is by whole cache blocks, so that only the highest score of each block is kept."""
         return self.block % BLOCK == 0 and not self.pooled
 
     @property
@@ -90,7 +90,7 @@ class IndexerShape:
 
     @property
     def offsets(self) -> tuple[int, int, int]:
-        """Offsets in a thread's scratch: a padded head, the scores of heads in a block, the scores of rows."""
+        """Offsets within a thread's scratch memory: a padded head, the scores of a block's heads, the rows' scores."""
         heads = self.together * self.heads
         head = aligned(heads * query_bytes(self.keys, self.head_dim))
         block = head + aligned(4 * (self.head_dim + 32))
@@ -112,7 +112,7 @@ def shared_bytes(shape: IndexerShape, limits: Limits, rows: RowsOf) -> int:
 
 
 def score(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
-    """Score the positions of every row; with many rows, also select."""
+    """Score the positions of every row. In large batches, also select."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
         step, size = Step.at(a.step), a.room * (4 * shape.groups)
@@ -128,7 +128,7 @@ def score(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
             first, part = task // parts * together, task % parts
             last = f.minimum(first + together, rows)
             alike = rows < 0
-            if shape.together > 1:  # skip if threads divide the rows: a task then has a single row
+            if shape.together > 1:  # not needed if threads share the rows: a task then has a single row
                 same = f.load_i32(step.sequence, first).equals(f.load_i32(step.sequence, last - 1))
                 alike = same & (f.load_i32(step.positions, first) >= shape.most) & (last - first).equals(shape.together)
                 with f.when(alike):
@@ -147,7 +147,7 @@ def score(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
 
 
 def choose_positions(shape: IndexerShape) -> PlanKernel[IndexerArguments]:
-    """Select positions by the scores of a few rows."""
+    """Select positions from the scores of a small batch."""
 
     def body(f: Function, a: IndexerArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -162,7 +162,7 @@ def _score(
     f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, row: Value, rows: int, first: Value, last: Value,
     scratch: Value, out: Value,
 ) -> None:  # fmt: skip
-    """Write the scores of blocks first .. last to out, float32 (rows, groups, room), for some rows of a sequence."""
+    """Write the scores of blocks first to last to out, float32 (rows, groups, room), for some rows of a sequence."""
     keys, heads, size = shape.keys, shape.heads, query_bytes(shape.keys, shape.head_dim)
     head_at, block_at, _ = shape.offsets
     with f.loop(0, rows) as number, f.loop(0, heads) as head:
@@ -187,7 +187,7 @@ def _score(
 
 
 def _highest(f: Function, scores: Value, seen: Value) -> Value:
-    """Return the highest score of a block at positions 0 .. seen."""
+    """Return the highest score in a block at positions 0 to seen."""
     limit, parts = f.splat(f.truncate(f.minimum(seen, BLOCK), I32)), []
     for first in range(0, BLOCK, LANES):
         here = f.lane_numbers() + first <= limit
@@ -196,7 +196,7 @@ def _highest(f: Function, scores: Value, seen: Value) -> Value:
 
 
 def _by_position(f: Function, a: IndexerArguments, shape: IndexerShape, row: Value, scores: Value, out: Value) -> None:
-    """Write the scores (heads, 64) of a block to out, or their weighted sum: one per key of the block."""
+    """Write a block's scores (heads, 64), or their weighted sum, to out: one per key of the block."""
     with f.loop(0, rows_of_block(shape.every), LANES) as lane:
         at, to = scores + lane * 4, out + lane * 4
         if shape.weighted:
@@ -211,7 +211,7 @@ def _by_position(f: Function, a: IndexerArguments, shape: IndexerShape, row: Val
 
 
 def _choose(f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, row: Value, found: Value) -> None:
-    """Write the row of y from its scores float32 (groups, room), which are overwritten."""
+    """Write a row of y from its scores float32 (groups, room), which are overwritten."""
     seen = f.load_i32(step.positions, row) + 1
     with f.loop(0, shape.groups) as group:
         out, of_group = a.y.row(row) + group * (4 * (1 + shape.most)), found + group * (a.room * 4)
@@ -225,7 +225,7 @@ def _choose(f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, r
             units = _ordered(f, shape, of_group, seen)
             with _chosen(f, shape, of_group, units) as (unit, taken):
                 if shape.block == 1:
-                    # past the end once all are selected: there is room for it
+                    # Once all units are selected, this writes past the end; the list has room for it.
                     f.store(listed + n.get() * 4, _float(f, unit))
                     n.set(n.get() + taken)
                 else:
@@ -244,7 +244,7 @@ def _choose(f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, r
 
 
 def _ordered(f: Function, shape: IndexerShape, scores: Value, seen: Value) -> Value:
-    """Convert the scores of a group to int32 in the same order, one per block of positions; return their number."""
+    """Convert a group's scores to int32 in the same order, one per block of positions. Return the number of blocks."""
     units = (seen + (0 if shape.pooled else shape.block - 1)) // shape.block
     if shape.pooled and shape.every == 1:
         with f.loop(0, units) as unit:
@@ -277,7 +277,7 @@ def _ordered(f: Function, shape: IndexerShape, scores: Value, seen: Value) -> Va
 
 @contextmanager
 def _chosen(f: Function, shape: IndexerShape, order: Value, units: Value) -> Iterator[tuple[Value, Value]]:
-    """Loop over all units in order, each with 1 if it is one of the best `count`, else 0."""
+    """Loop over all units in order. Yield each with 1 if it is among the best `count`, otherwise with 0."""
 
     def above(test: Callable[[Value], Value]) -> Value:
         total = f.var(f.zeros(i32x16))
@@ -287,7 +287,7 @@ def _chosen(f: Function, shape: IndexerShape, order: Value, units: Value) -> Ite
         return f.reduce(total.get(), lambda a, b: a + b)
 
     least = f.var(f.constant(I32, LOWEST))
-    step = f.var(f.constant(I32, LOWEST))  # 2^31, then successive halves
+    step = f.var(f.constant(I32, LOWEST))  # starts at 2^31, then halves
     with f.loop(0, 32):
         higher = f.var(least.get() + step.get())
         enough = above(lambda own: own >= f.splat(higher.get())) >= shape.count

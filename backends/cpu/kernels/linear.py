@@ -2,9 +2,9 @@
 
 With few rows (decode) a thread multiplies the packed bytes of a panel. With more rows (prefill, verify) it first
 unpacks a few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All
-formats share this tile kernel, except those that use `wide` on AVX2. A lane is an output row. Every output is one chain
-of fused multiply-adds over its groups in order of k, for any number of rows in the batch, so its bits never change. A
-task is a run of panels; threads take tasks from a counter.
+formats share this tile kernel, except the formats that use `wide` on AVX2. Each lane is an output row. Every output is
+one chain of fused multiply-adds over its groups in order of k, for any number of rows in the batch, so its bits never
+change. A task is a run of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ from localllm.backends.cpu.unpack import panel_of
 
 
 class Product(Struct):
-    """Arguments shared by a product with one matrix and a product with the matrices of experts."""
+    """Arguments that dense products and products with experts' matrices share."""
 
     weights: Address
-    blocks: Int64  # along K: blocks of a quantized format, values of a float format
-    panels: Int64  # even
+    blocks: Int64  # number along K: blocks of a quantized format, values of a float format
+    panels: Int64  # even number of panels
     panel_bytes: Int64
     chunk: Int64  # panels per task: even, or 1 for a float format
     x: Rows
     y: Output  # 16 * panels floats per row
     bias: AddressOrZero  # float32
     counter: Address
-    scratch: Rows  # one per thread: the unpacked panels of a task
+    scratch: Rows  # scratch for the unpacked panels of a task, one row per thread
 
 
 class LinearArguments(Product):
     tile_chunk: Int64  # panels per task when unpacking
-    residual: RowsOrNone  # added last; may be y itself
+    residual: RowsOrNone  # added last; may be the same memory as y
     scale: Float32
     rows: Address  # address of the number of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Operands of a product. `x`, `y` and `residual` map row numbers to addresses: experts have scattered rows."""
+    """Operands of a product.
+
+    `x`, `y` and `residual` map row numbers to addresses, because the rows of experts are scattered.
+    """
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
@@ -63,13 +66,13 @@ class Operands:
     scale: Value  # float32
     bias: Value  # int64: address of float32 values, or 0
     residual: Callable[[Value], Value] | None = None
-    residual_given: Value | None = None  # whether the residual has an address
+    residual_given: Value | None = None  # whether there is a residual
 
 
 def linear(format_name: str) -> PlanKernel[LinearArguments]:
     """Emit y[t] = scale * (W x[t]) + bias + residual[t].
 
-    Quantized formats read activation blocks, float formats read float32 or bfloats.
+    Quantized formats read activation blocks. Float formats read float32 or BF16.
     """
     panel = panel_of(format_name)
 
@@ -87,13 +90,13 @@ def linear(format_name: str) -> PlanKernel[LinearArguments]:
     return kernel(f"linear_{format_name}", LinearArguments, body)
 
 
-Part = Callable[[Operands, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
+Part = Callable[[Operands, Value, Value, Value], None]  # arguments: operands, rows, first panel, end of panels
 
 
 def ways(
     f: Function, a: Product, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
 ) -> list[tuple[Value, bool, Part]]:
-    """Return (condition, whether it unpacks, code) for each way to multiply; exactly one condition holds."""
+    """Return (condition, whether it unpacks, code) for each method of multiplication. Exactly one condition holds."""
     if isinstance(panel, FloatPanel):
 
         def floats(place: Operands, count: Value, first: Value, last: Value) -> None:
@@ -112,7 +115,7 @@ def ways(
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
-    """Call part(first row, size) for runs of rows, largest sizes first."""
+    """Call part(first row, size) for runs of rows, using the largest sizes first."""
     assert callable(part)
     done = f.var(f.i64(0))
     for size in dict.fromkeys(sizes):
@@ -123,7 +126,7 @@ def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> N
 
 
 def _finish(f: Function, place: Operands, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
-    """Apply scale, bias and residual, and store a tile's outputs: panels from p, rows from `row`."""
+    """Apply scale, bias and residual, and store a tile's outputs: panels from p on, rows from `row` on."""
     scale = f.splat(place.scale)
     for t, of_row in enumerate(sums):
         target = place.y(row + t)
@@ -184,7 +187,7 @@ def _float_rows(
 
 
 def arithmetic(panel: IntegerPanel) -> ModuleType:
-    """Return the module that multiplies blocks of a format."""
+    """Return the module that multiplies blocks of this format."""
     return blocks if panel.super_scales is None else super_blocks
 
 
@@ -257,7 +260,7 @@ def _wide_tiles(
     unpacked: Value,
     parts: Value,
 ) -> None:
-    """Multiply tiles by panels that `wide` unpacked; the widened activations of a tile follow them in memory."""
+    """Multiply tiles by the panels that `wide` unpacked. A tile's widened activations follow the panels in memory."""
     panel_bytes = parts * wide.tile_bytes(f.isa, panel)
     widened = unpacked + (last - first) * panel_bytes
     waiting = f.buffer(wide.SUMS_BYTES)

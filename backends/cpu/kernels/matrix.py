@@ -1,4 +1,4 @@
-"""Matrices in panels: `repack` converts file rows to panels, `embed` converts one row back to floats."""
+"""Matrices in panels: `repack` converts rows of the GGUF to panels, `embed` dequantizes single rows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from localllm.backends.cpu.unpack import panel_of
 
 
 class RepackArguments(Struct):
-    source: Address  # file rows
+    source: Address  # rows in GGUF layout
     row_bytes: Int64
     rows: Int64
-    target: Target  # first panel; the rows start at its lane 0
+    target: Target  # first panel; the first row goes to lane 0
     blocks: Int64
     panel_bytes: Int64
 
 
 def repack(format_name: str) -> PlanKernel[RepackArguments]:
-    """Convert file rows to panels. Lanes without a row stay zero."""
+    """Convert rows in GGUF layout to panels. Lanes without a row stay zero."""
     panel = panel_of(format_name)
     if isinstance(panel, FloatPanel):
         fields: tuple[tuple[int, int], ...] = ((panel.value_bytes, 1),)
@@ -31,7 +31,7 @@ def repack(format_name: str) -> PlanKernel[RepackArguments]:
 
     def body(f: Function, a: RepackArguments, thread: Value, threads: Value) -> None:
         rows, blocks = a.rows, a.blocks
-        # Blocks outside, lanes inside: the writes of one panel block stay in a few cache lines.
+        # Blocks in the outer loop, lanes in the inner: the writes of one panel block stay in a few cache lines.
         with f.loop(0, (rows + LANES - 1) // LANES) as p, f.loop(0, blocks) as block:
             first = p * LANES
             target = a.target + p * a.panel_bytes
@@ -57,14 +57,14 @@ def repack(format_name: str) -> PlanKernel[RepackArguments]:
 def unpack_row(
     f: Function, format_name: str, weights: Value, blocks: Value, panel_bytes: Value, number: Value, y: Value
 ) -> None:
-    """Write a row of a matrix in panels to y as float32, bit-equal to the format's definition."""
+    """Dequantize one row of a matrix in panels to y as float32, bit-equal to the format's definition."""
     panel, lane = panel_of(format_name), number % LANES
     source = weights + (number // LANES) * panel_bytes
     with f.loop(0, blocks) as block:
         if isinstance(panel, FloatPanel):
             f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
         else:
-            # This unpacks a whole block for one of its 16 rows, but only once per token, not per layer.
+            # This unpacks a whole block for only one of its 16 rows, but once per token, not once per layer.
             here = panel.block(source, block, blocks)
             out = y + block * (4 * panel.block_values)
             scales = [
@@ -84,7 +84,7 @@ class EmbedArguments(Struct):
     weights: Address
     blocks: Int64
     panel_bytes: Int64
-    last: Int64  # number of the last row
+    last: Int64  # index of the last row
     y: Output
 
 

@@ -1,7 +1,7 @@
-"""The WKV scan of RWKV-6 and 7, as `plan.Wkv` defines it.
+"""The WKV scan of RWKV-6 and RWKV-7, as `plan.Wkv` defines it.
 
-A task is a head of one sequence of the batch, and processes the rows in order of position. Neighbouring values are the
-lanes, and every number has one chain of operations, as in `recurrence`.
+A task is a head of one sequence of the batch, and processes the rows in order of position. The lanes are neighbouring
+values. Every value has one chain of operations, as in `recurrence`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from localllm.backends.cpu.simd import F32, LANES, Function, Value
 from localllm.backends.cpu.stores import matrix_states, whole_strips
 from localllm.plan import BLOCK, WkvLayer
 
-TILE = 4  # vectors of a state's row that are computed together
+TILE = 4  # vectors of a state row that are computed together
 
 
 class WkvArguments(Struct):
@@ -21,16 +21,16 @@ class WkvArguments(Struct):
     k: Rows
     v: Rows
     decay: Rows
-    probe: Rows  # any rows if nothing is erased; the same holds for `erase`
+    probe: Rows  # like `erase`, not read if nothing is erased
     erase: Rows
     y: Output
     rows: Target
-    states: Target  # (blocks, heads) in the layout of `matrix_states`
+    states: Target  # (blocks, heads), in the layout of `matrix_states`
     counter: Address
 
 
 def append_matrices(of: WkvLayer) -> PlanKernel[WkvArguments]:
-    """Write a row's values to the store, where the scan reads them, also again after a truncation."""
+    """Write a row's values to the store, from which the scan reads them, even again after a truncation."""
 
     def body(f: Function, a: WkvArguments, thread: Value, threads: Value) -> None:
         step, keys = Step.at(a.step), of.heads * of.key_dim
@@ -64,7 +64,7 @@ def wkv(of: WkvLayer, before: bool) -> PlanKernel[WkvArguments]:
             part = 4 * whole_strips(of.heads * of.key_dim)
 
             def follow(row: Value, state: Value, query: Value | None, y: Value | None) -> None:
-                """Apply the stored row to the state; with a query, write the output."""
+                """Apply the stored row to the state. With a query, also write the output."""
                 keys = row + keys_at
                 for tile in tiles:
                     places = [64 * n for n in tile]

@@ -1,4 +1,4 @@
-"""Multiply int8 and do nothing else: the upper limit of prefill speed."""
+"""A kernel that only multiplies int8. Its throughput is the upper limit of prefill speed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from localllm.backends.cpu.panels import u8x64
 from localllm.backends.cpu.simd import Function, Value
 
 CHAINS = 16  # independent sums, so that no product waits for another
-OPERATIONS = 128 * CHAINS  # per iteration and thread: 64 int8 products and 64 additions for each sum
-OPERANDS = 128  # bytes: weights, then activations
+OPERATIONS = 128 * CHAINS  # per iteration and thread: 64 int8 multiplications and 64 additions for each sum
+OPERANDS = 128  # bytes: the weights, then the activations
 SINK = 64  # bytes per thread
 
 
@@ -24,7 +24,7 @@ def byte_products() -> PlanKernel[PeakArguments]:
     """Run OPERATIONS int8 multiplications and additions per iteration, on every thread."""
 
     def body(f: Function, a: PeakArguments, thread: Value, threads: Value) -> None:
-        # all different, so that the compiler cannot merge them
+        # initial values differ, so that the compiler cannot merge the sums
         sums = [f.var(f.zeros(i32x16) ^ chain) for chain in range(CHAINS)]
         w, x = f.load(a.data, u8x64), f.load(a.data + 64, u8x64)
         with f.loop(0, a.turns):

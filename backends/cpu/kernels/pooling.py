@@ -1,6 +1,7 @@
-"""Pools of neighbouring rows, as `plan.Pool` defines them. Rows go through the store.
+"""Pools of neighbouring rows, as `plan.Pool` defines them. The rows go through the store.
 
-Every column is a lane, and processes the rows in order of position: once for the largest score, once for the sums.
+The lanes are columns. Each column processes the rows in order of position, first for the largest score, then for the
+sums.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def pool(width: int, parts: int) -> PlanKernel[PoolArguments]:
 
             @contextmanager
             def rows(part: int, column: Value) -> Iterator[tuple[Value, Value]]:
-                """Loop over the existing rows of a pool: yield its columns of x, and its scores."""
+                """Loop over the existing rows of a pool. Yield each row's columns of x, and its scores."""
                 first = position + 1 - size * (parts - part)
                 with f.when(first >= 0), f.loop(0, size) as number:
                     at = first + number

@@ -1,7 +1,7 @@
 """Recurrent layers: convolutions, linear attention and selective scans, as `plan.recurrence` defines them.
 
-A task is a head, or a run of channels, of one sequence of the batch: it processes the rows in order of position. Every
-number has one chain of operations, in the order of positions and dimensions, and neighbouring outputs are the lanes. So
+A task is a head, or a run of channels, of one sequence of the batch. It processes the rows in order of position. Every
+value has one chain of operations, in the order of positions and dimensions, and neighbouring outputs are the lanes. So
 a row's result depends neither on the other rows of a step nor on the threads.
 """
 
@@ -17,7 +17,7 @@ from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, whole
 from localllm.plan import BLOCK, StateLayer
 
 TILE = 4  # vectors of a row that are computed together
-CHAINS = 4  # partial sums of a score, added in pairs: a single chain would wait for each product
+CHAINS = 4  # partial sums of a score, added in pairs; in a single chain, each product would wait for the previous one
 
 
 class ConvolveArguments(Struct):
@@ -31,7 +31,7 @@ class ConvolveArguments(Struct):
 
 
 def convolve(width: int, size: int) -> PlanKernel[ConvolveArguments]:
-    """Emit `plan.Convolve` for K = `size`. Rows of the batch are read from x, older ones from the store."""
+    """Emit `plan.Convolve` for K = `size`. Rows of the batch are read from x, older rows from the store."""
     row_bytes = 4 * whole_strips(width)
 
     def body(f: Function, a: ConvolveArguments, thread: Value, threads: Value) -> None:
@@ -79,7 +79,7 @@ class KeysArguments(Struct):
 
 
 def append_keys(key_heads: int, key_dim: int) -> PlanKernel[KeysArguments]:
-    """Write the keys of every row, positions as lanes."""
+    """Write the keys of every row, with positions as lanes."""
 
     def body(f: Function, a: KeysArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
@@ -101,7 +101,7 @@ class AttendArguments(Struct):
     strength: Rows
     y: Output
     keys: Address
-    states: Target  # (blocks, heads) in the layout of `HeadState`
+    states: Target  # (blocks, heads), in the layout of `HeadState`
     rate: Address  # float32 (heads,)
     skip: AddressOrZero  # float32 (heads,)
     counter: Address
@@ -115,7 +115,7 @@ class Attending:
     of: StateLayer
     delta: bool
     tiled: bool
-    steps: bool  # whether there are steps; otherwise all are 1
+    steps: bool  # whether there are step sizes; otherwise all are 1
     strengths: bool
 
     @property
@@ -153,7 +153,7 @@ def linear_attention(kind: Attending, emits: type[RecurrenceHead]) -> PlanKernel
 
 
 class Reads(NamedTuple):
-    """The factors that a row multiplies the state and the updates by."""
+    """The factors by which a row multiplies the state and the updates."""
 
     query: Value  # address of float32 (key_dim,)
     key: Value
@@ -175,7 +175,7 @@ class RecurrenceHead:
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
-        """Return the size of the update weights for keys and queries, and of two rows of keys."""
+        """Return the scratch bytes: for the update weights of keys and queries, and for two rows of keys."""
         return 4 * BLOCK * 4
 
     @property
@@ -207,7 +207,7 @@ class RecurrenceHead:
             f.store(state + i, f.zeros(f32x16))
 
     def advance(self, before: Value, block: Value) -> None:
-        """Compute the state of a block from the full previous block."""
+        """Compute a block's state from the full previous block."""
         f, of = self.f, self.of
         old, keys = self.own(before), self.keys(before)
         decays = old + self.at.decays
@@ -223,7 +223,7 @@ class RecurrenceHead:
             self.gather(d, old, block, grown, weighted, 4)
 
     def gather(self, d: Value, old: Value, block: Value, grown: Value, weights: Value, stride: int) -> None:
-        """Compute row d of the state: the previous row times `grown`, and the updates times their weights."""
+        """Compute row d of the state: the previous row times `grown`, plus the updates times their weights."""
         f, row = self.f, self.row_bytes
         source, target = old + self.at.state + d * row, self.own(block) + self.at.state + d * row
         for offset, vectors in self.tiles():
@@ -295,7 +295,10 @@ class RecurrenceHead:
     def _weights(
         self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
     ) -> None:
-        """Compute exp(g_t - g_i) (k_i . k_t) for rows i < t of the block, and with the query for rows i <= t."""
+        """Compute exp(g_t - g_i) (k_i . k_t) for rows i < t of the block.
+
+        For rows i <= t, do the same with the query.
+        """
         f, of, keys = self.f, self.of, self.keys(block)
         number = f.splat(Value(f, f.builder.trunc(at.ir, I32)))
         with f.loop(0, at // LANES + 1) as panel:

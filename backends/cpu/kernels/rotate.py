@@ -1,4 +1,4 @@
-"""Rotary embedding: rotate every head of queries or keys by the position of its row."""
+"""RoPE: rotates every head of queries or keys by the position of its row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import RopeStyle
 class RotateArguments(Struct):
     step: Address
     x: Rows
-    y: Output  # may be x
+    y: Output  # may be the same memory as x
     heads: Int64
     table: Address  # float32 (positions, 2, n_rot / 2): cosines, sines
 
@@ -21,7 +21,7 @@ def rotate(
 ) -> PlanKernel[RotateArguments]:
     """Emit (a, b) -> (a cos - b sin, a sin + b cos) for each pair among `n_rot` dimensions of a head from `start` on.
 
-    The other dimensions are copied, unless y is known to be x.
+    The other dimensions are copied, unless y is known to be the same memory as x.
     """
     half = n_rot // 2
     others = [(begin, end) for begin, end in ((0, start), (start + n_rot, head_dim)) if copied and begin < end]

@@ -1,7 +1,7 @@
-"""Operations that work row by row: norm, glu, add, scale, activations, soft caps, selected rows, quantization.
+"""Row-wise operations: norm, GLU, add, scale, activations, soft caps, selected rows, quantization.
 
-A thread handles the same share of the rows in every kernel, so consecutive kernels need no barrier. Rows are padded to
-whole vectors; nothing reads the padding.
+A thread handles the same share of the rows in every kernel, so consecutive kernels need no barrier between them. Rows
+are padded to whole vectors; nothing reads the padding.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def _add(a: Value, b: Value) -> Value:
 
 
 class Quantized(Struct):
-    """Destination of a quantized copy of a kernel's rows; address 0 means no copy."""
+    """Destination of a quantized copy of a kernel's output; address 0 means no copy."""
 
     address: TargetOrZero
     stride: Int64
-    values: Int64  # per row
+    values: Int64  # values per row
 
 
 class Copies(Struct):
-    """The copies, one field per kind of `panels.Activations`."""
+    """The quantized copies, one field per kind of `panels.Activations`."""
 
     blocks: Quantized
     super_blocks: Quantized
@@ -64,18 +64,18 @@ class NormArguments(Struct):
     y: Output
     weight: Address
     bias: AddressOrZero
-    width: Int64  # per group
+    width: Int64  # width of a group
     groups: Int64
     eps: Float32
     rows: Address  # address of the number of rows, as in all structs below
-    group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
+    group_stride: Int64  # stride between the weights of groups in bytes; 0 if all groups share them
     copies: Copies  # quantized copies of y
 
 
 def norm(kind: NormKind) -> PlanKernel[NormArguments]:
-    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" uses 0 as the mean.
+    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group.
 
-    "none" uses 0 as the mean and 1 as the root.
+    "rms" takes the mean as 0. "none" takes the mean as 0 and the root as 1.
     """
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
@@ -84,7 +84,7 @@ def norm(kind: NormKind) -> PlanKernel[NormArguments]:
         count = f.to_float(width)
 
         def load(x: Value, i: Value) -> Value:
-            """Load 16 floats from i; zero beyond the group."""
+            """Load 16 floats from index i on; lanes beyond the group are zero."""
             left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
             return f.select(f.lane_numbers() < left, f.load(x + i * 4, f32x16), zero)
 
@@ -126,7 +126,7 @@ def norm(kind: NormKind) -> PlanKernel[NormArguments]:
 
 
 def _write_copies(f: Function, to: Copies, y: Value, row: Value) -> None:
-    """Write a row in all required activation formats, while it is in L1."""
+    """Write a row in all required activation formats while it is in L1."""
     ways = (
         (to.blocks, quantize_row, X_VALUES),
         (to.super_blocks, quantize_super_row, S_VALUES),
@@ -165,12 +165,15 @@ class GluArguments(Struct):
 
 
 def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArguments]:
-    """Emit y = activation(gate) * up; if `sliced` the gate has one value per slice, and y is not `up`'s memory."""
+    """Emit y = activation(gate) * up.
+
+    If `sliced`, the gate has one value per slice, and y does not share memory with `up`.
+    """
 
     def unit(f: Function, gate: Value, up: Value, limit: Value) -> Value:
         if activation == "swiglu_oai":
             limit = f.constant(f32x16, 7.0)
-        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # the limit comes first, so that NaN stays NaN
+        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # this operand order keeps NaN
             up = f.fmin(limit, f.fmax(f.zeros(f32x16) - limit, up))
         match activation:
             case "swiglu_oai":
@@ -194,7 +197,7 @@ def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArgume
             with f.loop(0, a.slices) as number:
                 up, y = (x + number * width * 4 for x in (a.up.row(row), y_row))
                 one = f.broadcast(gate + number * 4, F32) if sliced else None
-                with f.loop(0, width, LANES) as i:  # numbers written beyond a slice are overwritten by the next one
+                with f.loop(0, width, LANES) as i:  # values written beyond a slice are overwritten by the next slice
                     g = one if one is not None else f.load(gate + i * 4, f32x16)
                     f.store(y + i * 4, unit(f, g, f.load(up + i * 4, f32x16), limit))
             _write_copies(f, a.copies, y_row, row)
@@ -268,7 +271,7 @@ class XieluArguments(MapArguments):
 
 
 def xielu() -> PlanKernel[XieluArguments]:
-    """Emit y = xIELU(x), as `plan.Xielu` defines."""
+    """Emit y = xIELU(x), as `plan.Xielu` defines it."""
 
     def body(f: Function, a: XieluArguments, thread: Value, threads: Value) -> None:
         positive, negative, beta, eps = (f.splat(value) for value in (a.positive, a.negative, a.beta, a.eps))
@@ -288,7 +291,7 @@ def clamp() -> PlanKernel[FactorArguments]:
     def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
         bound = f.splat(a.factor)
         least = f.constant(f32x16, 0.0) - bound
-        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # in this order NaN stays NaN
+        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # this operand order keeps NaN
 
     return kernel("clamp", FactorArguments, body)
 

@@ -24,7 +24,7 @@ class ScanArguments(Struct):
 
 
 def append_scanned(of: ScanLayer) -> PlanKernel[ScanArguments]:
-    """Write the inputs, steps and B of every row; they are needed again after a truncation."""
+    """Write the inputs, step sizes and B of every row. After a truncation the scan reads them again."""
     row_bytes, width = scan_states(of.width, of.state_dim).row, 4 * whole_strips(of.width)
 
     def body(f: Function, a: ScanArguments, thread: Value, threads: Value) -> None:
@@ -72,7 +72,7 @@ def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
                 block = f.load_i32(table, column)
                 rows, states = a.rows + block * (BLOCK * at.row), a.states + block * at.size
                 before, newest = states + at.before, states + at.after
-                tag = states + (lanes + at.newest)  # tag of these channels; other tasks write their own
+                tag = states + (lanes + at.newest)  # the tag of the task's channels
                 with f.when(offset.equals(0)):
                     with f.when(position.equals(0)), f.loop(0, of.state_dim) as n:
                         f.store(before + (n * width + lanes), f.zeros(f32x16))

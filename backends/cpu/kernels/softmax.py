@@ -1,6 +1,6 @@
-"""Online softmax of attention: the state of some query rows, its update by a block of scores, and merging states.
+"""Online softmax of attention: the state of some query rows, the update by a block of scores, and the merge of states.
 
-Maxima and sums of 16 rows share a vector, so one per row costs little.
+The maxima of 16 rows share one vector, and the sums share another. So a maximum and a sum per row cost little.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from localllm.plan import BLOCK
 # e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2; p has the minimum relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531
 _POLYNOMIAL = (1.38145985669e-3, 8.36871688496e-3, 4.16683880474e-2, 1.66665206319e-1, 4.99999934478e-1)
-_ROUND = 1.5 * 2.0**23 + 127.0  # adding this puts the nearest integer + 127 into the lowest bits
+_ROUND = 1.5 * 2.0**23 + 127.0  # adding this constant puts the nearest integer + 127 into the lowest bits
 
 
 def exp_negative(f: Function, x: Value) -> Value:
-    """Return e^x for float32 x <= 0: relative error below 1.3e-7, exactly 1 at 0, and 0 below -87.7."""
+    """Return e^x for float32 x <= 0, with a relative error below 1.3e-7: exactly 1 at 0, and 0 below -87.7."""
 
     def c(number: float) -> Value:
         return f.constant(x.type, number)
@@ -63,7 +63,7 @@ class SoftmaxState:
             f.store(self.sums + at, f.zeros(f32x16))
 
     def merge(self, f: Function, other: SoftmaxState, factors: Value) -> None:
-        """Merge `other` into this state; `factors` holds two numbers per row."""
+        """Merge `other` into this state. `factors` is scratch for two floats per row."""
         for at in _vectors(f, self.rows):
             before, coming = (f.load(state.maxima + at, f32x16) for state in (self, other))
             now = f.fmax(before, coming)
@@ -83,7 +83,7 @@ class SoftmaxState:
 
 
 def partial_row_bytes(rows: int) -> int:
-    """Return the bytes for one number per row, in whole vectors."""
+    """Return the bytes of one float per row, in whole vectors."""
     return aligned(4 * rows)
 
 
@@ -92,15 +92,15 @@ def state_bytes(rows: int, width: int) -> int:
 
 
 def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
-    """Return the byte offsets of the vectors of per-row numbers. Lanes without a row are undefined."""
+    """Yield the byte offsets of the vectors of per-row floats. Lanes without a row are undefined."""
     return each(f, partial_row_bytes(rows), 4 * LANES)
 
 
 def softmax(f: Function, scores: Value, state: SoftmaxState, shrink: Value) -> None:
     """Convert scores (rows, 64) to weights exp(score - maximum); update maxima, sums and `shrink`.
 
-    `shrink` holds the factors of earlier sums. Several rows are processed together, because each step has a long
-    latency.
+    `shrink` receives the factors by which earlier sums shrink. Several rows are processed together to hide the latency
+    of each step.
     """
     rows = state.rows
     together = divisor(rows, f.isa.registers // 8)

@@ -1,6 +1,6 @@
-"""Operations on several streams of rows: mix slices, match their magnitude, multiply by weights, subtract a threshold.
+"""Operations on streams of hidden states: mix slices, match magnitudes, multiply by weights, subtract a threshold.
 
-Rows are padded as in `rowwise`: the last vector of a slice extends into the next one, which is written after it.
+Rows are padded as in `rowwise`. The last vector of a slice extends into the next slice, which is written after it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def mul() -> PlanKernel[MulArguments]:
 class MixArguments(Struct):
     x: Rows
     y: Output
-    coefficients: Rows  # stride 0: shared by all rows
+    coefficients: Rows  # stride 0 if all rows share them
     base: RowsOrNone
     slices: Int64  # slices per row of x
-    made: Int64  # slices of y
+    made: Int64  # slices per row of y
     width: Int64  # width of a slice
     rows: Address
 
@@ -70,11 +70,11 @@ class BlendArguments(Struct):
     width: Int64  # width of a slice
     eps: Float32
     rows: Address
-    scratch: Rows  # room for the weights of the slices, per thread
+    scratch: Rows  # the weights of the slices, per thread
 
 
 def blend() -> PlanKernel[BlendArguments]:
-    """Emit y = the mean of slices of x and of `last`, weighted by the softmax of their scores."""
+    """Emit y = the mean of the slices of x and of `last`, weighted by the softmax of their scores."""
 
     def score(f: Function, a: BlendArguments, x: Value) -> Value:
         squares, total = f.var(f.zeros(f32x16)), f.var(f.zeros(f32x16))
@@ -124,7 +124,7 @@ class MatchArguments(Struct):
 
 
 def match() -> PlanKernel[MatchArguments]:
-    """Emit y = each slice of x times the root of: mean square of `like` / (mean square of the slice, or eps)."""
+    """Emit y = each slice of x, scaled by the root of: mean square of `like` / (mean square of the slice, or eps)."""
 
     def body(f: Function, a: MatchArguments, thread: Value, threads: Value) -> None:
         size = a.width * 4
@@ -163,7 +163,7 @@ def gaussian_top_k() -> PlanKernel[GaussianTopKArguments]:
             deviation = f.sqrt(_squares(f, x, a.width, mean) / f.to_float(a.width - 1))
             cutoff = f.splat(f.fma(a.deviations, deviation, mean))
             with f.loop(0, a.width, LANES) as i:
-                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # in this order NaN stays NaN
+                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # this operand order keeps NaN
 
     return kernel("excess", GaussianTopKArguments, body)
 
@@ -178,6 +178,6 @@ def _squares(f: Function, x: Value, width: Value, mean: Value) -> Value:
 
 
 def _inside(f: Function, width: Value, i: Value, value: Value) -> Value:
-    """Return 16 values from i on; zero beyond the width."""
+    """Return 16 values from index i on; lanes beyond the width are zero."""
     left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
     return f.select(f.lane_numbers() < left, value, f.zeros(f32x16))

@@ -33,7 +33,7 @@ VALUES = S_VALUES  # k per call of `tile`
 X_BYTES = S_BLOCK  # bytes of activations per call
 DIRECT_ROWS = (2, 1)  # rows per call of `direct_block`: with 3, LLVM runs out of registers
 TOGETHER = 32  # values per iteration of the loop over a folded super-block
-SOME = 4  # steps between barriers, if one per step is too many
+SOME = 4  # steps between compiler barriers, if one barrier per step is too many
 
 
 def _scales(panel: IntegerPanel) -> SuperScales:
@@ -47,7 +47,7 @@ def _offset_by_pairs(isa: Isa, panel: IntegerPanel) -> bool:
 
 
 def _start(f: Function, panel: IntegerPanel, x: Value, group: Value | int) -> Value:
-    """Return the initial integer sum of a group: -offset * (sum of its activations), or 0 if not needed."""
+    """Return the initial integer sum of a group: -offset * (sum of its activations), or 0 without an offset."""
     offset = panel.offset
     if offset == 0 or _offset_by_pairs(f.isa, panel) or (offset == 128 and not f.isa.biased_needs_offset):
         return f.zeros(i32x16)
@@ -103,7 +103,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     full = panel.group // 4
     # Sum all groups before multiplying the first one by its scale, if there are enough registers for the sums.
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
-    # With fewer registers the spills cost more than reading in order gains, except for panels stored in reading order.
+    # With fewer registers, spills cost more than in-order reads gain, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
@@ -111,7 +111,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     def weigh(group: int) -> None:
         for t, integer in enumerate(integers.pop(group)):
             totals[t] = totals[t] + integer.total()
-        if has_pairs and seen[group ^ 1] == full and group ^ 1 not in integers:  # while its scales are in registers
+        if has_pairs and seen[group ^ 1] == full and group ^ 1 not in integers:  # the scales are in registers now
             factor = _pair_factor(f, panel, block, group // 2)
             for t, (pair, row) in enumerate(zip(pairs, x, strict=True)):
                 assert pair is not None
@@ -120,7 +120,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
         if in_order or (some_order and number % SOME == 0):
             f.keep_order()
-        # spread out, because a burst of requests would have to wait
+        # prefetches are spread out: a burst of requests would stall
         read_ahead(f, lines[number * share : (number + 1) * share])
         if group not in integers:
             integers[group] = [
@@ -146,18 +146,21 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Offsets in an unpacked super-block. The super-block's scale comes first, then the factor of the pair sums."""
+    """Offsets within an unpacked super-block.
 
-    pairs: int  # a vector per two groups
-    scales: int  # a vector per group
-    values: int  # a byte per value
+    The super-block's scale comes first, then the factors of the pair sums.
+    """
+
+    pairs: int  # one vector per two groups
+    scales: int  # one vector per group
+    values: int  # one byte per value
     size: int
 
 
 def _folded(isa: Isa, panel: IntegerPanel) -> bool:
     """Return whether unpacked bytes are already multiplied by the scales of their groups.
 
-    Not on AVX2: it adds up more products of small bytes, and multiplies by scales at no cost.
+    AVX2 does not do this: it can add up more products of small bytes, and multiplies by scales at no cost.
     """
     return panel.folds and isa.dot != "maddubs"
 
@@ -170,7 +173,7 @@ def _layout(isa: Isa, panel: IntegerPanel) -> _Layout:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Return the bytes of VALUES unpacked weights of every row of a panel."""
+    """Return the bytes of VALUES unpacked weights for every row of a panel."""
     return _layout(isa, panel).size
 
 

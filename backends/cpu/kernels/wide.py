@@ -1,8 +1,8 @@
-"""The mat-mul with 16-bit products: weights are unpacked to int16, activations are widened once per tile of rows.
+"""The mat-mul with 16-bit products. Weights are unpacked to int16, and activations are widened once per tile of rows.
 
 AVX2 multiplies unsigned by signed bytes, and int16 holds the sum of only two such products if a weight may be any byte.
-Two 16-bit products and their sum are one instruction that never overflows. Unpacking subtracts the offset and
-multiplies by the integer scale of a super-block's group, so that a group or a super-block is one plain sum.
+With 16-bit operands, two products and their sum are one instruction that never overflows. Unpacking subtracts the
+offset and multiplies by the integer scale of a super-block's group, so that a group or a super-block is one plain sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
 ROWS = 4  # rows per tile, with one panel: registers hold 8 sums, 2 weights, 1 activation and products in flight
-SUMS_BYTES = 64 * ROWS  # bytes of the float32 sums of a tile, kept in memory
+SUMS_BYTES = 64 * ROWS  # bytes of the float32 sums of a tile, which stay in memory
 LINE = 32  # adjacent values of a row after widening
 
 i16x32 = vector(I16, 32)
@@ -33,7 +33,10 @@ def used(isa: Isa, panel: IntegerPanel) -> bool:
 
 
 def _activations(panel: IntegerPanel) -> tuple[int, int, int]:
-    """Return values, bytes and the scale's offset of an activation block; its values are summed in integers."""
+    """Return an activation block's number of values, its bytes, and the scale's offset.
+
+    A block is summed in integers.
+    """
     assert not panel.minimum
     if panel.super_scales is not None:
         return S_VALUES, S_BLOCK, S_SCALE
@@ -42,7 +45,7 @@ def _activations(panel: IntegerPanel) -> tuple[int, int, int]:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Return the bytes of the unpacked weights of a panel for one activation block: a scale and two bytes per value."""
+    """Return the bytes of a panel's unpacked weights for one activation block: a scale, and two bytes per value."""
     return 4 * LANES + 2 * LANES * _activations(panel)[0]
 
 
@@ -74,14 +77,14 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
     for group, word, weights in panel.steps(f, source):
         k = group * panel.group + 4 * word
         at = k // values * size + 4 * LANES + 2 * LANES * (k % values)
-        for half in range(2):  # two of a row's four bytes, each followed by a zero
+        for half in range(2):  # two of each row's four bytes, each followed by a zero byte
             picked = [n for lane in range(LANES) for i in range(2) for n in (4 * lane + 2 * half + i, 64)]
             pairs = f.bits(f.shuffle(weights, zeros, picked), i16x32) - panel.offset
             f.store(target + (at + 64 * half), pairs * factor(group))
 
 
 def widen(f: Function, panel: IntegerPanel, x: Sequence[Value], blocks: Value, target: Value) -> None:
-    """Widen the activations of a tile to int16: LINE values of each row, then the next LINE values."""
+    """Widen the activations of a tile to int16: LINE values of each row, then the next LINE values of each row."""
     values, size, _ = _activations(panel)
     with f.loop(0, blocks) as block:
         for at in range(0, values, LINE):
@@ -93,7 +96,7 @@ def widen(f: Function, panel: IntegerPanel, x: Sequence[Value], blocks: Value, t
 def tile(
     f: Function, panel: IntegerPanel, w: Value, x: Sequence[Value], widened: Value, blocks: Value, sums: Value
 ) -> None:
-    """Emit sums[t] (float32 x 16) += the unpacked weights of a panel times the activations of row t."""
+    """Emit sums[t] (float32 x 16) += a panel's unpacked weights times the activations of row t."""
     values, size, scale_at = _activations(panel)
     line_bytes = 2 * LINE * len(x)
     with f.loop(0, blocks) as block:

@@ -1,4 +1,4 @@
-"""Unpacks the blocks of each weight format in registers: one row per format in `INTEGER_PANELS` or `FLOAT_PANELS`."""
+"""Unpacks the blocks of weight formats in registers. `INTEGER_PANELS` and `FLOAT_PANELS` have one row per format."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ FORMATS = (*FLOAT_PANELS, *INTEGER_PANELS)
 
 
 def activations_of(name: str) -> Activations | None:
-    """Return the activations that products with a format read; None for float32 and for a format without kernels."""
+    """Return the activations that products with a format read: None for float32, and for a format without kernels."""
     panel = INTEGER_PANELS.get(name) or FLOAT_PANELS.get(name)
     return panel.activations if panel is not None else None
 
 
 def panel_of(name: str) -> IntegerPanel | FloatPanel:
-    """Return the row of a format; KeyError for a format without kernels."""
+    """Return the panel description of a format. Raises KeyError for a format without kernels."""
     return INTEGER_PANELS.get(name) or FLOAT_PANELS[name]

@@ -1,10 +1,10 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-Kernels look up 64 point numbers at a time: four runs of the 16 rows. With byte permutation across a register, the
+Kernels look up 64 point numbers at a time, four runs of the 16 rows. With byte permutation across a register, the
 coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the point numbers of a block are stored as
-16 bits, and each point is loaded separately from a table among the kernel's constants. (Zen 4, IQ1_M: extracting the
-numbers from vectors is a fifth slower; copying points to memory one by one and loading them 64 later is a third
-slower.) `quant.formats` defines the layouts.
+16 bits, and each point is loaded separately from a table among the kernel's constants. (Two alternatives were slower
+for IQ1_M on Zen 4: extracting the numbers from vectors by a fifth, copying points to memory one by one and loading them
+64 later by a third.) `quant.formats` defines the layouts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value
 from localllm.quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
-CENTRE = 64  # the byte that encodes zero: coordinates are within +-62, so bytes stay below 128
-EIGHTH = 16  # stored byte of a zero in eighths, which are within +-9, so AVX2 can add more before it widens
+CENTRE = 64  # the byte for zero: coordinates are within +-62, so bytes stay below 128
+EIGHTH = 16  # the byte for zero in eighths: they are within +-9, so AVX2 can add more before it widens
 PERMUTED = 1024  # maximum points; with more, loads beat lookups in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
 Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point numbers, u8 x 64 each
 
 
 @cache
 def _points(name: str, factor: int) -> tuple[int, ...]:
-    """Return one number per point whose 4 or 8 bytes are CENTRE + coordinate, or EIGHTH + 1 + factor * coordinate."""
+    """Return one integer per point. Its 4 or 8 bytes are CENTRE + coordinate, or EIGHTH + 1 + factor * coordinate."""
     points = (grid(name) * factor + (EIGHTH + 1 if factor > 1 else CENTRE)).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
 @cache
 def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
-    """Return byte tables and the levels; a table holds 8 / `bits` coordinates of every point as level numbers."""
+    """Return byte tables and the levels. A table holds 8 / `bits` coordinates of every point as level numbers."""
     points = grid(name)
     levels, codes = np.unique(points, return_inverse=True)
     codes = codes.reshape(len(points), -1, 8 // bits)
@@ -59,7 +59,7 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
 def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
     """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, four coordinates at a time (u8 x 64).
 
-    The order is by runs of 16 rows, four runs per index.
+    They come in runs of 16 rows, four runs per index.
     """
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
         for index in indices:
@@ -73,7 +73,7 @@ def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable
         wide = f.widen(low, I16)
         f.store(numbers + 128 * four, wide if high is None else wide | (f.widen(high, I16) << 8))
     for run in range(4 * len(indices)):
-        # otherwise the compiler extracts numbers from vectors, and loads more points than registers can hold
+        # otherwise the compiler extracts the numbers from vectors, and loads more points than registers can hold
         f.keep_order()
         points = f.fetch(table, element, [f.load(numbers + 2 * (LANES * run + row), I16) for row in range(LANES)])
         if size == 4:
@@ -87,7 +87,7 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
     four = grid(name).shape[1] == 4
     tables, levels = _packed(name, 4 if four else 2)
     codes = [f.lookup_long(table, *index) for table in tables]
-    shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # moves each of four bytes to its coordinate
+    shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # shifts that move each of four bytes to its coordinate
     values = [level + CENTRE for level in levels]
     for run in range(4):
         found = []
@@ -101,7 +101,7 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
 
 
 def _four_runs(f: Function, block: Block, offset: int) -> Value:
-    """Load four neighbouring bytes of every row, one run after the other: u8 x 64."""
+    """Load four neighbouring bytes of every row, run by run: u8 x 64."""
     return f.load(block.at(offset, 1), u8x64)
 
 
@@ -130,7 +130,7 @@ def _signs_of_codes(f: Function, codes: Value) -> Value:
     bytes_ = codes & 0x7F
     for n in range(1, 4):
         bytes_ = bytes_ | ((codes << n) & (0x7F << (8 * n)))
-    # only the lowest bit of each byte counts: bits shifted in from the next byte end up above it
+    # only the lowest bit of each byte matters: bits shifted in from the next byte end up above it
     parity = bytes_ ^ (bytes_ >> 4)
     parity = parity ^ (parity >> 2)
     parity = (parity ^ (parity >> 1)) & 0x01010101
@@ -142,7 +142,7 @@ def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
 
 
 def _signed_run(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
-    """Yield the steps of run n of 8 values; every byte of `signs` holds their sign bits."""
+    """Yield the steps of run n of 8 values. Every byte of `signs` holds the sign bits of these values."""
     for part in range(2):
         yield 8 * n // group, (8 * n + 4 * part) % group // 4, _signed(f, points[part], signs, 4 * part)
 
@@ -203,8 +203,8 @@ def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
-    """Return eighths: 8 * coordinate - 1 in the lanes of `down`, and + 1 in the others."""
-    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, so none borrows
+    """Return eighths: 8 * coordinate - 1 in the lanes of `down`, and 8 * coordinate + 1 in the others."""
+    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, so nothing borrows
     return f.bits(f.select(down, lanes - 0x02020202, lanes), u8x64)
 
 
@@ -240,7 +240,7 @@ def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _iq1_m_d(f: Function, block: Block) -> Value:
-    """Assemble a half-precision number from the upper four bits of four words, the lowest bits first."""
+    """Assemble a half-precision value from the upper four bits of four words, lowest bits first."""
     bits = short(f, block, 48) >> 12
     for number in range(1, 4):
         bits = bits | ((short(f, block, 48 + 2 * number) >> 12) << (4 * number))
@@ -264,7 +264,7 @@ def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
     scales: SuperScales, zero: int = CENTRE,
 ) -> IntegerPanel:  # fmt: skip
-    # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S 1.4 times as fast).
+    # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S becomes 1.4 times as fast).
     in_integers = scales if group == 16 or zero == EIGHTH else None
     largest = 127 if zero == CENTRE else EIGHTH + 9
     return IntegerPanel(

@@ -9,7 +9,7 @@ from localllm.backends.cpu.simd import Function, Value
 
 
 def _six_bits(f: Function, block: Block, group: int) -> Scales:
-    """Return the 6-bit scale and minimum of a group of Q4_K or Q5_K; their 12 bytes start at offset 4."""
+    """Return the 6-bit scale and minimum of a group of Q4_K or Q5_K. Their 12 bytes start at offset 4."""
     at, j = 4, group
     if j < 4:
         return byte(f, block, at + j) & 63, byte(f, block, at + j + 4) & 63
@@ -20,7 +20,7 @@ def _six_bits(f: Function, block: Block, group: int) -> Scales:
 
 
 def _halves(at: int, minimum_at: int | None = None) -> Callable[[Function, Block], Scales]:
-    """Return the scale and the minimum of the block, half-precision numbers at these offsets."""
+    """Return a function that loads a block's scale and minimum, half-precision values at these offsets."""
 
     def whole(f: Function, block: Block) -> Scales:
         return half(f, block, at), None if minimum_at is None else half(f, block, minimum_at)
@@ -98,7 +98,7 @@ def _q3_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _as_read(words: int, *starts: int) -> tuple[int, ...]:
-    """Return the file offsets of fields that are read alternately: one word of each field, then the next word."""
+    """Return the GGUF offsets of fields that are read in alternation, one word of each field at a time."""
     return tuple(start + 4 * word for word in range(words) for start in starts)
 
 

@@ -21,7 +21,7 @@ def _nibbles(at: int) -> Steps:
 
 
 def _nibbles_and_bit(bits: int, at: int) -> Steps:
-    """Yield values of 5 bits: nibbles at `at`, fifth bits in the int32 at `bits`, rearranged by `_spread_bits`."""
+    """Yield 5-bit values: nibbles from `at`, fifth bits from the int32 at `bits`, rearranged by `_spread_bits`."""
 
     def steps(f: Function, block: Block) -> Iterator[Step]:
         fifth = word32(f, block, bits)

@@ -1,4 +1,4 @@
-"""Nibbles that index a table of 16 levels: IQ4_NL, IQ4_XS, MXFP4. `quant.formats` defines the layouts."""
+"""Formats whose nibbles index a table of 16 levels: IQ4_NL, IQ4_XS, MXFP4. `quant.formats` defines the layouts."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from localllm.backends.cpu.unpack.nonlinear import FP4_CENTRE, FP4_LEVELS
 
 
 def _digit(f: Function, w: Value, n: int) -> Value:
-    """Return ternary digit n (0: most significant) of bytes that hold five: upper byte of 3 * (byte * 3^n mod 256)."""
+    """Return ternary digit n (0 is the first) of bytes that hold five: the upper byte of 3 * (byte * 3^n mod 256)."""
     shifted = f.widen(w * 3**n if n else w, I16)
     return f.truncate((shifted * 3) >> 8, I8)
 
@@ -58,7 +58,7 @@ def _nvfp4_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _nvfp4_scale(f: Function, block: Block, group: int) -> Scales:
-    """Return half of the unsigned E4M3 number, because the levels are doubled; 0x7F reads as 0."""
+    """Return half of the unsigned E4M3 value, because the levels are doubled. 0x7F reads as 0."""
     b = byte(f, block, group)
     exponent, mantissa = (b >> 3) & 15, b & 7
     normal = f.bits(((exponent + (127 - 8)) << 23) | (mantissa << 20), f32x16)

@@ -1,6 +1,6 @@
-"""Plans that together use every kernel, for `localllm doctor`, with the shapes and options of real models.
+"""Plans that together use every kernel, with the shapes and options of real models, for `localllm doctor`.
 
-They name weights without data; the check makes the data.
+The plans name weights without data; the check generates the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMITS = Limits(rows=512, logit_rows=128, blocks=16, positions=64 * BLOCK)
 
 @dataclass(frozen=True)
 class DeclaredTensor:
-    """A tensor without numbers."""
+    """A tensor that has a shape and a format, but no data."""
 
     name: str
     format: str
@@ -47,7 +47,7 @@ class DeclaredTensor:
 
 @dataclass
 class Sheet:
-    """Records a plan; every weight gets a unique name."""
+    """Records a plan, and gives every weight a unique name."""
 
     r: Recorder = field(default_factory=Recorder)
     count: int = 0
@@ -58,7 +58,7 @@ class Sheet:
         return DeclaredTensor(f"weight {self.count}", format, shape)
 
     def rows(self, width: int) -> Value:
-        """Return rows that come from outside the operations under test."""
+        """Return a value whose rows come from outside the operations under test."""
         return self.r.slice(self.r.embed(self.source), 0, width)
 
     def stack(self, format: str, *shape: int, extras: bool = False) -> Stack:
@@ -102,7 +102,7 @@ def _plan(build: Callable[[Sheet], Value]) -> Plan:
 
 
 def _format(name: str, s: Sheet) -> Value:
-    """Record an embedding and the products of a layer: one matrix, three together, two with a glu, and heads."""
+    """Record an embedding and the products of a layer: one matrix, three together, two with a GLU, and heads."""
     r, x = s.r, s.r.embed(s.weight(VOCABULARY, 512, format=name))
     normed = r.rms_norm(x, s.weight(512), 1e-5)
     q, k, v = (r.linear(normed, s.weight(rows, 512, format=name)) for rows in (512, 130, 130))
@@ -122,7 +122,7 @@ def _format(name: str, s: Sheet) -> Value:
 
 
 def _rows(s: Sheet) -> Value:
-    """Record elementwise, rowwise and slicewise operations."""
+    """Record elementwise operations, and operations on rows and slices."""
     r, x, y = s.r, s.rows(320), s.rows(320)
     for style in ("interleaved", "neox"):
         for head, rotated in ((64, 64), (80, 32)):
@@ -169,7 +169,7 @@ def _attend(
 
 
 def _heads(s: Sheet) -> Value:
-    """Record attention with common head widths, for each cache type."""
+    """Record attention with common head dimensions, for each cache type."""
     _attend(s, 8, 2, 64, rope="neox")
     _attend(s, 6, 1, 128, rope="interleaved")
     return s.r.select_rows(_attend(s, 4, 4, 80))

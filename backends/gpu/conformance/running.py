@@ -1,8 +1,8 @@
-"""Runs a segment on a device and on the NumPy reference, and compares them.
+"""Runs a segment on a device and on the NumPy reference, and compares the results.
 
-A device runs every step twice. Memory that a kernel must not read holds NaN in the first run and other numbers in the
-second, the second run uses other cache blocks, and launches are recorded and replayed; the bits must be equal. So a
-value left over from another kernel, or a missing barrier, shows up unless it happens to make no difference in both
+The device runs every step twice, and the bits must be equal. In the first run, memory that a kernel must not read holds
+NaN; in the second run, it holds other values. The second run also uses other cache blocks, and records and replays its
+launches. So a stale value from another kernel, or a missing barrier, is detected unless it makes no difference in both
 runs.
 """
 
@@ -49,38 +49,38 @@ from localllm.plan import (
     flattened,
 )
 
-# Rows of each step: one step per kernel that the number of rows selects (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
+# Batch size of each step: one step for each kernel choice by number of rows (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)
-# The same for large products on a CPU, which would take minutes. 17 and 70 rows differ only on tensor cores.
+# The same for large products on a CPU device, which would take minutes. 17 and 70 rows differ only on tensor cores.
 FEWER_ROWS = (17, 2, 1)
-MUCH = 1 << 26  # minimum multiplications per row of a large product
-# Rows of each step of a growing sequence, which reaches the second partition of attention.
+MUCH = 1 << 26  # minimum number of multiplications per row that makes a product large
+# Batch size of each step of a growing sequence, which reaches the second partition of attention.
 GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
-BLOCKS = 5  # per sequence
-DISTINCT = 7  # distinct rows, if the reference is slow; further ones repeat them
+BLOCKS = 5  # cache blocks per sequence
+DISTINCT = 7  # number of distinct rows if the reference is slow; further rows repeat these
 TEXT = 5  # rows of the encoder text
-SHOWN = 300  # characters of a driver's error
-WANTED = 5  # count in the search for the largest logits
+SHOWN = 300  # characters shown of a driver's error
+WANTED = 5  # number of largest logits to search for
 
-# Limits of the error: root mean square over a row, divided by that of the exact row. A single number may have PEAK
-# times this error. Sums differ in their order; int8 products have half a percent of error on rows that int8 cannot hold
-# exactly. Some operations subtract nearly equal numbers.
+# Limits of the error: root mean square over a row, divided by the root mean square of the exact row. A single value may
+# have PEAK times this error. Sums differ in their order; int8 products have half a percent of error on rows that int8
+# cannot hold exactly. Some operations subtract nearly equal values.
 CLOSE, DIFFERENCES, ROUNDED, TWICE_ROUNDED = 2e-5, 1e-3, 0.1, 0.2
-# The same for keys and values by cache type: a number halfway between two representable ones may round either way.
+# The same for keys and values by cache type. A value halfway between two representable ones may round either way.
 STORED = {"f32": 2e-5, "f16": 1e-3, "bf16": 4e-3, "fp8": 1e-2}
 STORED_IN_BLOCKS = 3e-2
 PEAK = 16.0
-NARROW = 32  # numbers of a row; a sum that yields one number may cancel
-SMALL = 1e-3  # minimum magnitude of a row in the relative error, as a share of the root mean square of all rows
+NARROW = 32  # values per row; a narrower row may be a sum that cancels
+SMALL = 1e-3  # minimum row magnitude in the relative error, as a share of the root mean square of all rows
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for a segment: its largest error, to compare with `limit`, and the problem, if any."""
+    """The result for a segment: its largest error, to be compared with `limit`, and the problem, if any."""
 
     error: float
     limit: float
-    problem: str = ""  # "" if it passed
+    problem: str = ""  # "" if the check passed
     broken: bool = False  # whether a driver call failed
 
     @property
@@ -89,14 +89,14 @@ class Outcome:
 
 
 class Wrong(Exception):
-    """A device gives wrong results; the message says how."""
+    """The device computes wrong results. The message says how the results differ."""
 
 
 def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
     """Check a segment.
 
-    Raise BackendError if the device cannot start, for example for lack of memory; failures after that are reported in
-    the outcome.
+    Raises BackendError if the device cannot start, for example for lack of memory. Later failures are reported in the
+    outcome.
     """
     try:
         check = _Check(device, segment, limits, cache)
@@ -113,13 +113,13 @@ def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheT
     finally:
         try:
             check.close()
-        except _errors(device) as error:  # after a failure, an error here is only a consequence
+        except _errors(device) as error:  # after a failure, an error in cleanup is only a consequence
             problem, broken = problem or told(error), True
     return Outcome(check.error, check.limit, problem, broken)
 
 
 def uncompiled(device: Device) -> str:
-    """Return why a device cannot compile the kernel that every check needs; "" if it can."""
+    """Return why a device cannot compile the kernel that every check needs, or "" if it can."""
     try:
         device.compile(*_residue(device))
     except _errors(device) as error:
@@ -128,7 +128,7 @@ def uncompiled(device: Device) -> str:
 
 
 def answers(device: Device) -> bool:
-    """Return whether a device still works: after some failures, all later calls of a context fail."""
+    """Return whether a device still works. After some failures, all later calls of a context fail."""
     sent, found = np.array([ODD], np.uint32), np.zeros(1, np.uint32)
     try:
         buffer = device.alloc(sent.nbytes, "a check")
@@ -155,9 +155,9 @@ def told(error: Exception) -> str:
 
 
 def limit_of(segment: Segment, cache: CacheTypes) -> float:
-    """Return the largest allowed error."""
+    """Return the largest error that is allowed for a segment."""
     flat = flattened(segment.operations)
-    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden rows
+    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden states
         return TWICE_ROUNDED
     if segment.rounds:
         return ROUNDED
@@ -213,13 +213,13 @@ class _Check:
             at += count
 
     def _counts(self, count: int) -> dict[Rows, int]:
-        """Return the row counts of a step: of the batch, and of logits if the segment has such values."""
+        """Return the row counts of a step: of the batch, and of the logits if the segment has values for logit rows."""
         wanted = any(value.rows == "logits" for op in self._flat for value in (*op.inputs, *op.outputs))
         wanted |= self._segment.makes_logits
         return {"batch": count, "logits": min(count, self._limits.logit_rows) if wanted else 0}
 
     def _batch(self, at: int, count: int, way: int) -> Batch:
-        """Return rows of a sequence; the second run (`way` 1) uses other blocks."""
+        """Return a batch of consecutive positions. The second run (`way` 1) uses other cache blocks."""
         positions = np.arange(at, at + count, dtype=np.int32)
         numbers = np.arange(2 * BLOCKS, dtype=np.int32)
         table = (numbers[::2] if way == 0 else numbers[::-2])[None]
@@ -244,7 +244,10 @@ class _Check:
         return found.astype(np.int32)
 
     def _received(self, at: int, count: int) -> list[F32]:
-        """Return rows for every received value; if the reference is slow, DISTINCT rows that repeat."""
+        """Return rows for every received value.
+
+        If the reference is slow, the rows repeat DISTINCT different rows.
+        """
         counts, pairs = self._counts(self._few(count)), zip(self._segment.received, self._segment.kinds, strict=True)
         found = {
             value: sample_inputs(kind, (value.index, at, count), counts[value.rows], value) for value, kind in pairs
@@ -252,7 +255,7 @@ class _Check:
         for op in self._flat:
             if isinstance(op, Append) and op.v is not None and op.k in found and op.v in found:
                 layer = self._segment.plan.attention_layer(op.layer)
-                if layer.prefix:  # values are the first numbers of the keys
+                if layer.prefix:  # values equal the first dimensions of the keys
                     keys = found[op.k].reshape(-1, layer.kv_heads, layer.head_dim)
                     found[op.v] = np.ascontiguousarray(keys[:, :, : layer.value_dim]).reshape(found[op.v].shape)
         return list(found.values())
@@ -267,7 +270,7 @@ class _Check:
         return self._repeated(found, sent, count)
 
     def _repeated(self, rows: list[F32], values: Sequence[Value], count: int) -> list[F32]:
-        """Return the rows of the whole step by repeating the rows that the reference computes."""
+        """Expand the rows that the reference computes to all rows of the step."""
         counts = self._counts(count)
         shapes = [(counts[value.rows], value.width) for value in values]
         return [
@@ -299,7 +302,7 @@ class _Check:
                         self._same(self._step(at, count, way, received), found, count, what)
 
     def spread(self) -> None:
-        """Check that a NaN stays in its row and is not lost there."""
+        """Check that a NaN in an input row makes that row of the result NaN, and no other row."""
         count = min(9, self._limits.rows, self._limits.logit_rows)
         received = self._received(5, count)
         if not received or count < 3:
@@ -346,17 +349,17 @@ class _Check:
                 raise Wrong(f"{count} rows: {what} gave other bits")
 
 
-NAN, ODD = 0x7FC00000, 0x41973C5A  # bit patterns left in memory that no kernel may read: NaN, then 18.9
+NAN, ODD = 0x7FC00000, 0x41973C5A  # bit patterns for memory that no kernel may read: NaN, then 18.9
 
 
 class _Residue:
-    """Fills the local memory of a device with a number, which the next kernel finds there."""
+    """Fills the local memory of a device with a bit pattern for the next kernel to find."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._groups = 16 if device.facts.compute == "CPU" else GROUPS
         kernel = device.compile(*_residue(device))
-        self._buffers: list[Any] = []  # input number and output
+        self._buffers: list[Any] = []  # the input pattern and the output
         try:
             for length in (4, 4 * GROUPS):
                 self._buffers.append(device.alloc(length, "a check"))
@@ -375,7 +378,7 @@ class _Residue:
 
 
 def _filled(device: Device) -> int:
-    """Return the bytes of local memory to fill."""
+    """Return the number of local memory bytes to fill."""
     return min(device.facts.local_memory, LOCAL)
 
 
@@ -384,7 +387,7 @@ def _residue(device: Device) -> tuple[str, str]:
     return f"#define COUNT {_filled(device) // 4}\n{source_text('prelude')}{LEAVE}", "leave"
 
 
-GROUPS = 1024  # more than any GPU runs at a time
+GROUPS = 1024  # more work-groups than any GPU runs at a time
 LOCAL = 48 << 10  # maximum bytes to fill
 LEAVE = """
 KERNEL(128, leave)(GLOBAL const int *number, GLOBAL int *y LOCAL_ARGUMENT) {
@@ -401,7 +404,7 @@ KERNEL(128, leave)(GLOBAL const int *number, GLOBAL int *y LOCAL_ARGUMENT) {
 
 
 class _Cycled:
-    """The matrices of a stack whose experts repeat."""
+    """The matrices of an expert stack in which the same few experts repeat."""
 
     def __init__(self, matrices: F32) -> None:
         self._matrices = matrices
@@ -412,7 +415,7 @@ class _Cycled:
 
 
 class _Reference(ReferenceExecutable):
-    """A segment on the NumPy reference. Large matrices are computed from their distinct rows."""
+    """Runs a segment on the NumPy reference. Large matrices are computed from their distinct rows."""
 
     def __init__(self, segment: Segment, limits: Limits, cache: CacheTypes) -> None:
         self._few: set[str] = set()  # stacks with few distinct experts
@@ -432,7 +435,7 @@ class _Reference(ReferenceExecutable):
         )
 
     def _shortened(self, plan: Plan) -> Plan:
-        """Return the plan with large matrices reduced to their distinct rows."""
+        """Return the plan with each large matrix reduced to its distinct rows."""
         made, values = list[Operation](), list(plan.values)
 
         def value(width: int, like: Value) -> Value:

@@ -1,8 +1,8 @@
-"""The weights and inputs of a check: few distinct numbers, the same in every run.
+"""The weights and inputs of a conformance check: few distinct values, equal in every run.
 
-Inputs are small integers times a power of two. Halves and activation blocks hold them exactly, so a product with them
-may differ from the reference only by the order of its sum. A large matrix repeats PERIOD rows, so that the reference
-computes PERIOD rows and the device all of them.
+Inputs are small integers times a power of two. Halves and activation blocks represent them exactly, so a product with
+them may differ from the reference only by its summation order. A large matrix repeats PERIOD rows. The reference
+computes only the distinct rows, the device computes all rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localllm import quant
 from localllm.plan import F32, Value
 
 U8 = NDArray[np.uint8]
-PERIOD = 61  # distinct rows of a matrix: a prime, so that they fall on different places in different tiles
+PERIOD = 61  # distinct rows of a matrix: a prime, so that equal rows are at different offsets in different tiles
 EXPERTS = 3  # distinct experts of a stack
 BLOCKS = 256  # distinct blocks of a format
 UNIT = 2.0**-6
@@ -29,7 +29,7 @@ UNIT = 2.0**-6
 
 @dataclass(frozen=True)
 class Sample:
-    """A tensor with generated numbers, as `plan.Tensor`; `kind` is a key of VECTORS, "" for a matrix."""
+    """A tensor with generated values that acts as `plan.Tensor`. `kind` is a key of VECTORS, or "" for a matrix."""
 
     name: str
     format: str
@@ -38,12 +38,12 @@ class Sample:
 
     def read(self, start: int, stop: int) -> U8:
         rows = np.arange(start, stop)
-        shift = zlib.crc32(self.name.encode())  # so that no two matrices of a plan are equal
+        shift = zlib.crc32(self.name.encode())  # depends on the name, so that a plan has no two equal matrices
         if self.kind:
             values = VECTORS[self.kind](_random(self.name, self.shape), self.shape).astype(np.float32)
             own: U8 = np.ascontiguousarray(values.reshape(-1, self.shape[-1])[rows]).view(np.uint8)
             return own
-        if len(self.shape) == 3:  # row n of expert e
+        if len(self.shape) == 3:  # row n of each expert
             expert, row = np.divmod(rows, self.shape[1])
             rows = expert % EXPERTS * PERIOD + (row + shift) % PERIOD
         else:
@@ -58,7 +58,7 @@ def _random(*key: object) -> np.random.RandomState:
 
 @cache
 def _blocks(format: str) -> U8:
-    """Return BLOCKS blocks of random bytes with similar largest magnitudes, which use every bit of the format."""
+    """Return BLOCKS blocks of random bytes that use every bit of the format and have similar largest magnitudes."""
     fmt, random = quant.FORMATS[format], _random(format)
     found = np.empty((0, fmt.block_bytes), np.uint8)
     while len(found) < BLOCKS:
@@ -92,7 +92,10 @@ VECTORS: dict[str, Vector] = {
 
 
 def exact(random: np.random.RandomState, rows: int, width: int, factor: float = 1.0) -> F32:
-    """Return integers -127..127 times UNIT and `factor`, a power of two; every 32 contain the largest magnitude."""
+    """Return integers -127..127 times UNIT and `factor`, a power of two.
+
+    Every 32 values contain the largest magnitude.
+    """
     found = random.randint(-127, 128, (rows, width)).astype(np.float32)
     for start in range(0, width, 32):
         at = start + random.randint(0, min(32, width - start), rows)
@@ -109,13 +112,13 @@ def _magnified(random: np.random.RandomState, rows: int, value: Value) -> F32:
 
 
 def _ranks(random: np.random.RandomState, rows: int, value: Value) -> NDArray[np.float64]:
-    """Return rows without equal numbers, for top-k: a permutation, spread over about -3 to 3."""
+    """Return rows without equal values, for top-k: permutations, spread over about -3 to 3."""
     order = np.argsort(random.random_sample((rows, value.width)), axis=1)
     return np.asarray((order - (value.width - 1) / 2) * (6.0 / max(value.width, 2)))
 
 
 def _numbers(random: np.random.RandomState, rows: int, value: Value) -> NDArray[np.float64]:
-    """Return permutations of 0, 1, 2, ... as given expert numbers."""
+    """Return permutations of 0, 1, 2, ... for operations that take expert numbers as input."""
     return np.argsort(random.random_sample((rows, value.width)), axis=1).astype(np.float64)
 
 
@@ -124,13 +127,13 @@ def _between(low: float, high: float) -> Input:
 
 
 def _of_unit(size: float) -> Input:
-    """Return rows with numbers of about this magnitude."""
+    """Return an input generator for values of about this magnitude."""
     factor = 2.0 ** round(math.log2(size))
     return lambda random, rows, value: exact(random, rows, value.width, factor)
 
 
 def _integers(random: np.random.RandomState, rows: int, value: Value) -> NDArray[np.float64]:
-    """Return small integers, whose product sums are exact, so that the order of scores is the same everywhere."""
+    """Return small integers. Sums of their products are exact, so the scores have the same order everywhere."""
     return np.asarray(random.randint(-3, 4, (rows, value.width)), np.float64)
 
 
@@ -149,7 +152,10 @@ INPUTS: dict[str, Input] = {
 
 
 def sample_inputs(kind: str, seed: object, rows: int, value: Value) -> F32:
-    """Return generated rows (rows, width) of a value. `kind`: a key of INPUTS, optionally a factor after a space."""
+    """Return generated rows (rows, width) for a value.
+
+    `kind` is a key of INPUTS, optionally followed by a space and a factor.
+    """
     name, _, factor = kind.partition(" ")
     found = INPUTS[name](_random(kind, seed, value.width), rows, value)
     return np.ascontiguousarray(found, np.float32) * np.float32(factor or 1.0)

@@ -1,4 +1,4 @@
-"""Cuts a plan into segments: small plans that launch the model's own kernels, on rows sent by the host.
+"""Cuts a plan into segments: small plans that launch the model's own kernels on rows that the host sends.
 
 Each operation is a segment, together with operations that share its cache layer or read its selection. A kernel that
 writes rows in the form that the next product reads is also checked together with that product. Segments that differ
@@ -49,10 +49,10 @@ from localllm.plan.fused import Heads
 from localllm.plan.rewrites.fusion import fuse
 
 _MATRICES = {(Linear, "weight"), (HeadLinear, "weight"), (Stack, "weight"), (Embed, "table")}
-NEAR = 40  # replaces a longer window, which would take long to fill
+NEAR = 40  # replaces a longer sliding window, which would take long to fill
 SOON = 48  # replaces a larger number of selected positions
 
-# (operation, field) -> key of samples.INPUTS; other inputs have rows of several magnitudes.
+# (operation, field) -> key of samples.INPUTS. All other inputs have rows of several magnitudes.
 _INPUTS: dict[tuple[type[Operation], str], str] = {
     (Rotate, "x"): "unit", (Append, "k"): "unit", (Append, "v"): "unit", (Attention, "q"): "unit",
     (IndexerTopK, "q"): "integers", (IndexerTopK, "weights"): "integers",
@@ -75,10 +75,10 @@ _VECTORS: dict[tuple[type[Any], str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some operations as a plan that begins with a Receive; `kinds` says how rows of received values are generated.
+    """Some operations as a plan that begins with a Receive. `kinds` says how the rows of received values are generated.
 
-    `stored`: the cache types matter. `rounds`: a kernel rounds rows to int8 that the reference does not round.
-    `changed`: how it differs from the model's operations.
+    `stored` means that the cache types matter. `rounds` means that a kernel rounds rows to int8 and the reference does
+    not. `changed` says how the segment differs from the model's operations.
     """
 
     plan: Plan
@@ -91,7 +91,7 @@ class Segment:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations between Receive and Send."""
+        """The operations between Receive and Send, excluding both."""
         return self.plan.operations[1 : None if self.makes_logits else -1]
 
     @property
@@ -105,14 +105,14 @@ class Segment:
 
 
 def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
-    """Return the segments of a plan, each once."""
+    """Return the distinct segments of a plan."""
     fused = fuse(plan, REWRITES, keep)
     floats, blocks = _read_as(fused, keep)
     found: dict[object, Segment] = {}
     clusters = list(_clusters(fused.operations))
     both_ways = next((own for own in clusters if any(isinstance(op, Attention) and not op.causal for op in own)), [])
     for cluster in clusters:
-        if any(isinstance(op, Attention) and op.after for op in cluster):  # such a plan also has non-causal rows
+        if any(isinstance(op, Attention) and op.after for op in cluster):  # the plan also has non-causal rows
             cluster = [*both_ways, *cluster]
         made = [value for op in cluster for value in op.outputs]
         sent = [] if made == [fused.logits] else made
@@ -128,7 +128,7 @@ def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
 
 
 def _read_as(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
-    """Return the values that are read as floats, and those that are read as activation blocks."""
+    """Return the values that are read as floats, and the values that are read as activation blocks."""
     floats = {plan.logits.index, *(value.index for value in keep)}
     blocks: set[int] = set()
     for op in flattened(plan.operations):
@@ -140,7 +140,7 @@ def _read_as(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
 
 
 def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Yield the operations that only make sense together: they share a cache layer or a selection."""
+    """Yield groups of operations that must be checked together, because they share a cache layer or a selection."""
     leader = list(range(len(operations)))
 
     def lead(number: int) -> int:
@@ -165,7 +165,7 @@ def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
         if not isinstance(op, Receive | Send | EmbedNgrams):
             clusters.setdefault(lead(number), []).append(op)
     for cluster in clusters.values():
-        # Keep one of the layers that read another layer's cache: all of them launch the same kernels.
+        # Keep only one of the layers that read another layer's cache: all of them launch the same kernels.
         alike = {_shape_of(op): op for op in reversed(cluster) if isinstance(op, Attention)}
         yield [op for op in cluster if not isinstance(op, Attention) or alike[_shape_of(op)] == op]
 
@@ -179,7 +179,7 @@ def _shape_of(op: Attention) -> Attention:
 
 
 def _products(plan: Plan, made: Sequence[Value], blocks: set[int]) -> list[Operation]:
-    """Return one operation per value in `made` that multiplies it as activation blocks."""
+    """Return one operation for each value in `made` that multiplies the value as activation blocks."""
     found: list[Operation] = []
     for value in made:
         if value.index in blocks:
@@ -191,12 +191,12 @@ class _Renamer:
     """Gives values, layers and weights of a segment names that depend only on their order."""
 
     def __init__(self, plan: Plan, known: Collection[int] | None) -> None:
-        self._plan, self._known = plan, known  # the values passed between operations; None: all
+        self._plan, self._known = plan, known  # the values passed between operations; None means all
         self.values: dict[tuple[int, int], Value] = {}
         self.layers: dict[int, int] = {}
         self.stores: list[Store] = []
         self._weights: dict[str, Weight] = {}
-        self.kinds: dict[int, str] = {}  # kinds by the index of the new value
+        self.kinds: dict[int, str] = {}  # kinds of generated rows, by the index of the new value
         self.made: set[int] = set()  # new values
         self._number, self._operation = 0, Operation()
 
@@ -221,7 +221,7 @@ class _Renamer:
         return item
 
     def _value(self, value: Value, owner: type[Any], field: str) -> Value:
-        """Return the new value; a value keeps one name across operations if it is passed between them."""
+        """Return the new value. A value that one operation passes to another keeps its name."""
         shared = self._known is None or value.index in self._known
         key = value.index, 0 if shared else self._number
         if key not in self.values:
@@ -250,7 +250,7 @@ class _Renamer:
 def _segment(
     plan: Plan, operations: Sequence[Operation], sent: Sequence[Value], known: Collection[int] | None = None
 ) -> Segment:
-    """Return these operations as a segment. `known`: the values passed between them, None for all."""
+    """Return the given operations as a segment. `known` lists the values passed between them; None means all."""
     names = _Renamer(plan, known)
     own = [names.operation(op) for op in operations]
     read = dict.fromkeys(value for op in own for value in op.inputs)
@@ -280,7 +280,7 @@ def _sharpness(op: Attention, q: Value) -> float:
 
 
 def _sooner(own: Segment) -> Iterator[Segment]:
-    """Yield the segment with a shorter window or selection, if the check is too short to fill the original one."""
+    """Yield the segment with a shorter window or selection, if the check is too short to fill the original."""
     layers, operations, values = list(own.plan.layers), list(own.plan.operations), list(own.plan.values)
     changes = []
     for number, op in enumerate(operations):

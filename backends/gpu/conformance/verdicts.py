@@ -1,4 +1,4 @@
-"""Decides whether a model may use a device, from earlier results or by running the check now.
+"""Decides whether a model may use a device, from stored results or by running the check now.
 
 A result is valid as long as the device, its driver, the kernels and this program stay the same. It is stored in the
 folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
@@ -31,16 +31,16 @@ LOST = "; the device answers no more"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one operation, or of several that are checked together."""
+    """The result of one operation, or of several operations that are checked together."""
 
     operation: str
     kernels: tuple[str, ...]
-    error: float  # the largest error, comparable with `limit`
+    error: float  # largest error, to be compared with `limit`
     limit: float
-    problem: str = ""  # "" if it passed
-    skipped: str = ""  # reason for skipping
+    problem: str = ""  # "" if the check passed
+    skipped: str = ""  # reason for skipping, or ""
     broken: bool = False  # whether a driver call failed
-    lost: bool = False  # whether the device has stopped working, so that nothing more can be checked
+    lost: bool = False  # whether the device stopped working, so that nothing more can be checked
 
     @property
     def failed(self) -> bool:
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Conformance:
-    """The check of devices; `folder` stores results, None disables storing."""
+    """Runs the conformance check of devices. `folder` stores results; None disables storing."""
 
     folder: Path | None
 
@@ -61,12 +61,12 @@ class Conformance:
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], program: Program,
         progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        """Return if the device computes what this plan needs; raise WrongResults otherwise."""
+        """Return normally if the device computes the plan's operations correctly, otherwise raise WrongResults."""
         kept, name = CodeCache(self.folder), key_of(device, program)
         verdicts = _read(kept.read(name))
         if verdicts is None:
             verdicts = examine(device, segments(plan, keep), limits, cache, progress)
-            if not any(verdict.skipped or verdict.broken for verdict in verdicts):  # these may not recur
+            if not any(verdict.skipped or verdict.broken for verdict in verdicts):  # neither may recur
                 kept.write(name, _written(device, verdicts))
         failed = [verdict for verdict in verdicts if verdict.failed or verdict.skipped]
         if failed:
@@ -74,7 +74,7 @@ class Conformance:
 
 
 def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
-    """Return the one-line error for a device that failed."""
+    """Return the one-line error for a device that failed its check."""
     first = failed[0]
     problem = (first.problem or first.skipped).splitlines()[0][:200]
     others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
@@ -88,7 +88,7 @@ def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
 def examine(
     device: Device, checked: Iterable[Segment], limits: Limits, cache: CacheTypes, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check segments one after the other; skip segments that the device cannot run, with the reason.
+    """Check segments one after the other. Segments that the device cannot run are skipped with the reason.
 
     If the device stops working, its verdict is the last one.
     """
@@ -121,7 +121,7 @@ def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes
 
 
 def key_of(device: Device, program: Program) -> str:
-    """Return the name of the stored result for the kernels of a program."""
+    """Return the name of the stored result for a program's kernels."""
     facts = device.facts
     parts = [facts.name, facts.api, facts.compute, str(facts.local_memory), _version(), _own_source()]
     kernels = [f"{k.source(device.generic)}\0{k.numbers().tolist()}" for k in program.kernels()]
@@ -132,13 +132,13 @@ def key_of(device: Device, program: Program) -> str:
 def _version() -> str:
     try:
         return version("localllm")
-    except PackageNotFoundError:  # a checkout that is not installed
+    except PackageNotFoundError:  # running from a checkout that is not installed
         return ""
 
 
 @cache
 def _own_source() -> str:
-    """Return a hash of the check's own source."""
+    """Return a hash of the source of the conformance check."""
     own = [path for path in files("localllm.backends.gpu.conformance").iterdir() if path.name.endswith(".py")]
     texts = [path.read_bytes() for path in sorted(own, key=lambda path: path.name)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
@@ -149,7 +149,7 @@ def _written(device: Device, verdicts: list[Verdict]) -> bytes:
 
 
 def _read(data: bytes | None) -> list[Verdict] | None:
-    """Return the stored verdicts; None if the file is missing or holds something else."""
+    """Return the stored verdicts, or None if the file is missing or invalid."""
     try:
         found: Any = json.loads(data or b"null")
         own = [_checked(each) for each in found["verdicts"]]

@@ -1,4 +1,4 @@
-"""The operations that a GPU runs: one emitter per operation turns it into launches.
+"""Emitters, which turn each operation of a plan into GPU launches.
 
 An emitter allocates buffers for the operation's results, and launches kernels on the buffers of its inputs.
 """
@@ -52,7 +52,7 @@ from localllm.plan import (
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
 
-REWRITES = (fuse_additions, fuse_linears, fuse_heads)  # passes for which there are fused kernels
+REWRITES = (fuse_additions, fuse_linears, fuse_heads)  # plan rewrites for which there are fused kernels
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,

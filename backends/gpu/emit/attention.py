@@ -1,4 +1,4 @@
-"""Attention, and appending to the KV cache."""
+"""Emitters of attention, and of appending to the KV cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def append(low: Lowering, op: Append) -> None:
 
 
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
-    """Append keys and values; norm and rotate queries and keys in the same kernel."""
+    """Append keys and values. The same kernel normalizes queries and keys, and applies RoPE."""
     query, key, number = op.query, op.key, op.append.layer
     assert op.append.v is not None, "attention reads values"
     layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
@@ -82,10 +82,13 @@ def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
 
 
 def _prepared(low: Lowering, q: Buffer, rows: Rows, heads: int, cache: kernels.CacheShape) -> Buffer:
-    """Return queries quantized for keys in block formats, in a buffer already marked free; otherwise q itself."""
+    """Return queries quantized for keys in block formats, in a buffer already marked free.
+
+    Otherwise return q itself.
+    """
     if not CACHE[low.cache.keys].type.blocks:
         return q
-    queries = low.take(rows, heads * cache.KEY_SIZE * 5 // 16)  # int8 values, and two numbers per 32 of them
+    queries = low.take(rows, heads * cache.KEY_SIZE * 5 // 16)  # int8 values, and two floats per 32 values
     prepare = kernels.PrepareQueries(
         HEAD=cache.HEAD, HEADS=heads, Q_STRIDE=q.stride, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE,
         KEY_ROTATION=cache.KEY_ROTATION,
@@ -102,7 +105,7 @@ def attention(low: Lowering, op: Attention) -> None:
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
     grouped = kernels.grouped(group)
     to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
-    tiled = to.floats or low.take(rows, op.out.width)  # tiles write only floats
+    tiled = to.floats or low.take(rows, op.out.width)  # tile kernels write only floats
     window = op.window if op.causal or not op.window else op.window // 2 + 1
     shape = kernels.AttentionShape(
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits),

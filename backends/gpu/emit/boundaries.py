@@ -1,6 +1,6 @@
-"""Emitters of the values that cross stage boundaries or are looked up in the file.
+"""Emitters of the values that cross stage boundaries or come from lookup tables in the file.
 
-They make no launches, only buffers that the executable reads and fills.
+These emitters make no launches. They allocate buffers that the executable reads and fills.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ def send(low: Lowering, op: Send) -> None:
 
 
 def look_up(low: Lowering, op: EmbedNgrams) -> None:
-    """Do nothing: `reserve` has made the buffer."""
+    """Emit nothing: `reserve` has allocated the buffer."""
 
 
 def reserve(low: Lowering, operations: Iterable[Operation]) -> None:
-    """Allocate the buffers of a stage's lookups. They are filled before the stage, so nothing in it may reuse them."""
+    """Allocate the buffers of a stage's lookups.
+
+    The executable fills the buffers before the stage runs, so no operation of the stage may reuse them.
+    """
     low.looked_up = [(op.out, low.make(op.out)) for op in operations if isinstance(op, EmbedNgrams)]

@@ -1,4 +1,4 @@
-"""Emitters of operations that move columns of rows."""
+"""Emitters of operations that copy columns between rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mixture of experts: three products of (row, selected expert) pairs, and the steps around them."""
+"""Emitter of a mixture of experts: three products of (row, selected expert) pairs, and the steps around them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices, Fixed
 from localllm.plan import Experts, Gating, Rows, Stack
 
-GATINGS = get_args(Gating)  # the index is the kernel's number
+GATINGS = get_args(Gating)  # kernels identify each gating by its index
 
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """The parameters that the products of a mixture share."""
+    """The parameters that the three products of a mixture share."""
 
     rows: Rows
     used: int
@@ -92,7 +92,7 @@ def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
 
 
 def _multiply(low: Lowering, stack: Stack, own: _Mixture, x: tuple[Input, Input], y: Buffer, per_row: int) -> None:
-    """Emit the product of every pair with its expert's matrix; `per_row` pairs read the same input."""
+    """Emit the product of every pair with its expert's matrix. `per_row` pairs read the same input row."""
     weight, rows, used = stack.weight, own.rows, own.used
     count, n, k = weight.shape
     most, (narrow, wide) = low.rows[rows], x

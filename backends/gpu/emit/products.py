@@ -1,4 +1,4 @@
-"""Products of matrices with rows of activations: single, several in one launch, and two with their glu."""
+"""Emitters of matrix products: single, several in one launch, and two with their GLU."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class Input:
 
 
 def expert_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
-    """Return the inputs of the mat-vec and of the tiles of a product with `weight`; `times` rows per row of the batch.
+    """Return the inputs of a product with `weight`, for the mat-vec and for tiles.
 
-    Float rows are used directly; activation blocks and split rows are made once per value.
+    There are `times` rows per batch row. Float rows are used directly. Activation blocks and split rows are computed
+    once per value.
     """
     width, own = weight.shape[-1], forms.find(FLOATS)
     if weight.format in formats.QUANTIZED:
         words, blocks = block_words(width), forms.find(BLOCKS)
-        if blocks is None:  # the kernel that made the rows did not write blocks
+        if blocks is None:  # the kernel that computed the rows did not write blocks
             assert own is not None
             blocks = forms.make(BLOCKS, words)
             low.dispatch("quantize", rows, [elements(rows, "a", own, own, width, Delivery(None, blocks, words), times)])
@@ -41,7 +42,7 @@ def expert_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times
     terms = products.terms(weight.format, width, low.compute)
     if terms is None:
         return (Input(own, width),) * 2
-    stride = terms * width // 2 + 4  # words; a multiple of 16 bytes
+    stride = terms * width // 2 + 4  # words per row; a multiple of 16 bytes
     split = forms.find(weight.format)
     if split is None:
         split = forms.make(weight.format, stride)
@@ -83,14 +84,14 @@ def _buffers(low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference
 
 
 def _grid(rows: Rows, n: int, each: int, columns: int) -> Grid:
-    """Return the grid for `n` matrix rows, `each` per group, and `columns` activation rows per group."""
+    """Return the grid for `n` matrix rows, with `each` matrix rows and `columns` activation rows per work-group."""
     return -(-n // each), (rows, columns, 1), 1
 
 
 def _tiles(
     low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference = Fixed.NOTHING
 ) -> tuple[Launch, Launch]:
-    """Return the launches for a moderate and for a large number of rows."""
+    """Return the launches for a moderate and for a large number of activation rows."""
     most, product = low.rows[op.x.rows], _product(op, x, residual != Fixed.NOTHING)
     buffers = _buffers(low, op, x, y, residual)
 
@@ -102,7 +103,7 @@ def _tiles(
 
 
 def head_linear(low: Lowering, op: HeadLinear) -> None:
-    """Emit per-head products; the kernels that prepare activations treat the slices of the heads as rows."""
+    """Emit per-head products. The kernels that prepare activations treat the slices of the heads as rows."""
     weight, rows, (heads, n, k) = op.weight, op.x.rows, op.weight.shape
     forms = TakenForms(low, rows, heads, {FLOATS: low.floats(op.x)})
     narrow, wide = expert_inputs(low, forms, weight, rows, heads)
@@ -132,7 +133,7 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
     low.give(*forms.buffers.values())
 
 
-# -- several products of the same rows in one launch, if rows are few --------------------------------------------------
+# -- several products of the same rows in one launch, if there are few rows --------------------------------------------
 
 
 def linear_group(low: Lowering, op: LinearGroup) -> None:
@@ -183,7 +184,7 @@ def linear_glu(low: Lowering, op: LinearGlu) -> None:
         ).launch(_grid(x.rows, n, 32, columns), buffers)
         for columns in (1, COLUMNS)
     )  # fmt: skip
-    ys = low.take(x.rows, n), low.take(x.rows, n)  # inputs of the glu after the prefill tiles
+    ys = low.take(x.rows, n), low.take(x.rows, n)  # inputs of the GLU after the prefill tiles
     both = [_tiles(low, linear, wide, y) for linear, y in zip((gate, up), ys, strict=True)]
     last = elements(x.rows, expression, *ys, n, to)
     some, many = ([*launches, last] for launches in zip(*both, strict=True))

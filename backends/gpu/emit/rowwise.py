@@ -1,4 +1,4 @@
-"""Emitters of operations that work row by row."""
+"""Emitters of row-wise operations."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from localllm.plan import (
     Xielu,
 )
 
-FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # factors of an elementwise operation
+FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # macros for the factors of an elementwise operation
 
 
 def elements(
     rows: Rows, operation: str, a: Reference, b: Reference, width: int, to: Delivery, times: int = 1,
     factors: Sequence[float] = (), part: int | None = None,
 ) -> Launch:  # fmt: skip
-    """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch.
+    """Emit OPERATION(a, b) elementwise, for `times` rows of `width` values per batch row.
 
-    With `part`, each number of `a` is used for `part` numbers of `b`.
+    With `part`, each value of `a` is used for `part` values of `b`.
     """
     named = dict(zip(FACTORS, factors, strict=False))
     kernel = rowwise.Elements(
@@ -131,7 +131,7 @@ def glu(low: Lowering, op: Glu) -> None:
 
 
 def glu_expression(op: Glu | Experts) -> str:
-    """Return activation(a) * b as a kernel expression."""
+    """Return activation(a) * b as an expression in kernel code."""
     match op.activation:
         case "swiglu_oai":
             return "swiglu_oai(a, b)"

@@ -1,4 +1,4 @@
-"""Emitters of operations on several streams of rows."""
+"""Emitters of operations on several streams of hidden states."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The kernels: sources (*.cl), and their declarations in Python by subject. `kernel.py` explains declarations."""
+"""The GPU kernels: sources (*.cl), and Python modules that declare them by subject.
+
+`kernel.py` explains declarations.
+"""

@@ -1,12 +1,12 @@
-// Attention over the paged cache. Constants, in addition to the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (number of
-// positions that a row sees, including its own, 0: all; if not CAUSAL, also the same number after it), CHUNKED, CAUSAL,
-// SOFTCAP (0: none), HAS_SINKS, AFTER (see only positions after the encoder text), HAS_SLOPES, REACH (largest distance
-// with its own bias, 0: no relative position bias), PARTITION, GROUPED (query heads of a work-group that share keys and
-// values, a power of two).
+// Attention over the paged cache. Constants, in addition to the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW
+// (sliding-window size: positions including the row's own, 0: all; if not CAUSAL, also the same number after it),
+// CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS, AFTER (attend only to positions after the encoder text), HAS_SLOPES,
+// REACH (largest distance with its own bias, 0: no relative position bias), PARTITION, GROUPED (query heads of a
+// work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define Y_STRIDE (HEADS * VALUE_HEAD)
-#define STATE (VALUE_HEAD + 2)  // numbers per row, head and partition
+#define STATE (VALUE_HEAD + 2)  // floats per row, head and partition
 #define GROUP_PARTS ((GROUP + GROUPED - 1) / GROUPED)
 #define KEY_GROUPS (KEY_SIZE / 32)
 #define VALUE_UNITS (VALUE_SIZE / UNIT_VALUES(VALUE_TYPE))
@@ -20,7 +20,7 @@
 #define VALUE_UNIT_MOST UNIT_VALUES(VALUE_TYPE)
 #endif
 
-// `behind`: key position minus query position. `slopes`: one number per head, or, with REACH, the biases of all
+// `behind`: key position minus query position. `slopes`: one slope per head, or, with REACH, the biases of all
 // distances, (HEADS, 2 REACH + 1).
 DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
@@ -30,7 +30,7 @@ DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int
   return score;
 }
 
-// Index of a KV head's block in the cache.
+// Index of the cache block that holds a KV head's keys and values at a position.
 DEVICE size_t block_of(SHAPE_PARAMETER GLOBAL const int *table, int kv_head, int position) {
   return (size_t)table[position / BLOCK_TOKENS] * KV_HEADS + kv_head;
 }
@@ -49,7 +49,7 @@ DEVICE int first_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
   return WINDOW ? larger(0, position + 1 - WINDOW) : 0;
 }
 
-// The last position that a row sees: its own, or the last one of its sequence in the batch.
+// The last position that a row attends to: its own position, or its sequence's last position in the batch.
 DEVICE int last_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
   int position = POSITIONS_OF(step)[row];
   if (CAUSAL) return position;
@@ -59,9 +59,9 @@ DEVICE int last_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
 
 #ifdef STAGE_attend_partition
 // One partition of PARTITION positions of one row, for up to GROUPED query heads of a KV head. Partitions begin at
-// multiples of PARTITION for any batch, so a row's numbers do not depend on the batch. Per (row, head, partition) the
-// result is VALUE_HEAD sums, the largest score and the sum of weights. A work-item handles two positions, then some of
-// the numbers of a value in every LANES-th position.
+// multiples of PARTITION in any batch, so a row's result does not depend on the batch. The result per (row, head,
+// partition) is VALUE_HEAD sums, the largest score and the sum of weights. A work-item handles two positions for the
+// scores, then some dimensions of the values in every LANES-th position.
 KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
                               GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *slopes,
                               GLOBAL float *partial LOCAL_ARGUMENT) {
@@ -139,7 +139,7 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
     }
   }
   BARRIER();
-  for (int base = 0; base < GROUPED; base += 4) {  // a segment of 32 work-items handles one head
+  for (int base = 0; base < GROUPED; base += 4) {  // each segment of 32 work-items handles one head
     int g = smaller(base + (ITEM >> 5), GROUPED - 1), mine = base + (ITEM >> 5) < heads;
     float largest = LOWEST, sum = 0.0f;
     for (int i = ITEM & 31; i < PARTITION; i += 32) largest = FMAX(largest, p[g * PARTITION + i]);
@@ -175,7 +175,7 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
             for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++)
               sum[g][n] = FMA(p[g * PARTITION + at - start], v[n], sum[g][n]);
         }
-    for (int l = 0; l < lanes; l++) {  // in order
+    for (int l = 0; l < lanes; l++) {  // lanes are added in order
       if (working && lane == l)
         for (int g = 0; g < GROUPED; g++)
           for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++) {
@@ -192,7 +192,7 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
 }
 #endif
 
-#ifdef STAGE_attend_combine  // combine the partitions of a row and head in order
+#ifdef STAGE_attend_combine  // combines the partitions of a row and head in order
 KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL const int *step, GLOBAL const float *sinks,
                             GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -213,7 +213,7 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
   }
   hadamard(VALUE_TYPE, VALUE_HEAD, VALUE_ROTATION, out, 1, VALUE_HEAD);
   for (int base = 0; base < VALUE_HEAD; base += 128) {
-    int d = base + ITEM, i = d < VALUE_HEAD ? head * VALUE_HEAD + d : Y_STRIDE;  // Y_STRIDE: beyond the row
+    int d = base + ITEM, i = d < VALUE_HEAD ? head * VALUE_HEAD + d : Y_STRIDE;  // Y_STRIDE is past the row
     float v = out[smaller(d, VALUE_HEAD - 1)];
     deliver(v, i, Y_STRIDE, y + (size_t)row * Y_STRIDE, blocks + (size_t)row * BLOCKS_STRIDE, local_memory);
   }
@@ -221,8 +221,9 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
 #endif
 
 #ifdef STAGE_attend_tile
-// A tile of up to OWN_ROWS rows of one sequence, one head: online softmax over tiles of TILE_KEYS positions, whose keys
-// and then values are unpacked into local memory. A work-item handles every 8th row and every 16th key or dimension.
+// A tile of up to OWN_ROWS rows of one sequence and one head: online softmax over tiles of TILE_KEYS positions. First
+// their keys and then their values are unpacked into local memory. A work-item handles every 8th row and every 16th key
+// or dimension.
 #define ROWS_EACH (OWN_ROWS / 8)
 #define KEYS_EACH ((TILE_KEYS + 15) / 16)
 #define SHARES (128 / OWN_ROWS)  // work-items that share a row of the softmax
@@ -236,7 +237,7 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
   if (rows <= 0) return;
   GLOBAL const int *position = POSITIONS_OF(step) + row0;
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row0] * step[TABLE_STRIDE_AT];
-  int stride = larger(KEY_SIZE, VALUE_SIZE) + 1;  // odd, so that rows fall on different banks
+  int stride = larger(KEY_SIZE, VALUE_SIZE) + 1;  // odd, so that rows use different banks
   LOCAL float *s = local_memory, *ql = s + 128, *kl = ql + OWN_ROWS * stride, *p = kl + TILE_KEYS * stride;
   LOCAL float *largest = p + OWN_ROWS * (TILE_KEYS + 1), *weight = largest + OWN_ROWS, *fade = weight + OWN_ROWS;
   float sum[ROWS_EACH][DIMENSIONS_EACH];

@@ -1,4 +1,4 @@
-"""Declarations of the cache and attention kernels."""
+"""Declarations of the KV cache and attention kernels."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ K = TypeVar("K", bound=Kernel[Any])
 
 PARTITION = 256  # positions per work-group of attention
 GROUPED = 8  # query heads per work-group
-TILE_ROWS = 32  # rows per tile of prefill attention
-# Maximum width of a head -> (rows, keys) of a work-group of prefill attention: for devices with 48 KiB of local memory
-# per work-group, and for those with only the 32 KiB that OpenCL guarantees.
+TILE_ROWS = 32  # rows per tile in prefill attention
+# Largest head dimension -> (rows, keys) per work-group of prefill attention. The first is for devices with 48 KiB of
+# local memory per work-group, the second for devices with only the 32 KiB that OpenCL guarantees.
 TILES: dict[int, tuple[tuple[int, int], ...]] = {
     64: ((32, 64), (32, 32)), 128: ((32, 32), (32, 16)), 192: ((16, 32), (16, 16)), 256: ((16, 16), (16, 8)),
     512: ((8, 8), (8, 4)), 640: ((8, 8), (8, 4)),
@@ -44,17 +44,17 @@ TILE_STEP = 16  # work-items that share the dimensions of a value
 
 
 def partitions(limits: Limits) -> int:
-    """Return the maximum number of partitions of a row."""
+    """Return the maximum number of attention partitions of a row."""
     return -(-limits.positions // PARTITION)
 
 
 def grouped(group: int) -> int:
-    """Return the query heads per work-group, a power of two; `group` query heads share a KV head."""
+    """Return the number of query heads per work-group, a power of two. `group` query heads share a KV head."""
     return min(1 << (group - 1).bit_length(), GROUPED)
 
 
 def that_fits(kernels: Iterable[K], local_memory: int) -> K:
-    """Return the first kernel that needs at most this many bytes of local memory, or the last one if none fits."""
+    """Return the first kernel that needs at most this many bytes of local memory, or the last kernel if none fits."""
     for kernel in kernels:
         if kernel.local_bytes <= local_memory:
             break
@@ -63,11 +63,12 @@ def that_fits(kernels: Iterable[K], local_memory: int) -> K:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape(Macros):
-    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words per position, bytes per head.
+    """The KV cache of a layer.
 
-    A block has BLOCK_ROWS rows for its BLOCK_TOKENS positions: one per position, or one per pool of EVERY positions.
-    HEAD and VALUE_HEAD are the widths of keys and of values, without zero padding; ROTATION is the factor of the
-    Hadamard rotation.
+    Types are `CacheRow.number`. Sizes are values per head, words per position, or bytes per head. A block has
+    BLOCK_ROWS rows for its BLOCK_TOKENS positions: one per position, or one per pool of EVERY positions. HEAD and
+    VALUE_HEAD are the dimensions of keys and of values, without zero padding. ROTATION is the factor of the Hadamard
+    rotation.
     """
 
     HEAD: Shape
@@ -90,7 +91,7 @@ class CacheShape(Macros):
 
     @property
     def largest(self) -> int:
-        """The larger of key and value size per head."""
+        """The larger of the key size and the value size per head."""
         return max(self.KEY_SIZE, self.VALUE_SIZE)
 
 
@@ -109,7 +110,7 @@ def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
 
 
 def _rotation(head_dim: int) -> float:
-    """Return the factor of the Hadamard rotation; 1 for an indexer, which has no values."""
+    """Return the factor of the Hadamard rotation, or 1 for an indexer, which has no values."""
     return float(np.float32(rotation(head_dim) ** -0.5)) if head_dim else 1.0
 
 
@@ -127,7 +128,7 @@ class AppendHeadsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendHeads(Kernel[AppendHeadsBuffers]):
-    """Write keys and values to the cache. SLOTS_AT: offset of the slots in the step."""
+    """Write keys and values to the cache. SLOTS_AT is the offset of the slots in the step buffer."""
 
     name, parts, flag = "append", "blocks cache", "APPEND"
     MAX_ROWS: Shape
@@ -157,7 +158,7 @@ class AppendRotatedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRotated(Kernel[AppendRotatedBuffers]):
-    """Write keys and values to the cache; rotate keys and queries, after norming them if NORMED."""
+    """Write keys and values to the cache, and apply RoPE to keys and queries. With NORMED, first normalize them."""
 
     name, parts, flag = "append", "rotate blocks cache", "APPEND"
     MAX_ROWS: Shape
@@ -203,7 +204,10 @@ class PrepareQueries(Kernel[PrepareQueriesBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape(Macros):
-    """Parameters that the kernels of an attention share. TABLE_STRIDE_AT: offset of the table's width in the step."""
+    """Parameters that the kernels of an attention share.
+
+    TABLE_STRIDE_AT is the offset of the block table's width in the step buffer.
+    """
 
     MAX_ROWS: Shape
     PARTITION: int = PARTITION
@@ -237,7 +241,7 @@ class AttendPartitionBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendPartition(Kernel[AttendPartitionBuffers]):
-    """Compute a row's attention over one partition of its positions."""
+    """Compute the attention of a row over one partition of its positions."""
 
     name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
     shape: AttentionShape
@@ -300,7 +304,10 @@ class AttendTile(Kernel[AttendTileBuffers]):
 
 
 def attend_tile(shape: AttentionShape, local_memory: int) -> AttendTile:
-    """Return the kernel with the largest tile that fits the local memory. BackendError if the heads are too wide."""
+    """Return the kernel with the largest tile that fits the local memory.
+
+    Raises BackendError if the heads are too wide.
+    """
     largest = shape.cache.largest
     width = next((most for most in TILES if largest <= most), None)
     if width is None:
@@ -331,11 +338,11 @@ class AttendSelectedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendSelected(Kernel[AttendSelectedBuffers]):
-    """Compute a row's attention over the selected positions, or over a window and pools.
+    """Compute a row's attention over the selected positions, or over a sliding window and pools.
 
-    SELECTED: maximum number of selected positions, 0 without a selection. POOL: positions per pool, 0 without pools.
-    POOL_ROWS and the byte counts describe the cache blocks of the layer that holds pools. ONCE: values are read from
-    the keys.
+    SELECTED is the maximum number of selected positions, 0 without a selection. POOL is the number of positions per
+    pool, 0 without pools. POOL_ROWS and the byte counts describe the cache blocks of the layer that holds pools. With
+    ONCE, values are read from the keys.
     """
 
     name, parts = "attend_selected", "blocks cache attention selected"
@@ -356,6 +363,6 @@ class AttendSelected(Kernel[AttendSelectedBuffers]):
 
 
 def attend_selected(first: AttendSelected, local_memory: int) -> AttendSelected:
-    """Return the kernel with the most query heads per work-group that fit the local memory, at most as in `first`."""
+    """Return the kernel with the most query heads per work-group, at most `first`'s, that fits the local memory."""
     counts = [first.GROUPED >> n for n in range(first.GROUPED.bit_length())]
     return that_fits([replace(first, GROUPED=count) for count in counts], local_memory)

@@ -1,9 +1,9 @@
-// The contents of the paged cache (format: backends.cache, layout: backends.gpu.cachetypes): numbers in words, units of
+// The contents of the paged cache (format: backends.cache, layout: backends.gpu.cachetypes): values in words, units of
 // several values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS (positions of a
-// block), BLOCK_ROWS (its rows: one per position, or one per pool of EVERY positions), HEAD and VALUE_HEAD (widths of
-// keys and of values), and for both keys and values the TYPE, the SIZE of a head with padding, the WORDS of a position,
-// the BYTES of a head's block, the factor of the ROTATION. With KEY_ROWS, keys are stored like values, one row per
-// position.
+// block), BLOCK_ROWS (rows of a block: one per position, or one per pool of EVERY positions), HEAD and VALUE_HEAD
+// (dimensions of keys and of values), and for both keys and values the TYPE, the SIZE of a head with padding, the WORDS
+// of a position, the BYTES of a head's block, and the factor of the ROTATION. With KEY_ROWS, keys are stored like
+// values, one row per position.
 
 #define F32_CACHE 0
 #define F16_CACHE 1
@@ -22,7 +22,8 @@
 #define GROUP_WORDS(type) ((type) == Q8_0_CACHE ? 8 : 4 + HAS_MINIMUM(type) + HAS_FIFTH(type))
 #define UNIT_VALUES(type) ((type) == F32_CACHE ? 1 : (type) <= BF16_CACHE ? 2 : (type) <= Q8_0_CACHE ? 4 : 8)
 
-// The 32 integers of a group of a position as 8 words of four int8; its words are `stride` apart.
+// The 32 integers of a group at a position, as 8 words of four int8. Neighbouring words of the group are `stride`
+// apart.
 DEVICE void group_integers(int type, GLOBAL const uint *of, int stride, int *q) {
   if (type == Q8_0_CACHE) {
     for (int i = 0; i < 8; i++) q[i] = (int)of[i * stride];
@@ -46,7 +47,7 @@ DEVICE float group_scale(int type, GLOBAL const uint *of, GLOBAL const ushort *s
   return half_bits(both & 0xFFFFu);
 }
 
-// The numbers in a word of floats.
+// The values in a word of a float type.
 DEVICE void word_values(int type, uint w, float *v) {
   if (type == F32_CACHE) {
     v[0] = AS_FLOAT((int)w);
@@ -56,7 +57,7 @@ DEVICE void word_values(int type, uint w, float *v) {
   } else if (type == BF16_CACHE) {
     v[0] = AS_FLOAT((int)(w << 16));
     v[1] = AS_FLOAT((int)(w & 0xFFFF0000u));
-  } else if (type == FP8_CACHE) {  // converted via halves, whose exponent bias is larger by 8
+  } else if (type == FP8_CACHE) {  // converted through halves, whose exponent bias is larger by 8
     for (int n = 0; n < 4; n++) {
       uint bits = w >> (8 * n);
       v[n] = half_bits((bits & 0x80u) << 8 | (bits & 0x7Fu) << 7) * 256.0f;
@@ -64,8 +65,8 @@ DEVICE void word_values(int type, uint w, float *v) {
   }
 }
 
-// The UNIT_VALUES of a unit of a position: of one word, or for block formats four low and four high halves of its
-// bytes.
+// The UNIT_VALUES values of a unit at a position: of one word, or, for block formats, of the four low and four high
+// nibbles of its bytes.
 DEVICE void unit_values(int type, GLOBAL const uint *words, int stride, GLOBAL const ushort *scales, int scale_stride,
                         int unit, float *v) {
   if (!IN_BLOCKS(type)) {
@@ -93,15 +94,15 @@ DEVICE void unit_values(int type, GLOBAL const uint *words, int stride, GLOBAL c
   }
 }
 
-// The dimension of value n of a unit within the head.
+// The dimension within the head of value n of a unit.
 DEVICE int unit_dimension(int type, int unit, int n) {
   if (!IS_ROTATED(type)) return unit * UNIT_VALUES(type) + n;
   return unit / 4 * 32 + unit % 4 * 4 + n + (n < 4 ? 0 : 12);
 }
 
-// Rotate `count` heads of `width` numbers, `stride` apart, if the type is rotated: butterflies, then times `factor`,
-// which is 1 / sqrt(values in one rotation). The barriers are outside of branches, because PoCL would duplicate the
-// rest of the kernel.
+// Rotates `count` heads of `width` values, `stride` apart, if the type uses rotation: butterflies, then a
+// multiplication by `factor`, which is 1 / sqrt(values in one rotation). The barriers are outside of branches, because
+// PoCL would duplicate the rest of the kernel.
 DEVICE void hadamard(int type, int width, float factor, LOCAL float *x, int count, int stride) {
   int size = IS_ROTATED(type) ? width & -width : 1;
   for (int span = 1; span < size; span <<= 1) {
@@ -120,7 +121,7 @@ DEVICE void hadamard(int type, int width, float factor, LOCAL float *x, int coun
 }
 
 #ifdef APPEND
-DEVICE float within(float x, float largest) {  // NaN becomes `largest`: it would spoil every later row
+DEVICE float within(float x, float largest) {  // NaN becomes `largest`: otherwise it would corrupt every later row
   x = x < largest ? x : largest;
   return x > -largest ? x : -largest;
 }
@@ -137,7 +138,7 @@ DEVICE uint fp8_of(float x) {
   return (AS_FLOAT((int)size) < 0.015625f ? small : normal) | ((bits >> 24) & 0x80u);
 }
 
-// The integer of one of a group of 32 values, one per work-item of a segment, with their scale and minimum.
+// Quantizes one of a group of 32 values, one per work-item of a segment; also returns the group's scale and minimum.
 DEVICE int quantized(int type, float x, float *scale, float *minimum, LOCAL float *s) {
   float size = x < 0.0f ? -x : x, largest = max32(size, s), most = max32(x, s), least = -max32(-x, s), d;
   uint first = umax32(size == largest ? (uint)(31 - (ITEM & 31)) << 1 | (x < 0.0f) : 0, s);
@@ -159,7 +160,8 @@ DEVICE int quantized(int type, float x, float *scale, float *minimum, LOCAL floa
   return (int)FMIN(x * reciprocal(d) + (zero + 0.5f), 2.0f * zero - 1.0f);
 }
 
-// Word `w` of a group from its 32 integers, stored as ints; the word of scale and minimum is separate.
+// Word `w` of a group, packed from its 32 integers, which are stored as ints. The word of scale and minimum is
+// separate.
 DEVICE uint packed(int type, LOCAL const int *q, int w) {
   uint word = 0;
   if (type == Q8_0_CACHE) {
@@ -178,9 +180,9 @@ DEVICE uint packed(int type, LOCAL const int *q, int w) {
   return word;
 }
 
-// A work-group stores one head of a row: first its keys, then its values. ROTATED: keys are rotated first, and
-// additional work-groups rotate the heads of the queries; with NORMED both are normed before, in the order of
-// norm_rows.
+// A work-group stores one head of a row: first its keys, then its values. With ROTATED, RoPE is first applied to the
+// keys, and additional work-groups apply it to the heads of the queries. With NORMED, both are normalized before, in
+// the order of norm_rows.
 #if ROTATED
 #define ROTATED_ARGUMENTS , GLOBAL const float *q, GLOBAL const float *key_table, GLOBAL const float *query_table, \
   GLOBAL const float *key_weight, GLOBAL const float *query_weight, GLOBAL float *queries
@@ -276,8 +278,8 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
 #endif
 
 #ifdef PREPARE
-// Prepare a query head for keys in block formats: rotate it if the keys are rotated, and round it to int8; then the
-// scales of 32 values, and their sums times scale. A work-group handles one head of a row.
+// Prepares a query head for keys in block formats: rotates it if the keys are rotated, and quantizes it to int8,
+// followed by the scales of 32 values, and their sums times scale. A work-group handles one head of a row.
 KERNEL(128, prepare_queries)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *s = local_memory, *x = s + 128;

@@ -1,6 +1,6 @@
-// Columns of rows. A work-item computes one number of the result. Constants: WIDTH (of the result).
+// Operations on columns. A work-item computes one value of the result. Constants: WIDTH (of the result).
 
-#ifdef COLUMNS  // take TAKEN numbers from START on out of every GROUP numbers of x. Constants: X_STRIDE
+#ifdef COLUMNS  // takes TAKEN values from START on out of every GROUP values of x. Constants: X_STRIDE
 KERNEL(128, columns)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int i = GROUP_X * 128 + ITEM, own = smaller(i, WIDTH - 1);
@@ -9,7 +9,7 @@ KERNEL(128, columns)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL float *y, GLO
 }
 #endif
 
-#ifdef JOIN  // OF_A numbers of a, then OF_B of b, repeatedly. Constants: A_STRIDE, B_STRIDE
+#ifdef JOIN  // OF_A values of a, then OF_B values of b, repeatedly. Constants: A_STRIDE, B_STRIDE
 KERNEL(128, join_columns)(SHAPE_PARAMETER GLOBAL const float *a, GLOBAL const float *b, GLOBAL float *y,
                           GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY

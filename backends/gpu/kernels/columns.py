@@ -1,4 +1,4 @@
-"""Declarations of kernels that move columns of rows."""
+"""Declarations of kernels that copy columns between rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SliceColumnsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceColumns(Kernel[SliceColumnsBuffers]):
-    """Copy TAKEN numbers from START on out of every GROUP numbers of a row."""
+    """Copy TAKEN values from START on out of every GROUP values of a row."""
 
     name, parts, flag = "columns", "blocks columns", "COLUMNS"
     WIDTH: Shape
@@ -42,7 +42,7 @@ class ConcatColumnsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcatColumns(Kernel[ConcatColumnsBuffers]):
-    """Interleave OF_A numbers of a row of a with OF_B numbers of b."""
+    """Interleave OF_A values of a row of a with OF_B values of a row of b."""
 
     name, parts, flag = "join_columns", "blocks columns", "JOIN"
     WIDTH: Shape

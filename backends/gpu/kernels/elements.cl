@@ -1,6 +1,6 @@
-// Elementwise operations. Constants: WIDTH, STRIDE (of values of this width), and the expression OPERATION(a, b).
+// Elementwise operations. Constants: WIDTH, STRIDE (of rows of this width), and the expression OPERATION(a, b).
 
-#ifdef PAIRED  // y = OPERATION(a, b); b may be a itself; with SLICE one number of a is used for SLICE numbers of b
+#ifdef PAIRED  // y = OPERATION(a, b); b may be a; with SLICE one value of a is used for SLICE values of b
 KERNEL(128, elements)(SHAPE_PARAMETER GLOBAL const float *a, GLOBAL const float *b, GLOBAL float *y,
                       GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY

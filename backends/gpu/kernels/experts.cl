@@ -1,11 +1,11 @@
 // Mixture of experts, without the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH, COUNT_AT, PAIRS (maximum
-// number of pairs of a row and one of its experts), TILE (pairs of a tile of products).
+// number of pairs of a row and one of its experts), TILE (pairs per tile of the products).
 
 #ifdef ROUTE
-// A work-group handles one row: scores of all experts, then USED times the best remaining one (ties go to the lower
-// expert), then the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the selected, 3: sigmoid of each selected, 4:
-// softmax of each selected over the close ones among those not yet selected, 5: square root of softplus. With HAS_GIVEN
-// the experts are `given` (rows, GIVEN_STRIDE).
+// A work-group handles one row. It computes the scores of all experts, then selects the best remaining expert USED
+// times (ties go to the lower expert), then computes the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the
+// selected, 3: sigmoid of each selected, 4: softmax of each selected over the close ones among the experts not yet
+// selected, 5: square root of softplus. With HAS_GIVEN the experts are `given` (rows, GIVEN_STRIDE).
 KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL const float *given,
                    GLOBAL int *choices, GLOBAL float *weights LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -34,7 +34,7 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
 #endif
     rank[e] = IS_NAN(r) ? LOWEST : r;
   }
-  // A work-item handles a group of experts: it finds the best one, or the two best together, and counts the better
+  // A work-item handles a group of experts: it finds the group's best expert, or the best two, and counts the better
   // groups.
   int size = EXPERTS / EXPERT_GROUPS, grouped = EXPERT_GROUPS > 1 && ITEM < EXPERT_GROUPS, better = 0;
   BARRIER();
@@ -132,9 +132,9 @@ KERNEL(128, combine)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *
 #endif
 
 #ifdef GROUP_PAIRS
-// Tiles for products with one expert each. Output: their number, then the pairs ordered by expert, then for every tile
-// its expert, the index of its first pair, and its number of pairs. A work-item handles every 128th expert and reads
-// all choices.
+// Tiles for products with one expert each. Output: the number of tiles, then the pairs ordered by expert, then for
+// every tile its expert, the index of its first pair, and its number of pairs. A work-item handles every 128th expert
+// and reads all choices.
 KERNEL(128, group_pairs)(SHAPE_PARAMETER GLOBAL const int *choices, GLOBAL const int *step, GLOBAL int *groups LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL int *counts = (LOCAL int *)local_memory;

@@ -19,7 +19,7 @@ class RouteBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Kernel[RouteBuffers]):
-    """Select USED experts per row, and compute their weights. GATING: the index in `plan.Gating`."""
+    """Select USED experts per row, and compute their weights. GATING is the index in `plan.Gating`."""
 
     name, parts, flag = "route", "experts", "ROUTE"
     EXPERTS: Shape

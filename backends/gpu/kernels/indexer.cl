@@ -1,7 +1,7 @@
-// The indexer: scores of the positions that a row sees, and the selection of the best. Constants, in addition to the
-// cache's: HEADS, Q_STRIDE, WEIGHTED, COUNT (selected blocks) of BLOCK positions each, LOCAL_BLOCKS, POSITIONS (room
-// for scores), GROUPED (heads that share a key), POOLED (blocks have one key, at their end). A row and group has
-// POSITIONS scores, and the same number of integers in their order.
+// The indexer of top-k attention: scores the positions that a row may attend to, and selects the best. Constants, in
+// addition to the cache's: HEADS, Q_STRIDE, WEIGHTED, COUNT (selected blocks) of BLOCK positions each, LOCAL_BLOCKS,
+// POSITIONS (room for scores), GROUPED (heads that share a key), POOLED (blocks have one key, at their end). Each row
+// and group has POSITIONS scores, and the same number of integers in the order of the scores.
 
 #define MOST (COUNT * BLOCK + (POOLED ? BLOCK - 1 : 0))
 #define GROUPS (WEIGHTED ? 1 : HEADS)
@@ -13,8 +13,8 @@
 #endif
 
 #ifdef STAGE_index_scores
-// A work-item handles a position, or a pool if the cache holds only keys of pools. Sums run over the width of a key,
-// then over the heads.
+// A work-item handles a position, or a pool if the cache holds only keys of pools. Sums run over the dimensions of a
+// key, then over the heads.
 KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *weights, GLOBAL const int *step,
                           GLOBAL const int *tables, GLOBAL const uchar *keys, GLOBAL float *scores LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -65,8 +65,8 @@ KERNEL(128, index_scores)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const fl
 #endif
 
 #ifdef STAGE_select_positions
-// A work-group handles a row and group. A binary search over integers finds the lowest selected one; ties go to the
-// first.
+// A work-group handles a row and group. A binary search over integers finds the lowest selected integer. Of equal
+// integers the first are selected.
 KERNEL(128, select_positions)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL float *scores, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *s = local_memory;

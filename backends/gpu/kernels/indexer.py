@@ -1,4 +1,4 @@
-"""Declarations of the kernels of the indexer, which selects the positions that attention reads."""
+"""Declarations of the kernels of the indexer, which selects the positions for top-k attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.backends.gpu.references import Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape(Macros):
-    """Parameters that the kernels of an indexer share."""
+    """Parameters that the two kernels of an indexer share."""
 
     MAX_ROWS: Shape
     cache: CacheShape
@@ -37,7 +37,7 @@ class IndexScoresBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexScores(Kernel[IndexScoresBuffers]):
-    """Score 128 positions of a row."""
+    """Compute the scores of 128 positions of a row."""
 
     name, parts, flag = "index_scores", "blocks cache indexer", "STAGE_index_scores"
     shape: IndexerShape

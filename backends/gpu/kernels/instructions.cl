@@ -1,6 +1,6 @@
-// CUDA only: asynchronous copies, matrix loads from shared memory, tensor cores. First the instructions, each in a
-// function that host emulation replaces (tests/backends/gpu/emulation.h); then the functions that kernels call. sm_75
-// has smaller shapes of the products, with operands in the same registers, and no asynchronous copies.
+// CUDA only: asynchronous copies, matrix loads from shared memory, tensor cores. The first part wraps each instruction
+// in a function that host emulation replaces (tests/backends/gpu/emulation.h). The second part holds the functions that
+// kernels call. sm_75 has smaller product shapes, with operands in the same registers, and no asynchronous copies.
 #define AMPERE (__CUDA_ARCH__ >= 800)
 
 #ifndef HOST_EMULATION
@@ -67,7 +67,8 @@ DEVICE void mma_m16n8k8_f16(float *d, uint a0, uint a1, uint b) {
 #endif
 #endif
 
-// Copy COPY bytes (4, 8 or 16, with this alignment) to shared memory; if `inside` is 0, write zeros and read nothing.
+// Copies COPY bytes (4, 8 or 16, with this alignment) to shared memory. If `inside` is 0, it writes zeros and reads
+// nothing.
 DEVICE void copy_later(void *to, const void *from, int inside) {
 #if AMPERE
   cp_async(to, from, inside);
@@ -82,11 +83,11 @@ DEVICE void copies_done(void) {
 #endif
 }
 
-// Four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 give the addresses of the rows (16 bytes) of matrix i;
-// lane l gets elements 2 (l % 4) and the next one in row l / 4 of each matrix.
+// Loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 give the addresses of the rows (16 bytes) of
+// matrix i; lane l gets elements 2 (l % 4) and the next one in row l / 4 of each matrix.
 DEVICE void load_matrices(uint *r, const void *row) { ldmatrix_x4(r, row); }
 
-// d (16, 8) += a (16, 16) b (16, 8) of int8: lane l holds rows l / 4 and l / 4 + 8 of a, four bytes from 4 (l % 4) on;
+// d (16, 8) += a (16, 16) b (16, 8) of int8. Lane l holds rows l / 4 and l / 4 + 8 of a, four bytes from 4 (l % 4) on;
 // column l / 4 of b; and the rows of a in d, columns 2 (l % 4) and the next.
 DEVICE void mma_bytes_16(int *d, uint a0, uint a1, uint b) {
 #if AMPERE
@@ -97,7 +98,7 @@ DEVICE void mma_bytes_16(int *d, uint a0, uint a1, uint b) {
 #endif
 }
 
-// The same with a depth of 32 bytes: a[2], a[3] and b[1] hold the second 16.
+// The same product with a depth of 32 bytes: a[2], a[3] and b[1] hold the second 16 bytes.
 DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 #if AMPERE
   mma_m16n8k32_s8(d, a, b);
@@ -107,10 +108,10 @@ DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 #endif
 }
 
-// d (16, 8) += a (16, 16) b (16, 8) of 16-bit floats in the same places, two floats instead of four bytes; sums in
-// float32.
+// d (16, 8) += a (16, 16) b (16, 8) of 16-bit floats in the same registers, with two floats instead of four bytes; sums
+// are in float32.
 DEVICE void mma_halves(float *d, const uint *a, const uint *b) {
-#if !AMPERE  // F16 only
+#if !AMPERE  // sm_75 supports only F16
   for (int i = 0; i < 2; i++) mma_m16n8k8_f16(d, a[2 * i], a[2 * i + 1], b[i]);
 #elif defined(FORMAT_BF16)
   mma_m16n8k16_bf16(d, a, b);

@@ -1,9 +1,9 @@
 """A kernel as an immutable object that determines its source, its work-groups and its launches.
 
-A declaration is two dataclasses. Uppercase fields of a `Kernel` are macros of its source, in this order; a lowercase
-field that holds `Macros` expands to their fields. `Shape`, `Factor` and `Flag` are macros that differ between models: a
-generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its signature, in this
-order. Equal kernels are compiled once.
+A declaration is two dataclasses, a `Kernel` and its `Buffers`. Uppercase fields of the `Kernel` are macros of its
+source, in field order; a lowercase field that holds `Macros` expands to their fields. `Shape`, `Factor` and `Flag` are
+macros that differ between models: a generic kernel gets their values at run time. The fields of the `Buffers` are the
+parameters of the kernel's signature, in field order. Equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.references import Reference
 
-FEW_ROWS = 16  # maximum rows of kernels whose order of sums does not depend on the batch
-HEADER = 8  # ints before the rows in the step buffer
+FEW_ROWS = 16  # row limit of kernels whose summation order does not depend on the batch
+HEADER = 8  # ints that precede the per-row arrays in the step buffer
 
 Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
 # (count, per group, times) or (..., more): ceil(count / per group) * times + more
@@ -31,7 +31,7 @@ Grid = tuple[Dimension, Dimension, Dimension]  # work-groups
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a kernel uses a buffer."""
+    """How a kernel accesses a buffer."""
 
     element: str  # the C type
     written: bool = False
@@ -49,17 +49,17 @@ ByteOut = Annotated[Reference, Access("uchar", written=True)]
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """How a field becomes a macro, unless its name and value are used directly."""
+    """How a field becomes a macro. By default, its name and value are used directly."""
 
-    name: str = ""  # if it differs from the field's
+    name: str = ""  # macro name, if it differs from the field's name
     run_time: bool = False  # whether a generic kernel gets the value at run time
-    text: str = ""  # a format for the value
+    text: str = ""  # format string for the value
 
 
 Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
 Factor = Annotated[float, Macro(run_time=True)]
 Flag = Annotated[bool, Macro(run_time=True)]
-Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # an expression of two numbers a and b
+Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # an expression of two values a and b
 
 
 class Declared:
@@ -75,7 +75,7 @@ class Declared:
 
 
 def _hints(declared: Any) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
-    """Return the types of each field, and the `Macro` or `Access` of its annotation, if any."""
+    """Return the types of each field, and the `Macro` or `Access` in its annotation, if any."""
     return _cached_hints(declared)
 
 
@@ -98,7 +98,7 @@ def _names(kinds: tuple[type, ...]) -> str:
 
 
 class Constant(NamedTuple):
-    """A macro and its value."""
+    """A macro definition: name and value."""
 
     name: str
     value: Any
@@ -106,7 +106,7 @@ class Constant(NamedTuple):
 
 
 class Macros(Declared):
-    """The macros of a kernel, in the order of the fields; a field that is None is omitted."""
+    """A group of macros, in field order. Fields that are None are omitted."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class Macros(Declared):
 
 
 class Buffers(Declared):
-    """The buffers of a launch, in the order of the kernel's parameters; a group that is None is omitted."""
+    """The buffers of a launch, in the order of the kernel's parameters. Groups that are None are omitted."""
 
     __slots__ = ()
 
@@ -151,7 +151,7 @@ B = TypeVar("B", bound=Buffers)
 
 
 class Kernel(Macros, Generic[B]):
-    """A kernel with everything that its compilation depends on."""
+    """A kernel, with everything that its compilation depends on."""
 
     __slots__ = ()
 
@@ -166,7 +166,7 @@ class Kernel(Macros, Generic[B]):
 
     @property
     def local_floats(self) -> int:
-        """Local memory per group, in units of 4 bytes."""
+        """Local memory per work-group, in units of 4 bytes."""
         return 0
 
     @property
@@ -175,28 +175,28 @@ class Kernel(Macros, Generic[B]):
 
     @property
     def weight_format(self) -> str:
-        """The format of the matrix that the kernel reads, or ""."""
+        """The format of the matrix that the kernel reads, or "" if it reads none."""
         return getattr(self, "format", "")
 
     @classmethod
     def buffers(cls) -> type[Buffers]:
-        """The declaration of its buffers."""
+        """Return the class that declares the kernel's buffers."""
         bases = [base for kind in cls.__mro__ for base in kind.__dict__.get("__orig_bases__", ())]
         found: type[Buffers] = next(kind for base in bases for kind in get_args(base) if isinstance(kind, type))
         return found
 
     def launch(self, grid: Grid, buffers: B) -> Launch:
-        """Return a launch of `grid` work-groups on these buffers."""
+        """Return a launch of `grid` work-groups on the given buffers."""
         if type(buffers) is not self.buffers() or not self.takes(buffers):
             raise TypeError(f"{self.name}: the buffers do not match the kernel: {buffers}")
         return Launch(self, grid, buffers)
 
     def takes(self, buffers: B) -> bool:
-        """Return whether the buffers have the groups that the macros require."""
+        """Return whether the buffers include the groups that the macros require."""
         return True
 
     def constants(self) -> list[Constant]:
-        """Return all macros, starting with the weight format's."""
+        """Return all macros, the weight format's first."""
         of_format = formats.defines(self.weight_format) if self.weight_format else {}
         flag = {self.flag: 1} if self.flag else {}
         return [*(Constant(name, value) for name, value in (of_format | flag).items()), *self.macros()]
@@ -208,7 +208,7 @@ class Kernel(Macros, Generic[B]):
         return np.array(bits or [0], np.int32)
 
     def source(self, generic: bool) -> str:
-        """Return the whole source, macros first."""
+        """Return the complete source, with the macros first."""
         lines, place = ["#define GENERIC 1\n"] * generic, 0
         for name, value, run_time in self.constants():
             text = _literal(value)
@@ -228,7 +228,7 @@ class Kernel(Macros, Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel on some buffers."""
+    """A kernel together with the buffers and the grid of a launch."""
 
     kernel: Kernel[Any]
     grid: Grid
@@ -237,7 +237,7 @@ class Launch:
 
 @cache
 def source_text(name: str) -> str:
-    """Return a kernel source file."""
+    """Return the text of a kernel source file."""
     return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
 
 

@@ -1,11 +1,11 @@
-// The largest logits of a row, largest first, ties by id. A work-group sorts SORTED numbers and passes the first KEEP
-// to the next pass, until one work-group is left. A key is two words: the inverted order of the number, then its id;
-// smaller keys come first, and NaN before all. `numbers`: KEEP, then how many keys of a row every pass reads.
-// Constants: STRIDE (logits of a row), PASS, SORTED.
+// The largest logits of a row in descending order, ties by token id. A work-group sorts SORTED keys and passes the
+// first KEEP to the next pass, until one work-group is left. A key is two words: the inverted order of the logit, then
+// its id. Smaller keys come first, and NaN before all others. `numbers` holds KEEP, then the number of keys of a row
+// that each pass reads. Constants: STRIDE (logits of a row), PASS, SORTED.
 
 DEVICE uint order_of(float value) {
   uint bits = (uint)AS_INT(value);
-  if (bits == 0x80000000u) bits = 0;  // equal to positive zero
+  if (bits == 0x80000000u) bits = 0;  // negative zero counts as positive zero
   return IS_NAN(value) ? 0u : bits >> 31 ? bits : ~(bits | 0x80000000u);
 }
 
@@ -27,7 +27,7 @@ KERNEL(256, largest)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const in
     }
   }
   BARRIER();
-  for (int size = 2; size <= reach; size <<= 1)  // bitonic sort: runs of `size`, alternately rising and falling
+  for (int size = 2; size <= reach; size <<= 1)  // bitonic sort: runs of `size`, rising and falling in alternation
     for (int gap = size >> 1; gap > 0; gap >>= 1) {
       for (int i = ITEM; i < reach >> 1; i += 256) {
         int a = 2 * i - (i & (gap - 1)), b = a + gap;

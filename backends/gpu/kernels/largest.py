@@ -1,4 +1,4 @@
-"""The search for the largest logits on the device: sampling usually needs only about 40 of 128,000."""
+"""The top-k search over the logits on the device: sampling usually needs only about 40 of 128,000 logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, IntIn, Kernel
 from localllm.backends.gpu.references import Fixed
 
 SORTED = 4096  # logits sorted per work-group
-MOST = 256  # maximum count
-NUMBERS = 8  # words of the kernel's parameters: the count to keep, and the count that each pass reads
+MOST = 256  # largest number of logits to keep
+NUMBERS = 8  # words of the kernel's parameters: the count to keep, and the number of keys that each pass reads
 KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of even and odd passes
 
 
@@ -27,7 +27,7 @@ class TopKBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopKLogits(Kernel[TopKBuffers]):
-    """One pass: every work-group sorts SORTED logits, or keys of the previous pass."""
+    """One pass of the search: every work-group sorts SORTED logits, or keys of the previous pass."""
 
     name, parts = "largest", "largest"
     PASS: Shape
@@ -58,7 +58,7 @@ def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
 
 
 def decoded(keys: NDArray[np.uint32]) -> TopK:
-    """Return the ids and logits of keys (L, keep, 2); negative zero becomes zero."""
+    """Decode keys (L, keep, 2) to token ids and logits. Negative zero becomes zero."""
     order = keys[:, :, 0]
     bits = np.where(order >> 31, order, ~order & np.uint32(0x7FFFFFFF))
     logits = np.where(order == 0, np.float32(np.nan), bits.view(np.float32))

@@ -1,10 +1,11 @@
 // Products of matrices (N, K) with rows of activations. Constants: K, N, X_STRIDE and Y_STRIDE (elements of a row of
-// input and of output), COUNT_AT (index of the row count in the step), FACTOR, HAS_BIAS, HAS_RESIDUAL, RESIDUAL_STRIDE.
-// A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in total.
+// input and of output), COUNT_AT (index of the row count in the step buffer), FACTOR, HAS_BIAS, HAS_RESIDUAL,
+// RESIDUAL_STRIDE. A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE
+// words in total.
 
 // With EXPERTS, rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row. The mat-vec uses
-// the experts of the pairs, tiles use the output of group_pairs. With HEADS there is one matrix per head, and X_HEAD
-// elements of a row of activations per head; the third index of a work-group is its head.
+// the experts of the pairs; tiles use the output of group_pairs. With HEADS there is one matrix per head, and a row of
+// activations has X_HEAD elements per head; the third index of a work-group is its head.
 #ifdef EXPERTS
 #define EXPERT_ARGUMENTS , GLOBAL const int *choices, GLOBAL const float *scales
 #define BEGIN_TILE(size) \
@@ -35,7 +36,7 @@
 #define INPUT_ROW(at) smaller(first + (at), count - 1)
 #endif
 #ifdef HEADS
-#define X_STEP X_HEAD  // the length of a row, or of a slice of it, is a multiple of this
+#define X_STEP X_HEAD  // the row length, or the length of a head's slice, is a multiple of this
 #else
 #define X_STEP X_STRIDE
 #endif
@@ -86,12 +87,13 @@ DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, 
 #endif
 
 #ifdef COLUMNS
-// Number of activation rows from `column` on in this work-group; a COLUMNS of 1 launches exactly one group per row.
+// Number of activation rows from `column` on in this work-group. With COLUMNS of 1, exactly one work-group per row is
+// launched.
 #define COLUMNS_FROM(column) (COLUMNS == 1 ? 1 : smaller(step[COUNT_AT] - (column), COLUMNS))
 
-// Products of up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows, returned to
-// every work-item of a segment of 32, each of which handles every 32nd chunk: sum (MATRICES, COLUMNS). The order of a
-// sum depends on nothing else.
+// Multiplies up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows. Every
+// work-item of a segment of 32 handles every 32nd chunk and gets the result: sum (MATRICES, COLUMNS). The summation
+// order depends on nothing else.
 DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, size_t own, GLOBAL const float *x,
                          int columns, float *sum, LOCAL float *s) {
   int lane = ITEM & 31;
@@ -127,7 +129,7 @@ DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, si
 }
 #endif
 
-#ifdef MATVEC  // a segment of 32 work-items handles one row of the matrix
+#ifdef MATVEC  // each segment of 32 work-items handles one row of the matrix
 KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int row = GROUP_X * 4 + (ITEM >> 5), column = GROUP_Y * COLUMNS;
@@ -154,11 +156,11 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
 #endif
 
 #ifdef MATMUL
-// A tile of 64 rows of the matrix and 32 rows of activations; a work-item computes 4 x 4 results.
+// A tile of 64 rows of the matrix and 32 rows of activations. A work-item computes 4 x 4 results.
 #ifdef QUANTIZED
 #define DEPTH 8  // words per chunk
 #else
-#define DEPTH 16  // numbers at a time
+#define DEPTH 16  // values at a time
 #endif
 KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -169,7 +171,7 @@ KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) sum[i][j] = 0.0f;
 #ifdef QUANTIZED
-  LOCAL float *ws = xl + 32 * (DEPTH + 1), *xs = ws + 64 * 4;  // scale and minimum of halves; scale and sums
+  LOCAL float *ws = xl + 32 * (DEPTH + 1), *xs = ws + 64 * 4;  // scale and minimum of each half chunk; scale and sums
   for (int c = 0; c < K / 32; c++) {
     if (ITEM < 64) {
       int q[8];

@@ -1,8 +1,8 @@
-// The WKV scan of RWKV-6 and 7. A work-item handles one number of a value of one head, and its column of the state, in
-// all rows of a sequence: the group of the first of these rows processes all of them, in order. Numbers of a block:
+// The WKV scan of RWKV-6 and RWKV-7. A work-item handles one dimension of a head's values, and its column of the state,
+// in all rows of a sequence. The work-group of the sequence's first row processes all its rows, in order. A block holds
 // rows (positions, ROW) of values, keys, decays, and with ERASES probes and erases. Stored separately: the states
-// before the block and after the newest row (HEADS, KEY_DIM, VALUE_DIM), and that row's number (VALUES). Constants:
-// MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, HEADS, KEY_DIM, VALUE_DIM, ERASES, BEFORE, K_STRIDE, V_STRIDE
+// before the block and after the newest row (HEADS, KEY_DIM, VALUE_DIM), and the index of the newest row (VALUES).
+// Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, HEADS, KEY_DIM, VALUE_DIM, ERASES, BEFORE, K_STRIDE, V_STRIDE
 
 #ifdef MATRIX_SCAN
 #define VALUES (HEADS * VALUE_DIM)
@@ -10,7 +10,7 @@
 #define ROW (VALUES + (ERASES ? 4 : 2) * KEYS)
 #define OF_STATE ((size_t)KEY_DIM * VALUES)
 
-// Apply a row to the column that starts at `state`; return the product with `query`.
+// Applies a row to the state column that starts at `state`. Returns the product with `query`.
 DEVICE float follow_matrix(SHAPE_PARAMETER GLOBAL float *state, float value, GLOBAL const float *key,
                            GLOBAL const float *decay, GLOBAL const float *probe, GLOBAL const float *erase,
                            GLOBAL const float *query) {
@@ -59,7 +59,7 @@ KERNEL(128, matrix_scan)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const flo
     y[(size_t)row * V_STRIDE + own] =
         follow_matrix(SHAPE newest, value, k + key_at, decay + key_at, probe + key_at, erase + key_at, query);
     *tag = (float)at;
-    GLOBAL float *mine = stored + (size_t)at * ROW;  // read again after a truncation in a later step
+    GLOBAL float *mine = stored + (size_t)at * ROW;  // a later step reads this again after a truncation
     mine[own] = value;
     for (int d = own % VALUE_DIM; d < KEY_DIM; d += VALUE_DIM) {
       GLOBAL float *to = mine + VALUES + of_keys + d;

@@ -1,4 +1,4 @@
-// Reading the float formats: element i of a matrix, counted from its start.
+// Reads the float formats: element i of a matrix, counted from its start.
 DEVICE float element(GLOBAL const uchar *w, size_t i) {
 #if defined(FORMAT_F32)
   return ((GLOBAL const float *)w)[i];

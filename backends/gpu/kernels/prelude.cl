@@ -1,9 +1,9 @@
 // One kernel source, two languages: OpenCL C 1.2, and CUDA C++ compiled by NVRTC without any header. Rules for kernels:
 // every pointer to memory is GLOBAL or LOCAL; no templates, overloads, vector types, plain char or long; halves are
 // only stored; sizes are given by -D; all work-items of a group reach every barrier; sums have a fixed order. Shapes
-// and factors are compile-time constants or, with GENERIC, numbers that every kernel gets as its first parameter
-// (SHAPE_PARAMETER): then one compilation serves all models, for devices whose compiler is slow. A kernel that needs
-// local memory ends its parameters with LOCAL_ARGUMENT and begins with LOCAL_MEMORY.
+// and factors are compile-time constants. With GENERIC they are run-time values, which every kernel gets as its first
+// parameter (SHAPE_PARAMETER): then one compilation serves all models, for devices whose compiler is slow. A kernel
+// that needs local memory ends its parameters with LOCAL_ARGUMENT and begins with LOCAL_MEMORY.
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT OFF
 #define GLOBAL __global
@@ -39,7 +39,8 @@ DEVICE int DOT4(int a, int b, int c) {
   return c + (int)x.s0 * y.s0 + (int)x.s1 * y.s1 + (int)x.s2 * y.s2 + (int)x.s3 * y.s3;
 }
 #endif
-// Segments are 32 neighbouring work-items; `s` holds a number for every work-item of the group.
+// Reductions over segments, which are 32 neighbouring work-items. `s` has room for one value per work-item of the
+// group.
 #define SEGMENT(name, type, first, combine) \
   DEVICE type name(type v, LOCAL float *s) { \
     LOCAL type *t = (LOCAL type *)s; \
@@ -56,7 +57,7 @@ typedef signed char i8;
 #define RESTRICT __restrict__
 #define DEVICE static __device__ __forceinline__
 #define TABLE __device__ const
-#ifdef GROUPS  // minimum number that fit on a multiprocessor at a time
+#ifdef GROUPS  // minimum number of work-groups that fit on a multiprocessor at a time
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size, GROUPS) name
 #else
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size) name
@@ -109,12 +110,12 @@ SEGMENT(sum32, float, 16, v + w)
 SEGMENT(sum16, int, 8, v + w)
 SEGMENT(max32, float, 16, FMAX(v, w))
 #if !defined(__OPENCL_VERSION__) && __CUDA_ARCH__ >= 800
-DEVICE uint umax32(uint v, float *) { return __reduce_max_sync(0xffffffffu, v); }  // one instruction
+DEVICE uint umax32(uint v, float *) { return __reduce_max_sync(0xffffffffu, v); }  // a single instruction
 #else
 SEGMENT(umax32, uint, 16, v > w ? v : w)
 #endif
 
-// Over the whole group of SIZE work-items: segments, then one number per segment in order.
+// Reductions over a whole work-group of SIZE work-items: over each segment, then over the segments in order.
 #define GROUP_REDUCTION(name, segment, combine) \
   DEVICE float name(float v, LOCAL float *s, int size) { \
     v = segment(v, s); BARRIER(); \
@@ -135,15 +136,15 @@ DEVICE uint short_at(GLOBAL const uchar *p, int at) { return (uint)*(GLOBAL cons
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
-// Four bytes per word: bytes below 128 minus n, as int8.
+// Subtracts n from each of four bytes below 128 in a word; the results are int8.
 DEVICE int less(uint w, uint n) { return (int)(((w | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u); }
-// Put four bits into the lowest bits of four bytes.
+// Puts four bits into the lowest bits of four bytes.
 DEVICE uint spread(uint bits) { return ((bits & 15u) * 0x00204081u) & 0x01010101u; }
 DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; }
 DEVICE int byte_of(int word, int i) { return (int)((uint)word << (24 - 8 * i)) >> 24; }
 
 // e^x as in the CPU backend: range reduction and the polynomial of Cephes' expf, relative error below 2e-7. 0 below
-// -87, no infinity above 88; e^0 is 1; NaN stays NaN. The parts are y and power with e^x = (1 + y) * power.
+// -87, no infinity above 88; e^0 is 1; NaN stays NaN. The parts are y and power, with e^x = (1 + y) * power.
 DEVICE float exponential_parts(float x, float *power) {
   float c = x > 88.0f ? 88.0f : (x < -87.0f ? -87.0f : x);
   float n = FLOOR_EVEN(c * 1.44269504f);
@@ -196,7 +197,7 @@ DEVICE float xielu(float x, float positive, float negative, float beta, float ep
   float below = negative * (exponential_less_one(x > eps ? eps : x) - x);
   return FMA(beta, x, x > 0.0f ? positive * x * x : below);
 }
-// Activations with limits; in this order NaN stays NaN.
+// Activations with limits. With this operand order NaN stays NaN.
 DEVICE float bounded(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 DEVICE float swiglu_clamp(float gate, float up, float limit) {
   return silu(gate > limit ? limit : gate) * bounded(up, limit);
@@ -214,12 +215,12 @@ DEVICE float swiglu_oai(float gate, float up) {
   return g * sigmoid(1.702f * g) * (bounded(up, 7.0f) + 1.0f);
 }
 
-// Data that changes in every step, in device memory: 8 ints (rows, rows of logits, blocks of a row of the tables, and
-// of the window's tables), then arrays of MAX_ROWS ints.
+// The step buffer: device memory that changes in every step. It holds 8 ints (rows, logit rows, blocks per row of the
+// block tables and of the sliding window's tables), then arrays of MAX_ROWS ints.
 #define TOKENS_OF(step) ((step) + 8)
 #define POSITIONS_OF(step) ((step) + 8 + MAX_ROWS)
 #define SEQUENCE_OF(step) ((step) + 8 + 3 * MAX_ROWS)
 #define TILES_OF(step) ((step) + 8 + 4 * MAX_ROWS)
 #define SLOTS_OF(step) ((step) + 8 + SLOTS_AT * MAX_ROWS)  // SLOTS_AT: 2, or 6 for layers with separate blocks
-#define ENDS_OF(step) ((step) + 8 + 6 * MAX_ROWS)  // for non-causal plans, in which no layer has separate blocks
+#define ENDS_OF(step) ((step) + 8 + 6 * MAX_ROWS)  // for non-causal plans, whose layers never have separate blocks
 #define LOGIT_INDEX_OF(step) ((step) + 8 + 7 * MAX_ROWS)

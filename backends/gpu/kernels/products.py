@@ -1,12 +1,12 @@
-"""Declarations of product kernels, and the choice between them by format and by the number of activation rows.
+"""Declarations of matrix product kernels, and the choice of kernel by format and number of activation rows.
 
   1 row              matvec, a segment of 32 work-items per row of the matrix
   to FEW_ROWS        matvec over COLUMNS rows of activations at a time
   to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a GPU; else matmul's
   more               the largest tile on tensor cores that fills a GPU; else matmul's, 64 x 32 by dp4a or float32
 
-The int8 formats have the same activations and the same order of sums in every tile. F16 and BF16 on tensor cores round
-activations (see SPLIT in rows.cl) to 11 and to 16 bits; F32 stays float32, in matmul's tile.
+The int8 formats use the same activations and the same summation order in every tile. On tensor cores, F16 and BF16
+round activations to 11 and to 16 bits (see SPLIT in rows.cl). F32 stays float32 and uses matmul's tile.
 """
 
 from __future__ import annotations
@@ -29,39 +29,38 @@ from localllm.backends.gpu.kernels.kernel import (
 from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
 
-COLUMNS = 8  # activation rows per work-group of the mat-vec, if there are several
+COLUMNS = 8  # activation rows per work-group of the mat-vec, if there are several rows
 SOME_ROWS = 64
-FULL = 128  # work-groups that fill a GPU: an RTX 4090 has 128 multiprocessors, an H100 132
+FULL = 128  # number of work-groups that fills a GPU: an RTX 4090 has 128 multiprocessors, an H100 132
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The numbers of activation rows and of matrix rows that a work-group multiplies."""
+    """The number of activation rows and the number of matrix rows that a work-group multiplies."""
 
     x: int
     w: int
 
 
-PLAIN_TILE = Tile(32, 64)  # tile of the kernel matmul
+PLAIN_TILE = Tile(32, 64)  # tile of the matmul kernel
 TILES = (Tile(128, 128), Tile(64, 128), Tile(64, 64))
-EXPERTS_TILE = PLAIN_TILE  # few rows select the same expert
+EXPERTS_TILE = PLAIN_TILE  # small, because few rows select the same expert
 
-# Format -> the first compute type whose tensor cores have its product (sm_75: in instructions of half the size), and
-# the number of 16-bit terms that an activation is split into. F32 is missing, because its product would be less
-# precise.
+# Format -> the first compute type whose tensor cores support its product (on sm_75, in instructions of half the size),
+# and the number of 16-bit terms per activation. F32 is missing, because its product would be less precise.
 TENSOR = {**dict.fromkeys(QUANTIZED, (75, 0)), "F16": (75, 1), "BF16": (80, 2)}
 
 
 def block_words(width: int) -> int:
-    """Return the words of a row of activation blocks: int8 values, a scale per block of 32, a sum per half block."""
+    """Return the words of a row of activation blocks: int8 values, a scale per 32 values, and a sum per 16 values."""
     return width * 11 // 32
 
 
 def terms(format: str, width: int, compute: str) -> int | None:
-    """Return the form of activations that tensor cores of a compute type ("sm_90") need.
+    """Return the form of activations that the tensor cores of a compute type ("sm_90") need.
 
-    0 means int8 blocks, a positive number the count of 16-bit terms. None if tensor cores do not multiply matrices of
-    this format and width.
+    0 means int8 blocks; a positive number is the count of 16-bit terms. The result is None if tensor cores do not
+    multiply matrices of this format and width.
     """
     least, found = TENSOR.get(format, (None, 0))
     if least is None or not compute.startswith("sm_") or int(compute[3:]) < least or width % 16:
@@ -85,7 +84,7 @@ def tile_of(format: str, n: int, rows: int, heads: int = 1) -> Tile:
 
 
 def grouped(rows: int, used: int, experts: int) -> bool:
-    """Return whether rows are gathered into tiles by expert: if there is on average at least one row per expert."""
+    """Return whether rows are gathered into tiles by expert: this needs one row per expert on average."""
     return rows * used >= experts
 
 
@@ -94,7 +93,10 @@ def grouped(rows: int, used: int, experts: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product(Macros):
-    """The shape of y = (x @ w.T) * FACTOR + bias + residual. COUNT_AT: offset of the number of rows in the step."""
+    """The shape of y = (x @ w.T) * FACTOR + bias + residual.
+
+    COUNT_AT is the offset of the row count in the step buffer.
+    """
 
     K: Shape
     N: Shape
@@ -109,7 +111,7 @@ class Product(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertProduct(Macros):
-    """The shape of the products of pairs (a row and one of its selected experts); PER_ROW pairs read the same input."""
+    """The shape of products of pairs (a row and one of its selected experts). PER_ROW pairs read the same input row."""
 
     K: Shape
     N: Shape
@@ -128,7 +130,10 @@ class ExpertProduct(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadProduct(Macros):
-    """The shape of per-head products: a head's slice of a row, X_HEAD elements, times the head's matrix."""
+    """The shape of per-head products.
+
+    Each head's slice of a row, X_HEAD elements, is multiplied by the head's matrix.
+    """
 
     K: Shape
     N: Shape
@@ -167,7 +172,7 @@ class ProductBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matvec(Kernel[ProductBuffers]):
-    """Multiply rows of a matrix by COLUMNS rows of activations."""
+    """Multiply rows of a matrix by COLUMNS rows of activations at a time."""
 
     name, parts, flag = "matvec", "linear", "MATVEC"
     format: str
@@ -185,7 +190,7 @@ class Matvec(Kernel[ProductBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul(Kernel[ProductBuffers]):
-    """Multiply a PLAIN_TILE with dp4a or float32."""
+    """Multiply a PLAIN_TILE with dp4a or in float32."""
 
     name, parts, flag = "matmul", "linear", "MATMUL"
     format: str
@@ -202,7 +207,7 @@ class Matmul(Kernel[ProductBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorCoreMatmul(Kernel[ProductBuffers]):
-    """Multiply a tile on NVIDIA's tensor cores. COPY: bytes per copy; TERMS: see `terms`."""
+    """Multiply a tile on NVIDIA's tensor cores. COPY is the number of bytes per copy; `terms` explains TERMS."""
 
     name, parts = "tensor", "instructions linear tensor"
     format: str
@@ -234,7 +239,7 @@ def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
 
 
 def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> TensorCoreMatmul:
-    """Return the kernel of a tile; for `terms` see that function."""
+    """Return the tensor-core kernel for a tile. `terms` is explained in the function of that name."""
     step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
     aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
     groups = 6 if tile == PLAIN_TILE else None  # the compiler would aim at eight or more, and keep sums in memory
@@ -273,7 +278,7 @@ class MatvecTogetherBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatvecTogether(Kernel[MatvecTogetherBuffers]):
-    """Compute the mat-vecs of two or three matrices with N, N1 and N2 rows."""
+    """Compute the mat-vecs of two or three matrices with N, N1 and N2 rows in one launch."""
 
     name, parts, flag = "matvec_together", "linear together", "TOGETHER"
     format: str
@@ -338,8 +343,8 @@ class Gated(Kernel[GatedBuffers]):
 
 
 def gated_size(columns: int) -> int:
-    """Return the work-items per group of `Gated`; a group makes 32 results.
+    """Return the number of work-items per group of `Gated`. A group computes 32 results.
 
-    The number leaves room for a second group: the sums of several columns take registers.
+    The number leaves room for a second work-group: the sums of several columns take registers.
     """
     return 512 if columns == 1 else 256

@@ -1,6 +1,6 @@
 // Recurrent layers. A block of a store holds the rows of 64 positions, and in a separate buffer the state before them.
-// The rows of a sequence are adjacent in a piece of a batch: the group of the first row processes all of them, in
-// order. Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, and those of each kernel.
+// The rows of a sequence are adjacent in a piece of a batch. The work-group of the sequence's first row processes all
+// rows of the sequence, in order. Constants: MAX_ROWS, SLOTS_AT, TABLE_STRIDE_AT, and the constants of each kernel.
 
 DEVICE int starts_run(GLOBAL const int *sequence, int row) { return row == 0 || sequence[row - 1] != sequence[row]; }
 
@@ -47,7 +47,7 @@ KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int 
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[GROUP_Y] * step[TABLE_STRIDE_AT];
   float largest = LOWEST, total = 0.0f, sum = 0.0f;
   if ((position + 1) % SIZE == 0) {
-    for (int second = 0; second < 2; second++)  // the largest score, then the sums
+    for (int second = 0; second < 2; second++)  // first the largest score, then the sums
       for (int part = 0; part < PARTS; part++) {
         int first = position + 1 - SIZE * (PARTS - part);
         if (first < 0) continue;
@@ -71,14 +71,14 @@ KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int 
 #endif
 
 #if defined(APPEND_KEYS) || defined(LINEAR_ATTENTION) || defined(CHANNEL_ATTENTION)
-// Numbers of a block: keys (KEY_HEADS, KEY_DIM, positions), updates (HEADS, positions, VALUE_DIM), decays (HEADS,
-// DECAYS, positions); stored separately: the state (HEADS, KEY_DIM, VALUE_DIM).
+// A block holds keys (KEY_HEADS, KEY_DIM, positions), updates (HEADS, positions, VALUE_DIM) and decays (HEADS, DECAYS,
+// positions). Stored separately: the state (HEADS, KEY_DIM, VALUE_DIM).
 #define UPDATES_AT (BLOCK_TOKENS * KEY_HEADS * KEY_DIM)
 #define DECAYS_AT (UPDATES_AT + BLOCK_TOKENS * HEADS * VALUE_DIM)
 #define ROWS_OF_BLOCK ((size_t)DECAYS_AT + BLOCK_TOKENS * HEADS * DECAYS)
 #endif
 
-#ifdef APPEND_KEYS  // The keys of a row. Constants: HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DECAYS, K_STRIDE
+#ifdef APPEND_KEYS  // Appends the keys of a row. Constants: HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DECAYS, K_STRIDE
 KERNEL(128, append_keys)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const int *step, GLOBAL float *rows) {
   int d = GROUP_X * 128 + ITEM, slot = SLOTS_OF(step)[GROUP_Y];
   if (d >= KEY_HEADS * KEY_DIM) return;
@@ -88,9 +88,9 @@ KERNEL(128, append_keys)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const int
 #endif
 
 #ifdef LINEAR_ATTENTION
-// One head of all rows of a sequence. A work-item handles some numbers of a value, and for scores a position of the
-// block: the first 64 compute the scores of the key, the others those of the query. Additional constants: DELTA, TILED,
-// HAS_SKIP, HAS_STEPS, HAS_STRENGTHS, Q_STRIDE, K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
+// One head of all rows of a sequence. A work-item handles some dimensions of a value, and for the scores a position of
+// the block: the first 64 compute the scores of the key, the others the scores of the query. Additional constants:
+// DELTA, TILED, HAS_SKIP, HAS_STEPS, HAS_STRENGTHS, Q_STRIDE, K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
 KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
                               GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
                               GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
@@ -105,7 +105,7 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   size_t of_keys = (size_t)key_head * KEY_DIM * BLOCK_TOKENS, of_state = (size_t)head * KEY_DIM * VALUE_DIM;
   size_t of_updates = UPDATES_AT + (size_t)head * BLOCK_TOKENS * VALUE_DIM;
   size_t of_decays = DECAYS_AT + (size_t)head * BLOCK_TOKENS;
-  int loaded = -1, stop = row;  // the block whose decay sums are in local memory; the end of the rows
+  int loaded = -1, stop = row;  // number of the block whose decay sums are in local memory; end of the rows
   if (starts_run(sequence, row))
     while (stop < count && sequence[stop] == own) stop++;
   for (; row < stop; row++) {
@@ -124,7 +124,7 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       for (int i = ITEM; i < VALUE_DIM; i += 128)
         for (int d = 0; d < KEY_DIM; d++) state[d * VALUE_DIM + i] = 0.0f;
     }
-    if (at == 0 && column) {  // compute the state from the previous block; barriers must not be in a branch
+    if (at == 0 && column) {  // compute the state from the previous block; no barrier may be in a branch
       float shrunk = exponential(sums[BLOCK_TOKENS - 1]);
       for (int i = ITEM; i < VALUE_DIM; i += 128) {
         for (int d = 0; d < KEY_DIM; d++) {
@@ -177,9 +177,9 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
 #endif
 
 #ifdef CHANNEL_ATTENTION
-// The same with a decay per key channel. A work-item handles a position of the block and half of the channels. The
-// decays of a block are sums since its start; before the block's first row, their memory holds the decayed keys of the
-// previous block.
+// Linear attention with a decay per key channel. A work-item handles a position of the block and half of the channels.
+// The decays of a block are sums since its start. Before the block's first row, the memory of the decays holds the
+// decayed keys of the previous block.
 KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
                                GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
                                GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
@@ -273,9 +273,9 @@ KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL con
 #endif
 
 #ifdef SELECTIVE_SCAN
-// Some channels of all rows of a sequence. A row of the store: inputs (WIDTH), steps (WIDTH), B (STATE_DIM). States:
-// before the block and after the newest row (STATE_DIM, WIDTH), and that row's number (WIDTH). Constants: WIDTH,
-// STATE_DIM, X_STRIDE, DT_STRIDE, B_STRIDE, C_STRIDE, Y_STRIDE
+// Selective scan of some channels of all rows of a sequence. A row of the store holds inputs (WIDTH), step sizes
+// (WIDTH) and B (STATE_DIM). States: before the block and after the newest row (STATE_DIM, WIDTH), and the index of the
+// newest row (WIDTH). Constants: WIDTH, STATE_DIM, X_STRIDE, DT_STRIDE, B_STRIDE, C_STRIDE, Y_STRIDE
 #define SCAN_ROW (2 * WIDTH + STATE_DIM)
 DEVICE void follow(SHAPE_PARAMETER GLOBAL float *state, GLOBAL const float *a, GLOBAL const float *gains, int c, float x,
                    float dt) {

@@ -1,4 +1,4 @@
-"""Declarations of kernels of recurrent layers."""
+"""Declarations of the kernels of recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import BLOCK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Macros):
-    """Offsets in the step buffer of the slots of a store's rows, and of the stride of its block tables."""
+    """Offsets in the step buffer: of the slots of a store's rows, and of the stride of its block tables."""
 
     MAX_ROWS: Shape
     BLOCK_TOKENS: int = BLOCK
@@ -92,7 +92,7 @@ class AppendKeys(Kernel[AppendKeysBuffers]):
     KEY_HEADS: Shape
     KEY_DIM: Shape
     VALUE_DIM: Shape
-    DECAYS: Shape  # per row and head
+    DECAYS: Shape  # decays per row and head
     K_STRIDE: Shape
 
 
@@ -135,19 +135,19 @@ class LinearAttention(Kernel[LinearAttentionBuffers]):
 
     @property
     def local_floats(self) -> int:
-        """A key, a query, the decay sums of a block, and two weights for each of its rows."""
+        """Room for a key, a query, the decay sums of a block, and two weights for each of its rows."""
         return 2 * self.KEY_DIM + 3 * BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAttention(LinearAttention):
-    """Linear attention with decays per channel; steps are required."""
+    """Linear attention with decays per channel. Step sizes are required."""
 
     name, flag = "channel_attention", "CHANNEL_ATTENTION"
 
     @property
     def local_floats(self) -> int:
-        """A key, a query, the decay sums and their exponentials, and four partial weights for each row of a block."""
+        """Room for a key, a query, the decay sums, their exponentials, and four partial weights per row of a block."""
         return 4 * self.KEY_DIM + 4 * BLOCK
 
 
@@ -196,7 +196,7 @@ class WkvRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WkvRows(Kernel[WkvRowsBuffers]):
-    """The WKV scan. K_STRIDE is the stride of q, k, decay, probe and erase, V_STRIDE the stride of v and y."""
+    """The WKV scan. K_STRIDE is the stride of q, k, decay, probe and erase; V_STRIDE is the stride of v and y."""
 
     name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"
     stored: Stored

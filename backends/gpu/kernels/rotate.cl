@@ -1,6 +1,6 @@
-// Rotary position embedding. Cosines and sines are in tables (positions, 2, N_ROT / 2). Constants: HEAD, N_ROT, NEOX.
+// RoPE. Cosines and sines are in tables (positions, 2, N_ROT / 2). Constants: HEAD, N_ROT, NEOX.
 
-// The dimension that dimension d of a head is rotated with; d itself if it is not rotated.
+// The dimension that is rotated together with dimension d of a head, or d itself if d is not rotated.
 DEVICE int partner(SHAPE_PARAMETER int d) {
   if (d >= N_ROT) return d;
 #if NEOX
@@ -10,7 +10,7 @@ DEVICE int partner(SHAPE_PARAMETER int d) {
 #endif
 }
 
-// Number d of a head, rotated with its partner; `of` is the table row of its position.
+// Dimension d of a head, rotated with its partner. `of` is the table row of the head's position.
 DEVICE float rotated(SHAPE_PARAMETER float x, float other, int d, GLOBAL const float *of) {
   if (d >= N_ROT) return x;
 #if NEOX

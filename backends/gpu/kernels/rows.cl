@@ -10,7 +10,7 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
   size_t token = TOKENS_OF(step)[row];
 #endif
 #ifdef QUANTIZED
-  if (i < K / 32) {  // one chunk per work-item
+  if (i < K / 32) {  // each work-item handles one chunk
     int q[8];
     float s[2], m[2];
     unpack_chunk(SHAPE w, N, token, i, q, s, m);
@@ -28,7 +28,7 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
 }
 #endif
 
-#ifdef NORM  // a work-group of SIZE handles a group of a row, or the whole row if it makes blocks
+#ifdef NORM  // a work-group of SIZE handles a group of a row, or the whole row if it outputs blocks
 KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT weight,
                         GLOBAL const float *bias, GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -59,9 +59,9 @@ KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL c
 #endif
 
 #ifdef SPLIT
-// A row as 16-bit numbers for tensor cores: TERMS times K numbers whose sum is the row except for rounding, then a word
-// with the factor to multiply products with. F16: one term, the row times the power of two that brings its largest
-// magnitude to 2^14, below the limit of 65504. BF16: two terms, 16 bits of each number.
+// A row as 16-bit floats for tensor cores: TERMS times K floats whose sum is the row except for rounding, then a word
+// with the factor for the products. F16 has one term, the row times the power of two that brings its largest magnitude
+// to 2^14, below the limit of 65504. BF16 has two terms, 16 bits of each float.
 DEVICE uint bfloat_of(float v) {
   uint bits = (uint)AS_INT(v);
   return IS_NAN(v) ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;

@@ -1,4 +1,4 @@
-"""Declarations of row-by-row kernels: embeddings, norms, rotations, elementwise operations, conversions of rows."""
+"""Declarations of row-wise kernels: embeddings, norms, rotations, elementwise operations, conversions of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.backends.gpu.kernels.kernel import (
 )
 from localllm.backends.gpu.references import Fixed
 
-WIDE = 1024  # minimum numbers per group to use more work-items
+WIDE = 1024  # groups at least this wide get more work-items
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class Delivered(Macros):
 
 
 def delivered(floats: bool, block_words: int) -> Delivered:
-    """Return the forms; `block_words` is the number of words of a row of activation blocks, 0 for none."""
+    """Return the forms to write.
+
+    `block_words` is the number of words of a row of activation blocks, 0 for no blocks.
+    """
     return Delivered(int(floats), int(block_words > 0), block_words)
 
 
@@ -68,7 +71,7 @@ class NormRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormRows(Kernel[NormRowsBuffers]):
-    """Norm rows; a work-group handles a group of K numbers of a row."""
+    """Normalize rows. A work-group handles a group of K values of a row."""
 
     name, parts, flag = "norm_rows", "blocks rows", "NORM"
     SIZE: int
@@ -92,7 +95,7 @@ class NormRows(Kernel[NormRowsBuffers]):
 
 
 def norm_size(width: int) -> int:
-    """Return the work-items per group of `NormRows`: more for wide groups, to shorten them."""
+    """Return the work-items per group of `NormRows`: wide groups get more, which shortens their sums."""
     return 128 if width < WIDE else 512
 
 
@@ -104,7 +107,7 @@ class SplitRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRows(Kernel[SplitRowsBuffers]):
-    """Split activations into TERMS 16-bit numbers each, for tensor cores; `format` is the matrix format."""
+    """Split activations into TERMS 16-bit floats each, for tensor cores. `format` is the matrix format."""
 
     name, parts, flag = "split_rows", "rows", "SPLIT"
     format: str
@@ -128,7 +131,7 @@ class ElementsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements(Kernel[ElementsBuffers]):
-    """Compute OPERATION(a, b) elementwise. With SLICE, each number of `a` is used for SLICE numbers of `b`."""
+    """Compute OPERATION(a, b) elementwise. With SLICE, each value of `a` is used for SLICE values of `b`."""
 
     name, parts, flag = "elements", "blocks elements", "PAIRED"
     OPERATION: Expression

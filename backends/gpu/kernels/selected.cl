@@ -1,20 +1,20 @@
 // Attention to listed rows of the cache; follows attention.cl. Constants, in addition to that file's: SELECTED (maximum
 // number of positions in a slice of a selection, 0: no selection), SLICES (1, or one per KV head), POOL (positions per
-// pool, 0: rows read none); for the layer with pools POOL_ROWS (of a block), POOL_KEY_BYTES and POOL_VALUE_BYTES (of a
-// head). A slice of a row's selection is a count, then positions in order. With ONCE a value is the first numbers of
-// its key. With pools, the rows of the window come first, then the rows of the selected pools, or of all pools.
+// pool, 0: no pools); for the layer with pools POOL_ROWS (of a block), POOL_KEY_BYTES and POOL_VALUE_BYTES (of a head).
+// A slice of a row's selection is a count, then positions in order. With ONCE a value is the first dimensions of its
+// key. With pools, the rows of the sliding window come first, then the rows of the selected pools, or of all pools.
 
 #define POOL_SIZE larger(POOL, 1)
-#define ROW_WORDS (ONCE ? KEY_WORDS : VALUE_WORDS)  // from one value to the next
+#define ROW_WORDS (ONCE ? KEY_WORDS : VALUE_WORDS)  // words from one value to the next
 #define ROW_GROUPS ((ONCE ? KEY_SIZE : VALUE_SIZE) / 32)
 
-// The number of rows that a row at `position` reads; `near` of them are in its window.
+// The number of cache rows for a query at `position`; `near` of them are in its sliding window.
 DEVICE int listed_count(SHAPE_PARAMETER GLOBAL const float *list, int position, int near) {
   if (!POOL) return (int)list[0];
   return near + (SELECTED ? (int)list[0] : position + 1) / POOL_SIZE;
 }
 
-// The position of listed row j; for a pool, its last position.
+// The position of listed cache row j; for a pool, its last position.
 DEVICE int listed_position(SHAPE_PARAMETER GLOBAL const float *list, int j, int position, int near) {
   if (!POOL) return (int)list[1 + j];
   if (j < near) return position + 1 - near + j;
@@ -22,8 +22,8 @@ DEVICE int listed_position(SHAPE_PARAMETER GLOBAL const float *list, int j, int 
   return SELECTED ? (int)list[1 + end] : end;
 }
 
-// One row, up to GROUPED query heads of a KV head: online softmax over 128 listed rows at a time. A work-item handles
-// one listed row, then units of the values, whose sums run over the positions in order.
+// One row and up to GROUPED query heads of a KV head: online softmax over 128 listed cache rows at a time. A work-item
+// handles one listed row for the scores, then units of the values, whose sums run over the positions in order.
 KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
                              GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const int *pool_tables,
                              GLOBAL const uchar *pool_keys, GLOBAL const uchar *pool_values, GLOBAL const float *sinks,
@@ -74,7 +74,7 @@ KERNEL(128, attend_selected)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const
     }
     for (int g = 0; g < GROUPED; g++) p[g * 128 + ITEM] = ITEM < here ? shaped(SHAPE score[g], sinks, 0, 0) : LOWEST;
     BARRIER();
-    for (int base = 0; base < GROUPED; base += 4) {  // a segment of 32 work-items handles one head
+    for (int base = 0; base < GROUPED; base += 4) {  // each segment of 32 work-items handles one head
       int g = smaller(base + (ITEM >> 5), GROUPED - 1), mine = base + (ITEM >> 5) < GROUPED;
       float before = largest[g], now = before, all = 0.0f;
       for (int i = ITEM & 31; i < here; i += 32) now = FMAX(now, p[g * 128 + i]);

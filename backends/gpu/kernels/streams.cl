@@ -1,4 +1,5 @@
-// Operations on several streams of rows. A row of x is SLICES slices of WIDTH numbers. Constants: X_STRIDE, Y_STRIDE.
+// Operations on several streams of hidden states. A row of x is SLICES slices of WIDTH values. Constants: X_STRIDE,
+// Y_STRIDE.
 
 #ifdef MIX  // C_STRIDE: stride of the coefficients, 0 if all rows share them
 KERNEL(128, mix_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *coefficients, GLOBAL const float *base,
@@ -51,7 +52,7 @@ KERNEL(128, blend_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const fl
 }
 #endif
 
-#ifdef CONNECT  // Constants: PARTS, EPS, MAGNITUDE, WRITTEN_EPS, ITERATIONS. A work-item handles one number of the row
+#ifdef CONNECT  // Constants: PARTS, EPS, MAGNITUDE, WRITTEN_EPS, ITERATIONS. A work-item handles one coefficient
 KERNEL(128, connect_streams)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *scale, GLOBAL const float *bias,
                              GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -100,7 +101,7 @@ KERNEL(128, match_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const fl
 }
 #endif
 
-#ifdef EXCESS  // Constant: FACTOR, the standard deviations above the mean
+#ifdef EXCESS  // Constant: FACTOR, the number of standard deviations above the mean
 KERNEL(128, excess)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   x += (size_t)GROUP_Y * X_STRIDE;

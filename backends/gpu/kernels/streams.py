@@ -1,4 +1,4 @@
-"""Declarations of kernels for operations on several streams of rows."""
+"""Declarations of kernels for operations on several streams of hidden states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixSlices(Kernel[MixSlicesBuffers]):
-    """Sum slices times coefficients. C_STRIDE is 0 if all rows have the same coefficients."""
+    """Sum slices times coefficients. C_STRIDE is 0 if all rows share the coefficients."""
 
     name, parts, flag = "mix_slices", "streams", "MIX"
     WIDTH: Shape
@@ -60,7 +60,7 @@ class BlendSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendSlices(Kernel[BlendSlicesBuffers]):
-    """Compute a weighted mean of slices; a work-group handles one row."""
+    """Compute a weighted mean of slices. A work-group handles one row."""
 
     name, parts, flag = "blend_slices", "streams", "BLEND"
     WIDTH: Shape
@@ -85,7 +85,10 @@ class HyperConnectionStreamsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnectionStreams(Kernel[HyperConnectionStreamsBuffers]):
-    """Compute coefficients of hyper-connections; a work-group handles one row, a work-item at most one number."""
+    """Compute the coefficients of hyper-connections.
+
+    A work-group handles one row, a work-item at most one coefficient.
+    """
 
     name, parts, flag = "connect_streams", "streams", "CONNECT"
     SLICES: Shape
@@ -111,7 +114,7 @@ class MatchSlicesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchSlices(Kernel[MatchSlicesBuffers]):
-    """Scale slices; a work-group scales one slice of WIDTH numbers."""
+    """Scale slices. A work-group scales one slice of WIDTH values."""
 
     name, parts, flag = "match_slices", "streams", "MATCH"
     WIDTH: Shape
@@ -133,7 +136,7 @@ class GaussianTopKRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianTopKRows(Kernel[GaussianTopKRowsBuffers]):
-    """Subtract a threshold and clamp at zero; a work-group handles one row."""
+    """Subtract a threshold and clamp at zero. A work-group handles one row."""
 
     name, parts, flag = "excess", "streams", "EXCESS"
     WIDTH: Shape

@@ -15,7 +15,7 @@
 
 #ifdef QUANTIZED
 #define CHUNK 32
-#define SCALES (HALVES * (1 + MINIMUM))  // per chunk of the matrix: scales, then minimums
+#define SCALES (HALVES * (1 + MINIMUM))  // per chunk of the matrix: the scales, then the minimums
 #define SUMS (1 + HALVES * MINIMUM)      // per chunk of a row: its scale, then its sum or its halves' sums
 #else
 #define CHUNK 16
@@ -26,14 +26,14 @@
 #define ROW_BYTES (K / CHUNK * 32)
 #define ITEMS (2 * TILE_W)
 #define M_TILES (TILE_X / 32)
-#define PIECES (TERMS * TILE_X * 4)            // of 16 bytes, per step of activations
+#define PIECES (TERMS * TILE_X * 4)            // 16-byte pieces of activations per step
 #define OWN ((PIECES + ITEMS - 1) / ITEMS)     // pieces per work-item
-#define MAGIC 0x4B400000                       // bits of the float 1.5 * 2^23: adding an integer gives a float's bits
+#define MAGIC 0x4B400000                       // 1.5 * 2^23 as float bits; adding an integer to the bits adds it
 #define MAGIC_FLOAT 12582912.0f
 
 DEVICE uchar *piece(uchar *rows, int row, int p) { return rows + 64 * row + 16 * (p ^ ((row >> 1) & 3)); }
 
-// Chunk c of a row of the matrix: 8 words, and their scales and minimums. Beyond the row: zeros.
+// Loads chunk c of a row of the matrix: 8 words, with their scales and minimums. Past the end of the row, zeros.
 DEVICE void chunk_of(const uchar *w, size_t rows, size_t row, int c, int *q, float *s, float *m) {
   if (CHUNKS % 2 && c >= CHUNKS) {
     for (int i = 0; i < 8; i++) q[i] = 0;
@@ -55,7 +55,7 @@ DEVICE void chunk_of(const uchar *w, size_t rows, size_t row, int c, int *q, flo
 }
 
 #ifdef QUANTIZED
-// Add a chunk to one 16 x 8 tile of results, in the order of operations of add_chunk, so that bits are equal.
+// Adds a chunk to one 16 x 8 tile of results, in the order of operations of add_chunk, so that the bits are equal.
 DEVICE void add_products(float *sum, const uint *a, const uint *b, const float *scales, const float *sums) {
 #if HALVES == 1
   int dot[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -86,14 +86,14 @@ DEVICE void add_products(float *sum, const uint *a, const uint *b, const float *
 
 KERNEL(ITEMS, tensor)(LINEAR_ARGUMENTS) {
   LOCAL_MEMORY
-  uchar *wl = (uchar *)local_memory, *xl = wl + 2 * 64 * TILE_W;  // two steps of each
+  uchar *wl = (uchar *)local_memory, *xl = wl + 2 * 64 * TILE_W;  // two steps of weights and of activations
   float *ws = (float *)(xl + 2 * 64 * TERMS * TILE_X), *xs = ws + 2 * 2 * SCALES * TILE_W;  // [step][chunk][which][row]
   int lane = ITEM & 31, g = lane >> 2, t = lane & 3;
-  int x0 = (ITEM >> 5 & 1) * (TILE_X / 2), w0 = (ITEM >> 6) * 32;  // of this warp in the tile
-  int row = ITEM >> 1, chunk = ITEM & 1;                           // of the matrix, unpacked by this work-item
+  int x0 = (ITEM >> 5 & 1) * (TILE_X / 2), w0 = (ITEM >> 6) * 32;  // this warp's offsets in the tile
+  int row = ITEM >> 1, chunk = ITEM & 1;                           // matrix row and chunk for this work-item
   BEGIN_TILE(TILE_X)
   size_t own_row = bias_at + smaller(GROUP_X * TILE_W + row, N - 1);
-  uint from[OWN];  // bytes from x to this work-item's pieces
+  uint from[OWN];  // bytes from x to each piece of this work-item
   for (int n = 0; n < OWN; n++) {
     int at = ITEM + n * ITEMS;
     from[n] = (uint)INPUT_ROW(at / 4 % TILE_X) * (4 * X_STRIDE) + at / (4 * TILE_X) * ROW_BYTES + at % 4 * 16;
@@ -144,7 +144,7 @@ KERNEL(ITEMS, tensor)(LINEAR_ARGUMENTS) {
       uchar *wp = wl + (now & 1) * 64 * TILE_W, *xp = xl + (now & 1) * 64 * TERMS * TILE_X;
       for (int half = 0; half < 2; half++) {
         uint b[4][2];
-        for (int j = 0; j < 4; j += 2)  // two tiles of 8 rows, two pieces of each
+        for (int j = 0; j < 4; j += 2)  // two tiles of 8 rows, with two pieces each
           load_matrices(b[j], piece(wp, w0 + 8 * j + (lane >> 4) * 8 + (lane & 7), 2 * half + (lane >> 3 & 1)));
 #ifdef QUANTIZED
         const float *wv = ws + ((now & 1) * 2 + half) * SCALES * TILE_W + w0 + 2 * t;

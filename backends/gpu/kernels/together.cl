@@ -1,7 +1,7 @@
 // Products of the same rows of activations with several matrices of one format in one launch. Constants, in addition to
 // those in linear.cl: N1, N2 and FACTOR1, FACTOR2 of the second and third matrix (N2 is 0 for two matrices).
 
-#ifdef TOGETHER  // rows of all matrices in order, each starting at a multiple of 4: a work-group handles four
+#ifdef TOGETHER  // rows of all matrices in order, each matrix from a multiple of 4; a work-group handles four rows
 #define GROUPS(rows) (((rows) + 3) / 4)
 #define PICK(which, a, b, c) ((which) == 0 ? (a) : (which) == 1 ? (b) : (c))
 KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL const uchar *w1, GLOBAL const uchar *w2,
@@ -29,7 +29,7 @@ KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL cons
 
 #ifdef GATED
 // OPERATION(gate, up) of two matrices of N rows. A work-group of SIZE handles 32 rows of both, so that it can write its
-// 32 results as an activation block; a segment of 32 work-items handles the same row of both at a time.
+// 32 results as an activation block. Each segment of 32 work-items handles the same row of both at a time.
 KERNEL(SIZE, matvec_gated)(SHAPE_PARAMETER GLOBAL const uchar *gate, GLOBAL const uchar *up,
                            GLOBAL const float *RESTRICT x, GLOBAL float *y, GLOBAL float *blocks, GLOBAL const int *step,
                            GLOBAL const float *gate_bias, GLOBAL const float *up_bias LOCAL_ARGUMENT) {
@@ -53,7 +53,7 @@ KERNEL(SIZE, matvec_gated)(SHAPE_PARAMETER GLOBAL const uchar *gate, GLOBAL cons
   for (int base = 0; base < COLUMNS; base += SIZE / 32) {
     int j = base + segment, inside = j < columns, row = column + (inside ? j : 0);
     float v = inside ? made[32 * j + lane] : 0.0f;
-    int i = inside ? GROUP_X * 32 + lane : N;  // N: beyond the row
+    int i = inside ? GROUP_X * 32 + lane : N;  // index N is past the end of the row
     deliver(v, i, N, y + (size_t)row * N, blocks + (size_t)row * BLOCKS_STRIDE, local_memory);
   }
 }

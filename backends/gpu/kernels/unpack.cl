@@ -1,9 +1,9 @@
-// Unpacking blocks of the quantized formats: `unpack` returns the 32 integers of chunk c of a block as 8 words of four
-// int8, and scale and minimum of each half: value = scale * q - minimum. HALVES 1: both halves share them; MINIMUM 0:
-// no minimum. A block is split into its body (4-byte words) and its head (the bytes that would break their alignment);
-// both keep the byte order of the file. `quant.formats` defines the layouts.
+// Unpacks blocks of the quantized formats: `unpack` returns the 32 integers of chunk c of a block as 8 words of four
+// int8, and scale and minimum of each half: value = scale * q - minimum. With HALVES 1, both halves share them; with
+// MINIMUM 0, there is only a scale. A block is split into its body (4-byte words) and its head (the bytes that would
+// break their alignment). Both keep the byte order of the GGUF. `quant.formats` defines the layouts.
 
-// Four words; on CUDA in one load if the constant `wide` says that they are aligned to 16 bytes.
+// Loads four words; on CUDA in one load if the constant `wide` says that they are aligned to 16 bytes.
 DEVICE void four_words(GLOBAL const uchar *p, int wide, uint *w) {
 #ifndef __OPENCL_VERSION__
   if (wide) {
@@ -23,7 +23,7 @@ DEVICE void eight_words(GLOBAL const uchar *p, int wide, uint *w) {
 }
 
 #if defined(LEVELS)
-// Look up four nibbles in a table of 16 levels of one byte.
+// Looks up four nibbles in a table of 16 one-byte levels.
 #ifdef __OPENCL_VERSION__
 TABLE uchar level_table[16] = {LEVELS};
 DEVICE int level(uint n) {
@@ -46,12 +46,12 @@ DEVICE int level(uint n) {  // byte_perm selects among 8 bytes by 3 bits; the fo
 #endif
 
 #if defined(POINTS)
-// Apply the signs given by four bits to magnitudes, none of which is zero.
+// Applies the signs given by four bits to magnitudes, which are all nonzero.
 DEVICE int with_signs(uint magnitudes, uint bits) {
   uint minus = spread(bits);
   return (int)((magnitudes ^ (minus * 0xFFu)) + minus);
 }
-// 8 sign bits from 7: the eighth makes the number of set bits even.
+// Expands 7 sign bits to 8. The eighth bit makes the number of set bits even.
 DEVICE uint signs_of_code(uint code) {
   uint parity = code ^ (code >> 4);
   parity ^= parity >> 2;
@@ -166,7 +166,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
     q[i + 4] = level(nibbles(words[i], 1));
   }
 #elif defined(FORMAT_NVFP4)
-  for (int part = 0; part < 2; part++) {  // half of the unsigned E4M3 number; 0x7F reads as 0
+  for (int part = 0; part < 2; part++) {  // half of the unsigned E4M3 value; 0x7F reads as 0
     int e = b[2 * c + part], exponent = (e >> 3) & 15, mantissa = e & 7;
     float value = exponent ? AS_FLOAT((exponent + 119) << 23 | mantissa << 20) : (float)mantissa * 0.0009765625f;
     s[part] = e == 0x7F ? 0.0f : value;
@@ -239,7 +239,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
     int point = (int)(b[8 * c + i] | (((uint)b[64 + c] >> i) & 1u) << 8);
     q[i] = with_signs(points[point], (uint)b[72 + 4 * c + i / 2] >> (4 * (i & 1)));
   }
-#elif defined(FORMAT_IQ1_S) || defined(FORMAT_IQ1_M)  // eighths: 8 * coordinate, stored plus 128 in `points`, +- 1
+#elif defined(FORMAT_IQ1_S) || defined(FORMAT_IQ1_M)  // eighths: 8 * coordinate (stored plus 128 in `points`), +- 1
 #if defined(FORMAT_IQ1_S)
   uint packed = short_at(b, 32 + 2 * c);
   s[0] = half_at(h) * ((float)((packed >> 12) & 7u) * 2.0f + 1.0f) * 0.125f;
@@ -272,7 +272,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
 #endif
 }
 
-// Unpack chunk c of row `row` of a matrix of `rows` rows that starts at `w`: all bodies first, then all heads.
+// Unpacks chunk c of row `row` of a matrix of `rows` rows that starts at `w`. All bodies come first, then all heads.
 DEVICE void unpack_chunk(SHAPE_PARAMETER GLOBAL const uchar *w, size_t rows, size_t row, int c, int *q, float *s, float *m) {
   size_t block = row * (K / BLOCK_VALUES) + c / (BLOCK_VALUES / 32);
   GLOBAL const uchar *heads = w + rows * (K / BLOCK_VALUES) * BODY;
