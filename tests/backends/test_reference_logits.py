@@ -58,8 +58,8 @@ def test_every_position(architecture: str) -> None:
 def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None:
     """The error against the model with dequantized weights in float64 comes from int8 activations.
 
-    It is bounded by the noise of every product in sequence, times ten for softmax and gates. The difference from
-    llama.cpp is bounded by the quantization error of the weights.
+    Its bound is the quantization noise of one matmul times the number of consecutive matmuls, times ten because softmax
+    and gates amplify it. The difference from llama.cpp is bounded by the quantization error of the weights.
     """
     (path,) = (p for p in paths(architecture) if p.stem.endswith("-dense"))
     layers, written = quantize(path, tmp_path / path.name, format)

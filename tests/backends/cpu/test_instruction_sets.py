@@ -326,9 +326,7 @@ class WideArguments(Struct):
 
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
-    """The loop has two instructions per 16 products and 32 weights per iteration. It uses the stack only at the end of
-    an iteration.
-    """
+    """An iteration covers 32 weights, with two instructions per 16 products. Only its end uses the stack."""
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         x = [a.x.row(f.i64(row)) for row in range(wide.ROWS)]

@@ -1,6 +1,6 @@
-"""Every KV cache type on a device stores the bytes that `backends.cache` defines, and gives the same bits in any batch.
+"""KV cache types on a device: the device stores the bytes that `backends.cache` defines.
 
-Blocks can be read and restored.
+Attention gives the same bits for every batch composition, and blocks can be read and restored.
 """
 
 from __future__ import annotations

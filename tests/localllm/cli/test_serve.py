@@ -70,7 +70,7 @@ BAD = {  # values with an invalid format: exit code 2
     "spec": ["maybe"],
     "draft_max": ["0", "x"],
 }
-LATE = {  # values that this machine or model cannot meet: exit code 1
+LATE = {  # valid values that fail on this machine or with this model: exit code 1
     "ctx_size": (["-c", 2147483647], "the cache needs"),
     "threads": (["-t", 9999], "threads is 9999; give a number from 1 to 1024"),
     "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),

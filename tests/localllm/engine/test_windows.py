@@ -99,7 +99,7 @@ def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
     ]
     assert executable.memory.cache == pytest.approx(sum(parts), abs=64 * 2 * len(parts))
     memory = executable.memory
-    assert memory.window in (window, 0, 32)  # sliding window of attention: LFM2's GGUF has a window of 32
+    assert memory.window in (window, 0, 32)  # sliding-window size: 0 without such layers, 32 in LFM2's GGUF
     assert memory.read_after(1000) - memory.weights_per_token == (
         memory.cache_per_token * 1000
         + memory.window_per_token * memory.window

@@ -1,4 +1,4 @@
-"""Bytes and operations of single operations add up to the plan's totals and match the file's tensor sizes."""
+"""Bytes and FLOPs per operation add up to the plan's totals, and weight bytes match the file's tensor sizes."""
 
 from __future__ import annotations
 
