@@ -7,7 +7,7 @@
         for piece in model.generate("Once upon a time", max_tokens=100):  # streams
             print(piece.text, end="", flush=True)
 
-`load` opens a file; its options control how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
+`load` opens a GGUF; its options control how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
 `detokenize`, `logits` and `embed`; answers are a `Reply`. Every error that a caller can fix is a LocalLLMError, whose
 one-line message gives the problem, its place, and the next step.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _unlinked = [room for room in ("quant", "plan", "models", "backends") if not os.path.isdir(os.path.join(_here, room))]
-if _unlinked:  # a checkout without symbolic links: these packages are next to this one
+if _unlinked:  # a checkout without symbolic links: the packages are in the parent folder
     import sys
     from importlib.machinery import ModuleSpec, PathFinder
 
     class _TopLevelRooms:
-        """Find `localllm.quant` and the others in the folder above. No other folder there becomes part of localllm."""
+        """Finds `localllm.quant` and the other top-level packages in the parent folder, and nothing else there."""
 
         @staticmethod
         def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:

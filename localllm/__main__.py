@@ -1,7 +1,7 @@
-"""Start the command line: `localllm`, or `python -m localllm`.
+"""The entry point of the command line: `localllm`, or `python -m localllm`.
 
-From here on, Ctrl-C ends the program with exit code 130 and without a traceback, even during imports and while Python
-shuts down. So this file, and `localllm/__init__.py` before it, import next to nothing.
+From here on, Ctrl-C ends the program with exit code 130 and without a traceback, even during imports and at interpreter
+shutdown. This file, and `localllm/__init__.py` before it, therefore import next to nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ except KeyboardInterrupt:  # importing `signal` takes a millisecond
 
 def main() -> int:
     """Run the command line in this process, and return the exit code."""
-    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise ignored, as after `nohup`
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # False under `nohup`
     if handled:
         signal.signal(signal.SIGINT, _leave)
     try:
         from localllm.cli.main import main as run
 
         return run(begin=_raise if handled else None)
-    except KeyboardInterrupt:  # raised after the command, while its errors were printed
+    except KeyboardInterrupt:  # raised after the command, while errors were printed
         return _INTERRUPTED
     finally:
         if handled:
@@ -35,12 +35,12 @@ def main() -> int:
 
 
 def _raise() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, now that the command line handles it."""
+    """Let Ctrl-C raise KeyboardInterrupt, which the command line now handles."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once. No file is open yet, or all are closed."""
+    """End the process immediately. At this point no file is open."""
     os._exit(_INTERRUPTED)
 
 

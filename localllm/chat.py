@@ -1,6 +1,6 @@
 """A conversation: renders turns with a chat template and streams the answer in pieces.
 
-Every turn renders the whole history again. The model evaluates only the tokens that are not in its cache.
+Every turn renders the whole history again. The model only evaluates tokens that are not in its KV cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from localllm.sampling.constraint import Constraint
 
 USUAL = AnswerOptions()
-_TAIL = 200  # tokens at the end of a prompt, which show whether reasoning has begun
+_TAIL = 200  # tokens at the end of a prompt that are checked for the start of reasoning
 _HELD_BACK = 64  # maximum tokens at the end of an answer whose text may be held back
 
 
@@ -44,9 +44,9 @@ class Conversation:
     """A conversation with a model.
 
     With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
-    ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called with a note, once
-    each, about every change that the template required in the messages, and with a note each time turns are dropped.
-    Control tokens written in messages are text, unless `options.parse_special_in_content`.
+    ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called once with a note
+    about each change to the messages that the template requires, and each time turns are dropped. Control tokens
+    written in messages are text, unless `options.parse_special_in_content`.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class Conversation:
         self._format = find_format(template.source)
         self._visible = self._format.visible(self._tokenizer.special)
         self._parted = any(map(self._tokenizer.is_control, self._visible))  # the raw text has unreadable control tokens
-        self.observer: AnswerObserver | None = None  # observes how answers are generated
+        self.observer: AnswerObserver | None = None  # observes the generation of answers
         self._encoder = ChatEncoder(self._tokenizer, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._context_shift = context_shift
-        self._system, self._added = "", ""  # the system prompt, and the text that `clear` added to it
+        self._system, self._added = "", ""  # the system prompt, and the text appended by `clear`
         self._answered: list[int] = []  # tokens of the last answer
-        self.tokens: list[int] = []  # tokens of the conversation that the model has evaluated
+        self.tokens: list[int] = []  # evaluated tokens of the conversation
         self.messages: list[dict[str, str]] = []
-        self._last: Callable[[], Reply | None] = lambda: None  # weak reference to the reply of the last turn
+        self._last: Callable[[], Reply | None] = lambda: None  # weak reference to the last reply
         self.use_options(options)
         self.use_sampling(sampling)
-        assert model.stepper is not None  # raises LocalLLMError for a model that predicts no tokens
+        assert model.stepper is not None  # raises LocalLLMError for a model that does not predict tokens
 
     # -- settings --------------------------------------------------------------------------------------------------
 
     def use_options(self, options: AnswerOptions) -> None:
-        """Use these options for the next answers. A different system prompt replaces the first message."""
-        self._asked_of = options.asked  # first, because it may raise
+        """Use these options for later answers. A different system prompt replaces the first message."""
+        self._asked_of = options.asked  # first, because this may raise an error
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
         self._variables = with_thinking(self._template.source, options.template_variables)
         self._stop = (*options.stops, *self._template.stops)
@@ -92,7 +92,7 @@ class Conversation:
             self.messages = [*self._instructions(), *self.messages[len(begun) :]]
 
     def use_sampling(self, sampling: SamplingOptions) -> None:
-        """Use these sampling options for the next answers."""
+        """Use these sampling options for later answers."""
         self._sampler = self._model.sampler(sampling)
 
     @property
@@ -102,23 +102,24 @@ class Conversation:
 
     @property
     def data(self) -> bool:
-        """Whether answers are constrained to JSON, whose lines a display must not wrap."""
+        """Whether answers are constrained to JSON, whose lines must not be wrapped when displayed."""
         structure = self._asked_of.structure
         return structure is not None and (structure.schema is not None or structure.any_object)
 
     def shown(self, piece: Piece) -> str:
-        """Return the text of a piece as the model wrote it. Leave out reasoning and tool calls if the raw text has
-        unreadable control tokens, or if answers are constrained."""
+        """Return the text of a piece as the model wrote it. If the raw text has unreadable control tokens, or answers
+        are constrained, return it without reasoning and tool calls.
+        """
         return piece.text if self._parted or self.structured else piece.raw
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Reply:
-        """Return the answer to `text`, which is generated while it is read. Read it before the next turn.
+        """Answer `text`. The answer is generated while the reply is read; read it before the next turn.
 
         The turn is added to the conversation when its reply is read. The next turn closes a reply that was not read to
-        the end. A cancelled answer keeps the text so far. A turn without any answer is not added: after ContextFull,
-        after TemplateError, and after a cancel during prefill.
+        the end. A cancelled answer keeps the text so far. A turn without any answer (after ContextFull, TemplateError,
+        or a cancel during prefill) is not added.
         """
         self._close_last()
         if not isinstance(text, str):
@@ -144,12 +145,14 @@ class Conversation:
         return asked["content"]
 
     def clear(self, system: str = "") -> None:
-        """Start over, with `system` appended to the system prompt. The cache keeps the common prefix."""
+        """Clear the conversation, with `system` appended to the system prompt. The cache keeps the common prefix."""
         self._added = system
         self.messages, self._answered = self._instructions(), []
 
     def shift(self) -> int:
-        """Drop the oldest turns until at most half of the context is used, but keep the newest. Return their number."""
+        """Drop the oldest turns until at most half of the context is used, but keep the newest turn. Return the number
+        dropped.
+        """
         messages, dropped = self._shifted(self.messages, [])
         if dropped:
             self.messages = messages
@@ -162,14 +165,16 @@ class Conversation:
         self.messages, self._answered = [*begun, *messages], []
 
     def save(self, path: Path, force: bool = False) -> int:
-        """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.saved.prompt_cache`."""
+        """Save text and KV cache to a file and return its size in bytes. Raises the errors of
+        `localllm.saved.prompt_cache`.
+        """
         self.forget_rest()
         return keep_in_file(path, self._model, self.tokens, self.messages, force)[1]
 
     def load(self, path: Path) -> Kept:
-        """Replace this conversation with the one in a file. After a CacheFileError this one continues unchanged.
+        """Replace this conversation with one from a file. After a CacheFileError, this conversation is unchanged.
 
-        If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
+        If the result's `problem` is set, the file's cache is unusable and the next turn evaluates the text.
         """
         kept = read_prompt_cache(path, self._model)
         self.tokens = take_up(kept, self._model)
@@ -177,22 +182,22 @@ class Conversation:
         return kept
 
     def forget_rest(self) -> None:
-        """Forget evaluated tokens that are not in this conversation, such as tokens of undone turns."""
+        """Drop evaluated tokens that are not in this conversation, such as the tokens of undone turns."""
         try:
             held = self._prompt(self.messages, complete=True)
-        except TemplateError:  # treat it as an empty conversation
+        except TemplateError:  # treated as an empty conversation
             held = []
         del self.tokens[same(self.tokens, held) :]
 
     # -- internals -------------------------------------------------------------------------------------------------
 
     def _instructions(self) -> list[dict[str, str]]:
-        """Return the system message, if there is one."""
+        """Return the system message in a list; empty without one."""
         told = "\n\n".join(part for part in (self._system, self._added) if part)
         return [{"role": "system", "content": told}] if told else []
 
     def _asked(self, problem: str) -> list[dict[str, str]]:
-        """Return the messages before the last answer. Raise LocalLLMError with `problem` without an answer."""
+        """Return the messages before the last answer. Without an answer, raise LocalLLMError with `problem`."""
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
             raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
@@ -210,7 +215,7 @@ class Conversation:
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Generator[Piece]:
-        """Yield the answer to the last of `messages`. It continues from the tokens `begun`, which are not yielded."""
+        """Yield the answer to the last of `messages`. It continues after the tokens `begun`, which are not yielded."""
         turn = _Turn(messages, list(begun), self._decoded(begun))
         started = text = self._tokenizer.decode(begun)
         ended = False
@@ -248,7 +253,7 @@ class Conversation:
                     yield event
             finally:
                 stream.close()
-                if last is None and self._sampler is sampler:  # it may have chosen tokens that were not read
+                if last is None and self._sampler is sampler:  # the sampler may have sampled tokens that were not read
                     self._sampler = sampler.rewound(len(turn.tokens) - given)
                 evaluated = [*prompt, *turn.tokens[given:]]
                 self.tokens = evaluated[: last.cached_tokens if last is not None else len(evaluated) - 1]
@@ -264,7 +269,7 @@ class Conversation:
 
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
-        self._sampler.begin()  # the prompt repeats the history; the random numbers continue
+        self._sampler.begin()  # the prompt repeats the history; the random generator continues
         return Request(
             prompt,
             self._sampler.options,
@@ -278,7 +283,9 @@ class Conversation:
         )
 
     def _reader(self, prompt: list[int], begun: list[int]) -> AnswerReader:
-        """Return a reader that finds reasoning in the answer to a prompt, after the answer's first tokens `begun`."""
+        """Return a reader that separates the reasoning from the answer, positioned after the answer's first tokens
+        `begun`.
+        """
         reader = AnswerReader(self._format, prompt_tail=self._tail(prompt))
         reader.push(self._decoded(begun))
         return reader
@@ -291,8 +298,8 @@ class Conversation:
     def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
         """Return the constraint of an answer whose first `begun` tokens are at the end of the prompt.
 
-        The constraint has accepted these tokens. Raise LocalLLMError if it does not allow them. Return None if answers
-        are not constrained.
+        These tokens have been passed to the constraint. Raise LocalLLMError if it does not allow them. Return None if
+        answers are not constrained.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
         make = answer_constraint(self._model, self._asked_of, self._template, self._tail(asked))
@@ -309,15 +316,15 @@ class Conversation:
         return prompt_tail(self._tokenizer.decode(prompt[-_TAIL:], special=True))
 
     def _whole(self, turn: _Turn) -> list[int] | None:
-        """Return the leading tokens that make up exactly the text so far, without text that was held back; or None."""
+        """Return the leading tokens whose text is exactly the text so far, without text that was held back; or None."""
         tokens = turn.tokens
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._decoded(tried) == turn.text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
-        """Return the tokens of a conversation, with cached tokens for text that is already evaluated.
+        """Return the tokens of a conversation, reusing cached tokens for text that is already evaluated.
 
-        A `complete` conversation ends without a generation prompt.
+        If `complete`, the prompt ends without a generation prompt.
         """
         for message in messages:
             self._model.check_length(message["content"])
@@ -333,7 +340,7 @@ class Conversation:
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
         """Return `messages` without the oldest turns, and the number of turns dropped.
 
-        Drop as few as possible so that the rest fits half of the context. Always keep the newest turn.
+        Drop as few turns as possible to fit the others into half of the context. Always keep the newest turn.
         """
         starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
         if len(starts) < 2:
@@ -351,7 +358,9 @@ class Conversation:
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]
     ) -> tuple[list[dict[str, str]], list[int]] | None:
-        """Return messages and prompt without the oldest turns, after a note; None if the prompt still does not fit."""
+        """Return messages and prompt without the oldest turns, and report it in a note; None if the prompt still does
+        not fit.
+        """
         messages, dropped = self._shifted(messages, tokens)
         prompt = [*self._prompt(messages), *tokens]
         if not dropped or len(prompt) >= self._context:
@@ -366,7 +375,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Turn:
-    """The current turn: messages up to the user's, tokens of the answer so far, and their text."""
+    """The current turn: messages up to the user message, tokens of the answer so far, and their text."""
 
     messages: list[dict[str, str]]
     tokens: list[int]
@@ -380,16 +389,16 @@ class _Turn:
 def template_of(
     model: Templated, confined: Confined | None = None, given: Family | None = None
 ) -> tuple[ChatTemplate, str | None]:
-    """Return the model's chat template, rendered in `confined`, and a note if the template is not from the file.
+    """Return the model's chat template, rendered in `confined`, and a note if the template is not from the GGUF.
 
-    `given` replaces the file's template.
+    `given` replaces the GGUF's template.
     """
     model.refuse_chat()
     return choose_template(model.file.metadata, _tokenizer_of(model), confined, given)
 
 
 def is_plain(template: ChatTemplate) -> bool:
-    """Return whether neither the file nor its vocabulary defines the chat format of the model."""
+    """Return whether neither the GGUF's template nor its vocabulary defines the chat format."""
     return template.source == FAMILIES[-1].source
 
 

@@ -1,7 +1,7 @@
-"""Embeddings of texts: one vector per text, pooled as the model file specifies; and reranking scores of documents.
+"""Text embeddings, one vector per text, pooled as the GGUF specifies; and reranking scores of documents.
 
-Each step is filled with texts. With bidirectional attention all tokens of a text must be in one step; other models
-split a long text over several.
+Each step evaluates several texts if they fit. With bidirectional attention, all tokens of a text must be in one step;
+other models may split a long text across steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Embedder:
     pooler: Pooler
 
     def pooling(self, asked: str) -> Pooling:
-        """Return the requested pooling; "auto" is the file's. Raise LocalLLMError if the model does not support it."""
+        """Return the requested pooling; "auto" selects the GGUF's. Raise LocalLLMError if the model does not support
+        it.
+        """
         if asked not in POOLINGS:
             raise LocalLLMError(f"pooling {asked!r} is not one of {', '.join(POOLINGS)}")
         found: Pooling = self.config.pooling if asked == "auto" else asked  # type: ignore[assignment]
@@ -77,7 +79,7 @@ class Embedder:
             first += count
 
     def _together(self, texts: Sequence[Sequence[int]], first: int, most: int) -> int:
-        """Return how many texts from `first` on fit in one step, by their rows and cache blocks."""
+        """Return how many texts from `first` on fit in one step, by their numbers of tokens and cache blocks."""
         rows = blocks = count = 0
         for ids in texts[first:]:
             rows, blocks = rows + len(ids), blocks - (-len(ids) // self.engine.block_tokens)
@@ -106,14 +108,14 @@ def _wrong_length(number: int, count: int, longest: int) -> LocalLLMError:
 
 
 def normalized(vectors: Sequence[F32]) -> F32:
-    """Return the vectors, scaled to length one."""
+    """Return the vectors, normalized to length 1."""
     return unit(np.stack(vectors))
 
 
 def rank_pair(tokenizer: Tokenizer, metadata: Mapping[str, Any], query: str, document: str) -> list[int]:
     """Return a reranker's token ids for a query and a document.
 
-    The file's own template has placeholders for both. Without one, a separator joins them, as for a sentence pair.
+    The GGUF's rerank template has placeholders for both. Without a template, the two are joined by a separator token.
     """
     template = metadata.get(_RANK_TEMPLATE)
     if isinstance(template, str):
@@ -134,14 +136,14 @@ class _Guard:
     """Allows control tokens only in the template, not in the inserted texts."""
 
     tokens: Set[int]
-    texts: Sequence[tuple[int, int]]  # their start and end offsets
+    texts: Sequence[tuple[int, int]]  # start and end offsets of the inserted texts
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         return token not in self.tokens or all(stop <= first or start >= last for first, last in self.texts)
 
 
 def _filled(template: str, given: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the template filled with texts, and each text's range in it."""
+    """Return the template filled with texts, and the range of each text in it."""
     made, spans, at = "", [], 0
     while at < len(template):
         place, name = min(

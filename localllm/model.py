@@ -1,4 +1,4 @@
-"""`Model`, an open model that generates, chats and embeds, and `load`, which opens one."""
+"""`Model`, an open model that generates, chats and embeds, and `load`, which opens a model."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ _SHOWN = (
 
 
 class Model(Templated):
-    """An open model: `load` opens it, `with` closes it.
+    """An open model, returned by `load` and closed by `with` or `close`.
 
     `chat` answers messages, `generate` continues a text, `conversation` remembers turns. `tokenize`, `detokenize` and
     `apply_chat_template` convert between text and token ids, `logits` returns the logits of every token. A model loaded
     with `embeddings` has `embed`, `token_embeddings`, `hidden_states` and `rank`.
 
-    Several answers at once, in one thread or in many, are generated in a batch. Batching does not change an answer. All
-    answers share a prefix cache: only the part of a prompt that differs from earlier ones is evaluated.
+    Concurrent answers, in one thread or in many, are generated in a batch. Batching does not change an answer. All
+    answers share a prefix cache: only the part of a prompt after the longest cached prefix is evaluated.
     """
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
     @property
     def embedder(self) -> Embedder:
-        """Embeds token ids. Raises LocalLLMError if the model was loaded to predict tokens."""
+        """Computes embeddings of token ids. Raises LocalLLMError if the model was loaded to predict tokens."""
         self._check_open()
         engine, bound = self.engine, self._bound
         if bound is None or bound.pooler is None:
@@ -152,7 +152,7 @@ class Model(Templated):
                 print(piece.text, end="", flush=True)
 
         Returns a `Reply`, which generates the answer while it is read. For a list of prompts, returns a list of
-        replies, which are generated in a batch. Omitted sampling options take the values that the file recommends, or
+        replies, which are generated in a batch. Omitted sampling options take the values that the GGUF recommends, or
         else the program's defaults; `sampling` replaces both. Keywords override `options` and `sampling`. `logprobs` is
         the number of alternatives whose log-probabilities come with each token. `logits_processor(tokens, logits)`
         returns the logits (V,) to sample the next token from, given all tokens so far. Setting `cancel` from another
@@ -249,7 +249,8 @@ class Model(Templated):
         *,
         max_tokens: int | None = None,
     ) -> Iterator[Canvas]:
-        """Yield the canvas of a diffusion model whenever tokens settle; the last one holds the whole answer.
+        """Yield the canvas of a diffusion model after every step that unmasks tokens; the last canvas holds the whole
+        answer.
 
             for canvas in model.diffuse("Write a poem.", DiffusionOptions(diffusion_steps=64)):
                 pass
@@ -265,7 +266,7 @@ class Model(Templated):
         return diffuse(self, ids, options or DiffusionOptions(), sampling, max_tokens)
 
     def answer_of(self, canvas: Canvas) -> str:
-        """Return the text of a canvas after its prompt, up to the first token that ends an answer."""
+        """Return the text of a canvas after its prompt, up to the first end-of-generation token."""
         from localllm.diffusion.model import answer_text
 
         return answer_text(self, canvas)
@@ -276,7 +277,9 @@ class Model(Templated):
         return self.sampling_defaults.options(given)
 
     def _known(self, ids: list[int]) -> list[int]:
-        """Return token ids. Raise LocalLLMError for unknown ids, which would fail the other requests of their step."""
+        """Return `ids`. Raise LocalLLMError for ids outside the vocabulary, which would fail other requests in the same
+        step.
+        """
         most = self.vocabulary
         if (wrong := next((token for token in ids if not 0 <= token < most), None)) is not None:
             raise LocalLLMError(f"token {wrong} is outside the vocabulary: ids are 0 to {most - 1}")
@@ -303,7 +306,7 @@ class Model(Templated):
         )  # fmt: skip
 
     def __dir__(self) -> list[str]:
-        """List the public attributes. Other attributes are for the package's own modules."""
+        """List the public attributes. Other attributes are internal."""
         return [*_SHOWN, *(name for name in super().__dir__() if name.startswith("__"))]
 
     def __repr__(self) -> str:
@@ -323,18 +326,18 @@ def load(
     sequences: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
-    """Open a GGUF file for use: a path, the name of a model on this computer, or "demo", the bundled model.
+    """Open a GGUF by path, by the name of a model on this computer, or "demo", the bundled model.
 
         with localllm.load("model.gguf", ctx_size=8192, gpu_layers=20) as model:
             ...
 
     Keywords override `options`. `progress(what, done, total)` is called as kernels are compiled and weights are read. A
-    file without tensors loads for tokenizing only. With `observe`, the inputs of every matrix can be read after a step
-    (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
-    tokens; an encoder always does. `sequences` prepares for a server: the number of requests that share the cache
-    (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With a GPU,
-    `Model.placed` describes what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
-    SpeculationError, each with a message of one line.
+    file without tensors loads for tokenizing only. With `observe`, the inputs of every matrix product can be read after
+    a step (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of
+    predicting tokens; an encoder-only model always does. `sequences` prepares for a server: the number of requests that
+    share the cache (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With
+    a GPU, `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError, TokenizerError,
+    ModelError, BackendError or SpeculationError, each with a one-line message.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -364,7 +367,7 @@ def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
     if isinstance(prompt, str):
         return [prompt], False
     if isinstance(prompt, Iterator):
-        prompt = list(prompt)  # it is iterated twice
+        prompt = list(prompt)  # iterated twice below
     if (ids := _token_ids(prompt)) is not None:
         return [ids], False
     found: list[str | list[int]] = []
@@ -386,7 +389,7 @@ def _token_ids(ids: Any) -> list[int] | None:
 
 
 def _refuse_other_kinds(file: GGUFFile) -> None:
-    """Raise ModelError, with the file's name, unless the file is a model of a supported architecture."""
+    """Raise ModelError, with the file name, unless the GGUF is a model of a supported architecture."""
     if file.metadata.get("general.type") == "imatrix":
         problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
         raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))

@@ -1,4 +1,4 @@
-"""The answer of a model: a stream of pieces, then the whole text, reasoning, tool calls and usage."""
+"""A model's answer: a stream of pieces, then the whole text, reasoning, tool calls and usage."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(slots=True)
 class Piece:
-    """A token of an answer, and the text that it completed. The last piece has no token, but a `finish_reason`."""
+    """A token of an answer, and the text that it completed. The last piece has a `finish_reason` instead of a token."""
 
-    text: str  # new text of the answer, without reasoning and tool calls
+    text: str  # new answer text, without reasoning and tool calls
     token: int | None = None
-    reasoning: str = ""  # new text of the reasoning
+    reasoning: str = ""  # new reasoning text
     logprob: Logprob | None = None
     parts: Sequence[Part] = ()  # reasoning, text and tool calls, in order
     raw: str = ""  # the new text as the model wrote it
@@ -42,7 +42,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call by the model. `arguments` is empty if it is not a complete JSON object, as in a truncated answer."""
+    """A tool call by the model. `arguments` is empty unless the model wrote a complete JSON object, which a truncated
+    answer may lack.
+    """
 
     id: str
     name: str
@@ -50,7 +52,7 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call as an entry of the `tool_calls` of an assistant message."""
+        """The call as an entry of an assistant message's `tool_calls`."""
         function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -58,7 +60,7 @@ class ToolCall:
 class Reply(Iterator[Piece]):
     """An answer, which is generated while it is read.
 
-    Iterate over it with `for` or `async for` to get its pieces as they come. The attributes wait for its end.
+    Iterate over it with `for` or `async for` to stream its pieces. The attributes wait for the end of the answer.
 
         reply = model.chat("Who are you?")
         print(reply)                            # or reply.text
@@ -70,8 +72,8 @@ class Reply(Iterator[Piece]):
     def __init__(self, pieces: Iterator[Piece], stepper: Stepper | None = None) -> None:
         """`stepper` generates the pieces."""
         self._pieces, self._stepper = pieces, stepper
-        self._lock = threading.Lock()  # held by the thread that reads
-        self._reader: int | None = None  # id of the thread that reads
+        self._lock = threading.Lock()  # held by the reading thread
+        self._reader: int | None = None  # id of the reading thread
         self._closing = False
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -94,7 +96,7 @@ class Reply(Iterator[Piece]):
         return piece
 
     def _refuse_within(self) -> None:
-        """Raise LocalLLMError if this thread is already reading the answer, because it would deadlock."""
+        """Raise LocalLLMError if this thread is already reading the answer, where waiting would deadlock."""
         if self._reader == threading.get_ident():
             raise LocalLLMError("a function that this answer calls cannot read it")
         if self._stepper is not None:
@@ -169,8 +171,9 @@ class Reply(Iterator[Piece]):
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it ended: "stop" (by itself or a stop string), "length" (`max_tokens` or the context), "tool_calls" or
-        "cancelled"."""
+        """Why the answer ended: "stop" (end-of-generation token or stop string), "length" (`max_tokens` or the
+        context), "tool_calls" or "cancelled".
+        """
         self.wait()
         return self._reason
 
@@ -184,7 +187,7 @@ class Reply(Iterator[Piece]):
 
     @property
     def usage(self) -> Usage:
-        """Token counts, times and rates."""
+        """Token counts, times and speeds."""
         return self.end.usage
 
     @property
@@ -209,7 +212,7 @@ class Reply(Iterator[Piece]):
         self._end_now()
 
     def _end_now(self) -> None:
-        """Close the stream of pieces. If a thread is reading a piece, it does so afterwards."""
+        """Close the stream of pieces, or let the reading thread do so after its current piece."""
         from localllm.generation.stream import Uninterrupted
 
         with Uninterrupted():
@@ -239,7 +242,9 @@ class Reply(Iterator[Piece]):
             raise
 
     def __await__(self) -> Generator[Any, None, Reply]:
-        """Wait for the end without blocking the event loop; return this reply. Cancelling the wait ends the answer."""
+        """Wait for the end of the answer without blocking the event loop; return this reply. Cancelling the wait ends
+        the answer.
+        """
         import asyncio
 
         try:
@@ -256,7 +261,7 @@ _REASONS: dict[str, FinishReason] = {
 
 
 def pieces_of(events: Iterator[Event], reader: AnswerReader | None = None) -> Generator[Piece]:
-    """Yield the pieces of an answer from its events. `reader` finds reasoning and tool calls in its text."""
+    """Yield the pieces of an answer from its events. `reader` parses reasoning and tool calls in the text."""
     from localllm.generation.parts import Content, Reasoning
     from localllm.generation.request import Finished, Token
     from localllm.output.reader import with_parts

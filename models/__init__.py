@@ -1,4 +1,4 @@
-"""Architectures as data, and one forward that records itself as a plan.
+"""Architectures as data, and one forward pass that is recorded as a plan.
 
 architecture = architecture_of(metadata)
 config = read_config(metadata, architecture.name)

@@ -1,7 +1,7 @@
-"""The layers of Gemma 3n: AltUp (arXiv:2301.13310) keeps four streams, and a layer computes with the active one.
+"""The layers of Gemma 3n: AltUp (arXiv:2301.13310) keeps four residual streams; a layer computes one.
 
-A layer predicts all streams from its input, runs on the prediction of the active one, and corrects all of them by the
-error of that prediction. A low-rank product (LAuReL, arXiv:2411.07501) is added in parallel with attention.
+A layer predicts all streams from its input, computes the active stream from its prediction, and corrects all streams by
+the prediction error. A low-rank product (LAuReL, arXiv:2411.07501) is added in parallel with attention.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from localllm.models.layers import LayerRecorder
 from localllm.plan import Value
 
-EPS = 1e-5  # smallest mean square of a stream, as in transformers
+EPS = 1e-5  # minimum mean square of a stream, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
 class AltUpRecorder(LayerRecorder):
-    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
+    """Records a layer on hidden states (T, streams * width), and the conversion from one stream to all and back."""
 
     def begin(self, x: Value) -> Value:
-        """Return all streams: the first is x, the others are projections of x rescaled to its magnitude."""
+        """Return all streams: the first is x, the others are projections of x rescaled to the magnitude of x."""
         builder = self.builder
         recorder, tensors, streams = builder.recorder, builder.tensors, builder.config.streams
         others = tensors.flat("altup_proj.weight", streams - 1, x.width, x.width)
@@ -30,7 +30,9 @@ class AltUpRecorder(LayerRecorder):
         return recorder.mix(made, streams - 1, tensors.numbers("other streams", rest), first)
 
     def end(self, streams: Value) -> Value:
-        """Return the mean of the streams, after projecting all but the first and rescaling them to its magnitude."""
+        """Return the mean of the streams, after projecting all but the first and rescaling them to the first one's
+        magnitude.
+        """
         builder = self.builder
         recorder, width, count = builder.recorder, builder.config.width, builder.config.streams
         matrices = builder.tensors.flat("altup_unembd_proj.weight", count - 1, width, width)
@@ -72,7 +74,7 @@ class AltUpRecorder(LayerRecorder):
         return self.builder.recorder.slice(x, number * width, (number + 1) * width)
 
     def modes(self, x: Value, name: str) -> Value:
-        """Return numbers (T, streams) in -1..1 from which the prediction and correction coefficients are computed."""
+        """Return values (T, streams) in -1..1, from which the prediction and correction coefficients are computed."""
         builder, config = self.builder, self.builder.config
         router = builder.tensors.matrix(name + "altup_router.weight", config.streams, config.width)
         normed = builder.norm(name + "altup_router_norm", x)

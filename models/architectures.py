@@ -1,8 +1,8 @@
-"""The supported architectures: one row each, with only the properties that a model file does not hold.
+"""The supported architectures: one entry each, with only the properties that are not in the GGUF.
 
-`models.architecture` explains the columns. Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes
-and rope frequency factors are read from the file. To add an architecture that fits `models.forward`, add a row. Llama
-comes first; the others are sorted by name.
+`models.architecture` explains the fields. Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes
+and rope frequency factors are determined by the GGUF. To add an architecture that fits `models.forward`, add an entry.
+Llama comes first; the others are sorted by name.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ _ROWS = (
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
         "deepseek2", "interleaved", ffn_scales=False, latent=True, yarn_scores=True,
-        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may lack it
+        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's GGUFs may lack the key
     ),
-    Architecture(  # text part only; files say that 0 dimensions are rotated
+    Architecture(  # text part only; GGUFs declare 0 rotated dimensions
         "deepseek2-ocr", "neox", ffn_scales=False, ignored=("rope.dimension_count",),
         routing=ExpertGating("softmax", False, from_file=True),
     ),

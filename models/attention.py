@@ -23,19 +23,19 @@ NOT_ROTATED = Ropes(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Maps normed rows (T, width) to head outputs (T, heads * value_dim), and these to rows (T, width)."""
+    """Maps normed hidden states (T, width) to head outputs (T, heads * value_dim), and these to (T, width)."""
 
     builder: Builder
     full: Ropes
-    sliding: Ropes  # rotations of layers with a window
-    # the cache layer of every model layer recorded so far that has one
+    sliding: Ropes  # rotations of sliding-window layers
+    # model layer -> cache layer, for the layers recorded so far
     stored: dict[int, int] = field(default_factory=dict)
-    after: bool = False  # rows attend only to positions after the text that an encoder has read
+    after: bool = False  # attend only to positions after the text read by an encoder
     still: Ropes = NOT_ROTATED  # rotations of unrotated layers, whose queries may have a position-dependent temperature
-    selector: Selector | None = None  # selects the positions that layers read
+    selector: Selector | None = None  # sparse attention: selects the positions that layers read
 
     def mixed(self, x: Value, layer: int) -> Value:
-        """Return the head outputs (T, heads * value_dim), gated if the model has a gate."""
+        """Return the head outputs (T, heads * value_dim), gated if the model has an output gate."""
         builder = self.builder
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
@@ -73,7 +73,7 @@ class Attention:
         return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
 
     def distances(self, layer: int, heads: int) -> Weight | None:
-        """Return the relative position bias of the layer, or the one of the first layer if it is shared."""
+        """Return the relative position bias of the layer, or the first layer's bias if it is shared."""
         builder, buckets = self.builder, self.builder.config.buckets
         if not buckets:
             return None
@@ -82,7 +82,7 @@ class Attention:
         return by_distance(builder.tensors.matrix(name, buckets, heads), builder.config.causal)
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """Return the output projection of the head outputs, after a norm if the file has one."""
+        """Return the output projection of the head outputs, normed first if the GGUF has a norm."""
         name = f"blk.{layer}."
         mixed = self.builder.optional_norm(name + "attn_sub_norm", mixed)
         return self.builder.linear(name + "attn_output", mixed, self.builder.config.width, mixed.width)
@@ -90,8 +90,8 @@ class Attention:
     def projections(self, x: Value, layer: int) -> list[Value]:
         """Return [queries, keys, values].
 
-        A layer that reads another layer's cache has queries only, and values are left out if the keys serve as values.
-        Each has its own matrix, or one fused matrix holds the rows of all three.
+        A layer that reads another layer's KV cache has only queries. Values are omitted if the keys also serve as
+        values. The projections have separate matrices, or one fused matrix.
         """
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
         q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
@@ -114,7 +114,7 @@ class Attention:
         return [builder.recorder.clamp(value, config.clamp) for value in found] if config.clamp else found
 
     def half(self, x: Value, layer: int, which: int) -> Value:
-        """Return the queries (0) or the output gate (1); one matrix holds both, alternating per head."""
+        """Return the queries (0) or the output gate (1); one matrix contains both, alternating per head."""
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_q"
         size = config.head_dim[layer]
         of, part = 2 * size * config.heads[layer], (2 * size, which * size, (which + 1) * size)
@@ -125,7 +125,7 @@ class Attention:
     def placed(self, name: str, x: Value, heads: int, rope: Rope | None, unit: bool) -> Value:
         """Return queries or keys, normed and rotated in the architecture's order.
 
-        With `unit`, a norm without weights comes before the norm that the file may have.
+        With `unit`, a norm without weights precedes the GGUF's norm, if it has one.
         """
         recorder, late = self.builder.recorder, self.builder.row.norms_rotated
         head_dim = x.width // heads
@@ -137,12 +137,14 @@ class Attention:
         return recorder.rotate(x, head_dim, rope) if rope is not None and not late else x
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
-        """Norm each head (shared or separate weights) or the whole row, depending on the shape of the weights."""
+        """Norm each head (with shared or separate weights) or the whole projection, depending on the shape of the
+        weights.
+        """
         builder = self.builder
         bias, name, head_dim, eps = name + ".bias", name + ".weight", x.width // heads, builder.config.eps
         if not builder.row.qk_norm and name not in builder.tensors:
             return x
-        if builder.config.unit_qk_norm:  # only the per-head scale is left to apply
+        if builder.config.unit_qk_norm:  # only the per-head scale remains to be applied
             return builder.recorder.scale_columns(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads

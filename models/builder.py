@@ -1,4 +1,4 @@
-"""Building blocks of a layer: norms and matrix products, addressed by tensor name."""
+"""Building blocks of a layer: norms and matrix products, identified by tensor name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.plan import Recorder, Value, Weight
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Records norms and products; names are tensor names without `.weight`, `.bias` or `.scale`."""
+    """Records norms and matrix products; names are tensor names without `.weight`, `.bias` or `.scale`."""
 
     config: Config
     row: Architecture
@@ -20,7 +20,7 @@ class Builder:
     recorder: Recorder
 
     def norm(self, name: str, x: Value, eps: float = 0.0) -> Value:
-        """Return the norm of x of the architecture's kind; a nonzero `eps` overrides the model's."""
+        """Return the norm of x, of the architecture's kind; a nonzero `eps` overrides the model's."""
         eps = eps or self.config.eps
         if name in self.tensors:  # PLaMo's norm names have no suffix
             weight = self.tensors.vector(name, x.width)
@@ -33,16 +33,16 @@ class Builder:
         return self.recorder.layer_norm(x, weight, self.tensors.optional(f"{name}.bias", x.width), eps)
 
     def optional_norm(self, name: str, x: Value) -> Value:
-        """Return the norm of x, or x if the file has no norm of that name."""
+        """Return the norm of x, or x if the GGUF has no norm of that name."""
         return self.norm(name, x) if f"{name}.weight" in self.tensors else x
 
     def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
-        """Return (x @ weight.T) * scale + bias; the scale belongs to the matrix, as in NVFP4 files."""
+        """Return (x @ weight.T) * scale + bias; the scale applies to the matrix, as in NVFP4 GGUFs."""
         weight = self.tensors.matrix(f"{name}.weight", rows, columns)
         return self.recorder.linear(x, weight, self.tensors.optional(f"{name}.bias", rows), self.scale(name))
 
     def product(self, name: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
-        """Return x @ weight.T + bias and ignore any scale tensor, as llama.cpp does in newer recurrent models."""
+        """Return x @ weight.T + bias, ignoring any scale tensor, as in llama.cpp for newer recurrent models."""
         return self.recorder.linear(x, self.tensors.folded(f"{name}.weight", rows, x.width), bias)
 
     def rows(self, name: str, x: Value, start: int, stop: int, of: int, scale: float = 1.0) -> Value:
@@ -52,7 +52,7 @@ class Builder:
         return self.recorder.linear(x, weight, bias, scale)
 
     def ffn_linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
-        """Return (x @ weight.T + bias) * scale; llama.cpp's feed-forward scales after the bias."""
+        """Return (x @ weight.T + bias) * scale; llama.cpp's feed-forward scales after adding the bias."""
         weight = self.tensors.matrix(f"{name}.weight", rows, columns)
         bias = self.tensors.optional(f"{name}.bias", rows)
         scale = self.scale(name) if self.row.ffn_scales else 1.0
@@ -61,6 +61,6 @@ class Builder:
         return self.recorder.scale(self.recorder.linear(x, weight, bias), scale)
 
     def scale(self, name: str) -> float:
-        """Return the number in the tensor `name.scale`, or 1 without such a tensor."""
+        """Return the value of the tensor `name.scale`, or 1 without such a tensor."""
         scale = self.tensors.optional_numbers(f"{name}.scale", 1)
         return 1.0 if scale is None else float(scale[0])

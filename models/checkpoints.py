@@ -1,4 +1,4 @@
-"""The layers of Kimi K3: each block reads a mix of saved earlier rows (checkpoints) and the residual stream.
+"""The layers of Kimi K3: each block reads a mix of the residual stream and saved earlier hidden states (checkpoints).
 
 Every n-th layer saves its input as a checkpoint and restarts the residual stream from its attention output. The input
 of a block is the mean of all checkpoints and the stream, weighted by scores (`plan.Blend`).
@@ -16,7 +16,7 @@ from localllm.plan import Value
 class CheckpointRecorder(LayerRecorder):
     """Records one layer, from residual stream to residual stream."""
 
-    # all checkpoints so far, joined in one value; empty before the first
+    # all checkpoints so far, concatenated; empty before the first
     kept: list[Value] = field(default_factory=list)
 
     def end(self, x: Value) -> Value:

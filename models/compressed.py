@@ -1,9 +1,9 @@
-"""Attention of DeepSeek 4: near positions are stored one by one, distant ones as one compressed row per pool.
+"""The attention of DeepSeek 4: recent positions are cached one by one, distant ones as one compressed entry per pool.
 
-All heads read one row per position, which serves as key and value. A layer attends to the rows of a window and to the
-compressed rows of its pools (`plan.Pool`): to all of them, or, with small pools, to those that an indexer selects. Rows
-are rotated and also serve as values, so the head outputs are rotated back. The output matrix is low-rank, with one
-factor per group of heads.
+All heads share one vector per position, which serves as key and value. A layer attends to the positions of a sliding
+window and to the compressed entries of its pools (`plan.Pool`): to all entries, or, with small pools, to the entries
+that an indexer selects. The vectors are rotated although they also serve as values, so the head outputs are rotated
+back. The output matrix is low-rank, with one factor per group of heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localllm.plan import Rope, Value
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention(Attention):
-    """Maps normed rows (T, width) to head outputs (T, heads * head_dim), and these to rows (T, width)."""
+    """Maps normed hidden states (T, width) to head outputs (T, heads * head_dim), and these to (T, width)."""
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder, name = self.builder, f"blk.{layer}.attn_"
@@ -65,7 +65,7 @@ class CompressedAttention(Attention):
         return rope
 
     def pooled(self, name: str, x: Value, size: int, ratio: int, rope: Rope) -> Value:
-        """Return compressed rows (T, size), valid where a pool ends, rotated to the pool's first position."""
+        """Return compressed entries (T, size), valid where a pool ends, rotated to the pool's first position."""
         builder, parts = self.builder, 2 if ratio == OVERLAPPING else 1
         values, scores = (builder.linear(f"{name}_{part}", x, parts * size, x.width) for part in ("kv", "gate"))
         bias = builder.tensors.matrix(f"{name}_ape.weight", ratio, parts * size)
@@ -73,7 +73,7 @@ class CompressedAttention(Attention):
         return self.turned(pooled, size, replace(rope, shift=1 - ratio))
 
     def selection(self, name: str, x: Value, narrow: Value, rope: Rope) -> Value | None:
-        """Return the pools that each row reads, or None for all."""
+        """Return the pools that each token reads, or None for all."""
         builder, own = self.builder, self.builder.config.indexer
         assert own is not None
         assert self.selector is not None
@@ -89,7 +89,7 @@ class CompressedAttention(Attention):
         )
 
     def turned(self, x: Value, size: int, rope: Rope) -> Value:
-        """Rotate the last dimensions of every head; heads are `size` wide."""
+        """Rotate the last dimensions of every head; the head width is `size`."""
         recorder, heads, plain = self.builder.recorder, x.width // size, size - rope.n_rot
         if not plain:
             return recorder.rotate(x, size, rope)

@@ -1,4 +1,4 @@
-"""The shape of a model as plain values; `models.reading` reads it from a file's metadata."""
+"""The configuration of a model as plain values; `models.reading` reads it from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Literal
 
 from localllm.plan import Activation, Gating, GluActivation, NormKind
 
-Pooling = Literal["none", "mean", "cls", "last", "rank"]  # in GGUF's order, which counts from 0
+Pooling = Literal["none", "mean", "cls", "last", "rank"]  # in GGUF's order, which starts at 0
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The rotation of positions (RoPE, arXiv:2104.09864; YaRN, arXiv:2309.00071); `models.rope` computes the angles."""
+    """Rotary position embedding (RoPE, arXiv:2104.09864; YaRN, arXiv:2309.00071); `models.rope` computes the angles."""
 
     n_rot: int  # rotated dimensions per head, even
     base: float
     scaling: RopeScaling
-    factor: float  # context length divided by the trained one
+    factor: float  # context length divided by the trained context length
     original_context: int  # trained context length
-    attention_factor: float  # factor of cosine and sine
+    attention_factor: float  # factor on cosine and sine
     extrapolation: float  # yarn: 1 mixes interpolated and original angles, 0 interpolates all
     beta_fast: float  # yarn: pairs with more rotations over the original context keep their angle
-    beta_slow: float  # yarn: pairs with fewer rotations are interpolated fully
+    beta_slow: float  # yarn: pairs with fewer rotations are fully interpolated
     multiplier: float  # yarn: mscale in the Hugging Face config
     log_multiplier: float  # yarn: mscale_all_dim in the Hugging Face config
     score_multiplier: float  # yarn: multiplier of the temperature whose square scales the scores of latent attention
-    temperature: float  # Ministral 3: queries grow with 1 + temperature * log(1 + position // temperature_length)
+    temperature: float  # Ministral 3: queries are scaled by 1 + temperature * log(1 + position // temperature_length)
     temperature_length: int
-    sections: bool  # M-RoPE: angles also encode image positions; text rotates halves of a head
+    sections: bool  # M-RoPE: angles also encode image positions; for text, it rotates halves of a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class ExpertConfig:
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
     beside: bool  # experts run in parallel with a dense feed-forward
-    limits: tuple[float, ...]  # limits of the activation, by layer; 0: none
-    groups: int  # groups of experts; experts are selected from the best `groups_used` groups
+    limits: tuple[float, ...]  # activation limits per layer; 0: no limit
+    groups: int  # number of expert groups; experts are selected from the best `groups_used` groups
     groups_used: int
     biased_gating: Gating  # gating of layers with a selection bias
     adjugate_group: int = 0  # number of consecutive experts that share an adjugate expert; 0: no adjugates
-    adjugate_scale: float = 0.0  # factor of the sum of adjugate experts
+    adjugate_scale: float = 0.0  # factor on the sum of adjugate experts
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Widths of latent attention; `models.latent` explains it."""
+    """The dimensions of latent attention; `models.latent` explains it."""
 
-    rank: int  # width of the latent row
+    rank: int  # width of the latent vector
     plain: int  # unrotated width of a query or key head
     rotated: int
     value: int  # width of a value head
@@ -64,7 +64,7 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
-    """How positions are selected for attention; `plan.IndexerTopK` defines the terms."""
+    """How positions are selected for sparse attention; `plan.IndexerTopK` defines the terms."""
 
     heads: int
     head_dim: int
@@ -72,33 +72,33 @@ class IndexerConfig:
     block: int
     local: int
     eps: float  # epsilon of the key norm
-    # by layer: the layer whose selection it reads (itself or an earlier one); -1: it reads all positions
+    # per layer, the layer whose selection it uses (itself or an earlier one); -1: dense attention
     chooses: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
-    """The sizes of recurrent mixers; each kind uses some of them."""
+    """The dimensions of recurrent mixers; each kind uses some of them."""
 
-    kernel: int  # rows that a convolution reads
-    inner: int  # values of all heads
+    kernel: int  # convolution taps
+    inner: int  # total width of all heads
     state: int  # width of a key
     heads: int  # number of heads; Mamba-1: rank of the step sizes
     groups: int  # key heads
-    norms: bool  # Mamba-1: norm steps, B and C even if the file has no weights for it
-    rescale: int = 0  # RWKV-6: rows are halved after every `rescale` layers; 0: never
-    bound: float = 0.0  # Kimi Delta Attention: lower bound of log decays, negative; 0: none
-    sign: float = 1.0  # factor that makes the file's slopes of log decays positive
+    norms: bool  # Mamba-1: norm steps, B and C even if the GGUF has no weights for these norms
+    rescale: int = 0  # RWKV-6: hidden states are halved after every `rescale` layers; 0: never
+    bound: float = 0.0  # Kimi Delta Attention: lower bound of log decays, negative; 0: no bound
+    sign: float = 1.0  # factor that makes the stored slopes of log decays positive
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionConfig:
-    """Compressed rows; `models.compressed` explains them."""
+    """Compressed attention; `models.compressed` explains it."""
 
-    ratios: tuple[int, ...]  # positions per pool, by layer; 0: no pools
-    groups: int  # groups of heads, each with a low-rank output matrix
+    ratios: tuple[int, ...]  # positions per pool, per layer; 0: no pools
+    groups: int  # groups of heads, each with its own low-rank output matrix
     rank: int  # rank of the output matrices
-    hashed: int  # number of leading layers that look up a token's experts by its id
+    hashed: int  # number of leading layers that look up a token's experts by its token id
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +110,20 @@ class ConnectionConfig:
     magnitude: float
     written_eps: float
     iterations: int  # 0: the streams are not mixed
-    rank: int = 0  # rank of the matrices that gate the streams; 0: streams have weights instead
+    rank: int = 0  # rank of the matrices that gate the streams; 0: streams are weighted instead
 
 
 @dataclass(frozen=True, slots=True)
 class NgramConfig:
-    """Embeddings of n-grams; `plan.EmbedNgrams` defines the terms, and `models.ngrams` explains them."""
+    """N-gram embeddings; `plan.EmbedNgrams` defines the terms, and `models.ngrams` explains them."""
 
-    layer: int  # the layer that adds them
+    layer: int  # the layer that adds the embeddings
     width: int  # width of one head
     multipliers: tuple[int, ...]
     sizes: tuple[int, ...]
     firsts: tuple[int, ...]
     end: int
-    kernel: int  # taps of the convolution, spaced by the longest n-gram's length
+    kernel: int  # convolution taps, spaced by the length of the longest n-gram
 
     @property
     def rows(self) -> int:
@@ -133,10 +133,10 @@ class NgramConfig:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """Two stacks of layers that alternate: `low` passes of the low stack, then one of the high stack, repeatedly.
+    """Two alternating stacks of layers: `low` passes of the low stack, then one pass of the high stack, repeatedly.
 
-    Each pass has its own keys and values, so layers are counted over all passes. A file holds the blocks of the low
-    stack, which count from 0, then the blocks of the high stack.
+    Each pass has its own KV cache, so layers are counted over all passes. The GGUF contains the blocks of the low
+    stack, numbered from 0, then the blocks of the high stack.
     """
 
     layers: int  # layers per stack
@@ -147,19 +147,19 @@ class StackConfig:
         return layer // self.layers % (self.low + 1) == self.low
 
     def block(self, layer: int) -> int:
-        """Return the number of the block that holds the layer's tensors."""
+        """Return the block number of the layer's tensors."""
         return layer % self.layers + (self.layers if self.high(layer) else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    """All layers run several times, each time with their own keys and values: layers are counted over all passes."""
+    """All layers run several times, each time with their own KV cache; layers are counted over all passes."""
 
-    layers: int  # layers in the file
+    layers: int  # number of layers in the GGUF
     normed: bool  # the output norm is also applied between passes
 
     def block(self, layer: int) -> int:
-        """Return the number of the block that holds the layer's tensors."""
+        """Return the block number of the layer's tensors."""
         return layer % self.layers
 
 
@@ -168,12 +168,12 @@ class DecoderConfig:
     """The decoder of an encoder-decoder model."""
 
     layers: int
-    start: int  # the token that starts the decoder's text
+    start: int  # decoder start token
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The shape of a transformer; tuples hold one entry per layer."""
+    """The configuration of a transformer; tuples have one entry per layer."""
 
     architecture: str
     layers: int
@@ -183,52 +183,52 @@ class Config:
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
-    window_latent: LatentConfig | None  # widths in layers with a window
+    window_latent: LatentConfig | None  # widths in sliding-window layers
     indexer: IndexerConfig | None
-    kv_layer: tuple[int, ...]  # by layer: the layer whose keys and values it reads, itself or an earlier one
+    kv_layer: tuple[int, ...]  # per layer, the layer whose KV cache it reads: itself or an earlier one
     ffn_width: tuple[int, ...]
     vocabulary: int
     context_length: int
     eps: float
     rope: RopeConfig
-    window_rope: RopeConfig  # rotation in layers with a window
+    window_rope: RopeConfig  # rotation in sliding-window layers
     rotated: tuple[bool, ...]
-    windows: tuple[int, ...]  # number of positions that a row attends to; 0: all
+    windows: tuple[int, ...]  # window size per layer; 0: full attention
     attention_scale: tuple[float, ...]
     norm: NormKind
-    alibi: float  # largest ALiBi bias; 0: none
-    buckets: int  # buckets of the relative position bias; 0: none
+    alibi: float  # maximum ALiBi bias; 0: no ALiBi
+    buckets: int  # buckets of the relative position bias; 0: no bias
     unit_qk_norm: bool  # norm queries and keys of rotated layers, without weights
-    limits: tuple[float, ...]  # limits of dense feed-forwards, by layer; 0: none
-    # (positive, negative, beta, eps) by layer; empty for other activations
+    limits: tuple[float, ...]  # activation limits of dense feed-forwards per layer; 0: no limit
+    # (positive, negative, beta, eps) per layer; empty for other activations
     xielu: tuple[tuple[float, float, float, float], ...]
-    attention_softcap: float  # 0: none
+    attention_softcap: float  # 0: no cap
     value_scale: float
-    clamp: float  # bound of queries, keys and values; 0: none
-    logit_softcap: float  # 0: none
+    clamp: float  # bound of queries, keys and values; 0: no bound
+    logit_softcap: float  # 0: no cap
     embedding_scale: float
     residual_scale: float
     logit_scale: float
     experts: ExpertConfig | None
-    norms_follow: bool  # norms follow attention and feed-forward instead of preceding them
-    parallel: bool  # attention and feed-forward read the same rows
+    norms_follow: bool  # post-norm: norms follow attention and feed-forward instead of preceding them
+    parallel: bool  # attention and feed-forward read the same input
     streams: int  # AltUp streams; 0: no AltUp
-    active_stream: int  # the AltUp stream that layers compute with
+    active_stream: int  # index of the AltUp stream that layers compute
     connections: ConnectionConfig | None
     ngrams: NgramConfig | None
     compression: CompressionConfig | None
-    checkpoint_interval: int  # rows are saved for later layers every `checkpoint_interval` layers; 0: never
+    checkpoint_interval: int  # interval of layers at which the layer input is saved for later layers; 0: never
     cap_ratio: float  # activation "situ": cap of up divided by cap of gate; otherwise 1
-    # standard deviations above the mean that gates must exceed; None: all gates count
+    # standard deviations above the mean that active gates must exceed; None: all gates are active
     sparsity: tuple[float | None, ...]
-    per_layer_width: int  # width of a layer's slice of the per-layer embeddings; 0: none
+    per_layer_width: int  # width of a layer's slice of the per-layer embeddings; 0: no such embeddings
     recurrent: RecurrentConfig | None
     stacks: StackConfig | LoopConfig | None  # layers that run several times
-    decoder: DecoderConfig | None  # follows the layers
+    decoder: DecoderConfig | None  # decoder of an encoder-decoder model
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether the layer has a recurrent mixer
-    nextn_layers: int  # number of next-token heads, which are the file's last layers (`models.next_token`)
-    causal: bool  # rows do not attend to later rows
+    nextn_layers: int  # number of multi-token-prediction heads, the last layers in the GGUF (`models.next_token`)
+    causal: bool  # causal attention
     activation: Activation | Literal["xielu"]  # activation of dense feed-forwards
-    pooling: Pooling  # how token embeddings become one embedding of a text
-    classifier_pooling: Pooling  # the same, for the input of a classifier
+    pooling: Pooling  # how a text's token embeddings become one embedding
+    classifier_pooling: Pooling  # pooling of a classifier's input

@@ -1,4 +1,4 @@
-"""The layers of models with hyper-connections (arXiv:2409.19606): several residual streams instead of one.
+"""Layers with hyper-connections (arXiv:2409.19606): several residual streams instead of one.
 
 Each block reads a weighted sum of the streams, and its output is added to every stream with a weight. The streams may
 also be mixed by a matrix whose rows and columns sum to about 1 (mHC, arXiv:2512.24880). All these weights are computed
@@ -28,7 +28,7 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRecorder(LayerRecorder):
-    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
+    """Records a layer on hidden states (T, streams * width), and the conversion from one stream to all and back."""
 
     def begin(self, x: Value) -> Value:
         """Return the streams, all equal to x."""
@@ -36,7 +36,7 @@ class ConnectionRecorder(LayerRecorder):
         return self.builder.recorder.mix(x, 1, self.builder.tensors.numbers(f"ones({count})", [1.0] * count))
 
     def end(self, streams: Value) -> Value:
-        """Return a weighted sum of the streams, or their mean if the file has no weights for it."""
+        """Return a weighted sum of the streams, or their mean if the GGUF has no weights for the sum."""
         recorder, tensors, count = self.builder.recorder, self.builder.tensors, self.own.streams
         if f"{HEAD}_fn.weight" in tensors:
             return recorder.mix(streams, count, self.coefficients(streams, HEAD, 1))
@@ -73,7 +73,7 @@ class ConnectionRecorder(LayerRecorder):
         return Shares(recorder.mix(streams, count, read), written, mixed)
 
     def wanted(self, shares: Shares) -> Shares:
-        """Return the coefficients of the rows whose logits are requested; `read` is not needed any more."""
+        """Return the coefficients for the tokens whose logits are requested; `read` is no longer needed."""
         select = self.builder.recorder.select_rows
         mixed = None if shares.mixed is None else select(shares.mixed)
         return shares._replace(written=select(shares.written), mixed=mixed)

@@ -1,7 +1,8 @@
-"""The decoder of T5 (arXiv:1910.10683): its layers attend to the decoded tokens, then to the encoder's rows.
+"""The decoder of T5 (arXiv:1910.10683): its layers attend to the decoded tokens, then to the encoder's output.
 
-The cross-attention keys and values, computed from the encoder's rows, are cached at the positions of the encoded text.
-Decoded tokens take the positions after it: relative position biases depend only on distances, so the start is free.
+The cross-attention keys and values, computed from the encoder's output, are cached at the positions of the encoded
+text. Decoded tokens take the positions after it: relative position biases depend only on distances, so any start
+position works.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from localllm.plan import Value, Weight
 
 
 def decoder_of(builder: Builder, tensors: Tensors) -> Decoder:
-    """Return the decoder of a model whose encoder has this builder; `tensors` have the decoder's names."""
+    """Return the decoder for the encoder with this builder; `tensors` use the decoder's names."""
     own = Builder(_config(builder.config), builder.row, tensors, builder.recorder)
     return Decoder(own, FromText(own, NOT_ROTATED, NOT_ROTATED, after=True), FeedForward(own))
 
 
 def _config(config: Config) -> Config:
-    """Return the decoder's config: causal layers like the encoder's first one, without windows and rotation."""
+    """Return the decoder's config: causal layers like the encoder's first layer, without sliding
+    windows and rotation."""
     assert config.decoder is not None
     count = config.decoder.layers
 
@@ -42,7 +44,7 @@ class FromText(Attention):
     """Self-attention over the decoded tokens, and cross-attention to the text."""
 
     def remember(self, text: Value, layer: int) -> int:
-        """Store the cross-attention keys and values of the encoder's rows; return their cache layer."""
+        """Cache the cross-attention keys and values of the encoder's output; return their cache layer."""
         config, recorder, name = self.builder.config, self.builder.recorder, f"blk.{layer}.cross_attn_"
         heads = config.kv_heads[layer]
         k, v = (
@@ -60,14 +62,14 @@ class FromText(Attention):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Records the decoder, from T decoded tokens to the rows whose logits are requested."""
+    """Records the decoder, from T decoded tokens to the hidden states of tokens whose logits are requested."""
 
     builder: Builder
     attention: FromText
     feed_forward: FeedForward
 
     def record(self, text: Value, table: Weight) -> Value:
-        """Record all layers. `text` is the encoder's rows, and `table` holds the token embeddings."""
+        """Record all layers. `text` is the encoder's output, `table` the token embedding matrix."""
         recorder, count = self.builder.recorder, self.builder.config.layers
         stored = [self.attention.remember(text, layer) for layer in range(count)]
         recorder.end_encoder()
@@ -90,5 +92,5 @@ class Decoder:
 
 
 def tensors_of(checked: Tensors) -> Tensors:
-    """Return the same file's tensors under the decoder's names."""
+    """Return the GGUF's tensors under the decoder's names."""
     return checked.renamed(partial(name_in_stack, "dec"))

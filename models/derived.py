@@ -1,4 +1,5 @@
-"""Weights that no file holds directly: made in memory, or computed from a file's tensors as their rows are read."""
+"""Weights that are not stored in the GGUF: constants, or tensors computed from the GGUF's tensors
+when they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from localllm.plan import Weight
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A vector in memory as a tensor."""
+    """A constant vector as a tensor."""
 
     name: str
     values: tuple[float, ...]
@@ -30,7 +31,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A matrix of float32 numbers in memory as a tensor."""
+    """A constant float32 matrix as a tensor."""
 
     name: str
     values: NDArray[np.float32]
@@ -63,7 +64,7 @@ class Shaped:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One number per head, repeated to a row of `width`."""
+    """One value per head, broadcast to `width` values."""
 
     weight: Weight  # (heads,) or (heads, 1)
     width: int
@@ -86,7 +87,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A stack (experts, rows, columns) in which each matrix serves a group of consecutive experts."""
+    """A stack (experts, rows, columns) in which a group of consecutive experts shares one matrix."""
 
     stack: Weight
     group: int
@@ -114,7 +115,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Dilated:
-    """A convolution kernel with zeros between its numbers, float32."""
+    """A dilated convolution kernel with zeros between its taps, float32."""
 
     weight: Weight  # (channels, count)
     step: int
@@ -136,7 +137,7 @@ class Dilated:
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """The reciprocals of a vector's numbers."""
+    """The reciprocals of a vector's values."""
 
     weight: Weight
     format: str = "F32"
@@ -157,7 +158,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """ALiBi slopes: a geometric series down to 2^-steepness, with steps in between for heads beyond a power of two."""
+    """ALiBi slopes: a geometric series down to 2^-steepness; heads beyond a power of two get the steps in between."""
 
     heads: int
     steepness: float
@@ -172,14 +173,14 @@ class Slopes:
         return (self.heads,)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
+        power = 1 << self.heads.bit_length() - 1  # largest power of two not above the number of heads
         steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # exponents in half steps
         return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The first `rows` rows of every `of` rows of a matrix, transposed, as a tensor (heads, columns, rows)."""
+    """The first `rows` of every `of` rows of a matrix, transposed to a stack (heads, columns, rows)."""
 
     matrix: Weight
     format: str

@@ -1,7 +1,7 @@
 """T5's relative position bias (arXiv:1910.10683) and tensor names.
 
-A file holds a score bias for each bucket of distances and each head. Each short distance has its own bucket, longer
-ones share buckets, and all distances from FARTHEST share the last.
+The GGUF contains a score bias for each bucket of distances and each head. Each short distance has its own bucket,
+longer distances share buckets, and all distances from FARTHEST on share the last.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FARTHEST = 128
 
 
 def name_in_stack(stack: str, name: str) -> str:
-    """Return the file's name of a layer tensor in the encoder ("enc") or in the decoder ("dec")."""
+    """Return the GGUF's name of a layer tensor in the encoder ("enc") or in the decoder ("dec")."""
     return f"{stack}.{name.replace('attn_output.', 'attn_o.')}" if name.startswith("blk.") else name
 
 
 def by_distance(numbers: Weight, causal: bool) -> Weight:
-    """Expand biases by bucket (buckets, heads) to biases by distance -FARTHEST..FARTHEST, (heads, 2 FARTHEST + 1).
+    """Expand biases per bucket (buckets, heads) to biases per distance -FARTHEST..FARTHEST, (heads, 2 FARTHEST + 1).
 
-    A distance is key position minus query position. If `causal`, all buckets are for keys behind the query; otherwise
-    half of them are.
+    A distance is key position minus query position. If `causal`, all buckets are for earlier keys; otherwise half of
+    the buckets are.
     """
     return Weight.of(_ByDistance(numbers, causal))
 
@@ -36,11 +36,11 @@ def bucket(distance: int, buckets: int, causal: bool) -> int:
     behind = max(-distance, 0) if causal else abs(distance)
     if not causal:
         buckets //= 2
-    exact = buckets // 2  # each smaller distance has its own bucket
+    exact = buckets // 2  # smaller distances each have their own bucket
     first = buckets if distance > 0 and not causal else 0
     if behind < exact:
         return first + behind
-    # The other buckets are even steps of the logarithm. Compare integer powers, which are exact.
+    # The other buckets are even steps of the logarithm. Integer powers are compared, because they are exact.
     shared, step = buckets - exact, 0
     while step < shared - 1 and behind**shared * exact ** (step + 1) >= FARTHEST ** (step + 1) * exact**shared:
         step += 1

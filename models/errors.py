@@ -1,4 +1,4 @@
-"""The error of this package: a model file does not hold what its architecture requires."""
+"""The error of this package: the GGUF does not match its architecture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from localllm.base.printable import printable
 
 
 class ModelError(Exception):
-    """A missing, out-of-range or unsupported key or tensor; the message has the found and expected values."""
+    """A missing, out-of-range or unsupported key or tensor; the message gives the expected and found values."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

@@ -11,17 +11,17 @@ from localllm.models.builder import Builder
 from localllm.models.config import ExpertConfig
 from localllm.plan import Stack, Value, Weight
 
-_SHARED = "_shexp"  # suffix of the names of a shared expert
+_SHARED = "_shexp"  # suffix of a shared expert's tensor names
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """Maps normed rows (T, width) to rows (T, width)."""
+    """Maps normed hidden states (T, width) to the feed-forward's output (T, width)."""
 
     builder: Builder
 
     def __call__(self, x: Value, layer: int, residual: Value, before: Value) -> Value:
-        """Return the feed-forward of x, the normed rows of `residual`; `before` is the layer's input."""
+        """Return the feed-forward of x, the normed hidden states of `residual`; `before` is the layer's input."""
         builder, name, experts = self.builder, f"blk.{layer}.", self.builder.config.experts
         if experts is None or name + "ffn_gate_inp.weight" not in builder.tensors:
             return self.dense(layer, x, builder.config.ffn_width[layer], sparsity=builder.config.sparsity[layer])
@@ -43,7 +43,8 @@ class FeedForward:
         return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
 
     def latent(self, name: str, x: Value, experts: Callable[[Value], Value]) -> Value:
-        """Return `experts(x)`, on a down-projected x if the file has latent projections (Nemotron 3 Super, Kimi K3)."""
+        """Return `experts(x)`, with a down-projected x if the GGUF has latent projections (Nemotron
+        3 Super, Kimi K3)."""
         builder, tensors = self.builder, self.builder.tensors
         kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in tensors), "")
         if not kind:
@@ -55,7 +56,9 @@ class FeedForward:
         )
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
-        """Return the dense feed-forward plus the experts; experts and router norm the residual stream themselves."""
+        """Return the dense feed-forward plus the experts; experts and router have their own norms of the residual
+        stream.
+        """
         builder, name = self.builder, f"blk.{layer}."
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         dense = builder.norm(name + "post_ffw_norm_1", self.dense(layer, x, config.ffn_width[layer]))
@@ -66,7 +69,7 @@ class FeedForward:
         return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(layer, own, router, experts)))
 
     def dense(self, layer: int, x: Value, inner: int, suffix: str = "", sparsity: float | None = None) -> Value:
-        """Return the down projection of the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
+        """Return the down-projected output of a dense feed-forward with separate, fused or only up matrices."""
         builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
         name = f"blk.{layer}."
         up_name = f"{name}ffn_up{suffix}"
@@ -82,7 +85,7 @@ class FeedForward:
                 hidden = self.gated(gate, up, layer)
             case "plain":
                 hidden = self.activated(builder.ffn_linear(up_name, x, inner, width), layer)
-                if name + "ffn.act.scales" in builder.tensors:  # MPT's AWQ scales
+                if name + "ffn.act.scales" in builder.tensors:  # AWQ scales of MPT
                     hidden = recorder.scale_columns(hidden, builder.tensors.inverse(name + "ffn.act.scales", inner))
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
@@ -114,7 +117,7 @@ class FeedForward:
         return recorder.activate(x, activation)
 
     def shared(self, layer: int, x: Value, inner: int, suffix: str) -> Value:
-        """Return the shared expert's output for every token, gated if the file has a gate."""
+        """Return the shared expert's output for every token, gated if the GGUF has a gate."""
         builder, name = self.builder, f"blk.{layer}."
         y = self.dense(layer, x, inner // 2 if self.form(layer, suffix, inner) == "fused" else inner, suffix)
         if name + "ffn_gate_inp_shexp.weight" not in builder.tensors:
@@ -133,7 +136,7 @@ class FeedForward:
             assert up.scale is None, "scaled for the unit alone"
             up = replace(up, scale=tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count))
         bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
-        bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # Hunyuan 3's name
+        bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # Hunyuan 3's tensor name
         return recorder.experts(
             x,
             router,
@@ -165,8 +168,8 @@ class FeedForward:
     def with_adjugates(self, layer: int, y: Value, x: Value, router: Value, experts: ExpertConfig) -> Value:
         """Return y plus the sum of the adjugate experts of the selected groups (Grove MoE, arXiv:2508.07785).
 
-        An adjugate expert reads the same rows x. It runs once for each selected expert of its group, with that expert's
-        weight.
+        An adjugate expert reads the same input x. It is added once for each selected expert of its group, with that
+        expert's routing weight.
         """
         recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
         inner, group = tensors.height(f"{name}up_chexps.weight"), experts.adjugate_group
@@ -182,17 +185,18 @@ class FeedForward:
         return recorder.add(y, own)
 
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
-        """Return the stacks of gate and up matrices: two tensors, or one fused tensor with the gate rows first."""
+        """Return the stacks of gate and up matrices, from two tensors or from a fused tensor with
+        the gate rows first."""
         tensors = self.builder.tensors
         fused = tensors.height(name + "ffn_gate_up_exps.weight")
         if not fused:
             inner = tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
-            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads one of the two
+            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads only one of the two
                 return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight
-        scale = self.stack_scale(name + "ffn_up_exps", experts)  # scale of both
+        scale = self.stack_scale(name + "ffn_up_exps", experts)  # scale of both matrices
         first, second = (both.rows_of_each(fused, at, at + fused // 2) for at in (0, fused // 2))
         return Stack(first, scale), Stack(second, scale)
 

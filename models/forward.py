@@ -1,7 +1,7 @@
-"""The forward pass: walk the layers of a transformer and record every operation; `models.layers` records a layer.
+"""Records the forward pass of a transformer as a plan, layer by layer; `models.layers` records a layer.
 
-The tensors in the file (biases, q/k norms, experts, output matrix, frequency factors) decide what is recorded;
-`Architecture` decides the rest.
+The tensors in the GGUF (biases, q/k norms, experts, output matrix, frequency factors) and the `Architecture` decide
+what is recorded.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def record(
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
-    `context` is the number of positions that the plan will serve (default: the model's own). It selects one of two sets
-    of frequency factors if a model has two. Encoders return embeddings (T, width) instead of logits; other models do so
-    with `embeddings`. With `every_row` the plan's hidden rows are all rows of a batch, as a next-token head needs, and
-    not only the rows whose logits are requested.
+    `context` is the number of positions that the plan will serve (default: the model's). If a model has two sets of
+    frequency factors, it selects one of them. Encoders return embeddings (T, width) instead of logits; other models do
+    so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
+    multi-token-prediction heads need, and not only the tokens whose logits are requested.
     """
     _check_layers(config, tensors)
     checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()
@@ -66,7 +66,7 @@ def record(
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
     x = _with_type(builder, x)
     x = _with_positions(builder, x, context or config.context_length)
-    if architecture.output_norm != "token_embd_norm":  # LFM2's name of the output norm
+    if architecture.output_norm != "token_embd_norm":  # LFM2's name for the output norm
         x = builder.optional_norm("token_embd_norm", x)
     embedding = x
     per_layer = PerLayer(builder) if config.per_layer_width else None
@@ -98,14 +98,16 @@ def record(
 
 
 def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ModelError for files of next-token heads alone, which llama.cpp's converter writes with `--mtp`."""
+    """Raise ModelError for GGUFs that contain only multi-token-prediction heads, written by llama.cpp's converter with
+    `--mtp`.
+    """
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
     if config.nextn_layers and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
         raise ModelError(f"{first}: the file holds next-token heads and no layers; open the file of the model itself")
 
 
 def _stored(config: Config, architecture: Architecture) -> Callable[[str], str]:
-    """Return the function from a tensor name to the file's name of it."""
+    """Return the function that maps a tensor name to its name in the GGUF."""
     if architecture.stack:
         return partial(name_in_stack, architecture.stack)
     return str if config.stacks is None else partial(stored_name, config.stacks)
@@ -134,9 +136,9 @@ def _recurrence(builder: Builder) -> Recurrence:
 def finish(
     builder: Builder, x: Value, norm: str, output: str, every_row: bool = False, hidden: Value | None = None
 ) -> Plan:
-    """Finish the plan with the named norm and output matrix; `every_row` selects the requested rows here.
+    """Finish the plan with the named norm and output matrix; `every_row` selects the requested tokens here.
 
-    `hidden` is the input of next-token heads, if it differs from the output's.
+    `hidden` is the input of multi-token-prediction heads if it differs from the output's input.
     """
     normed = builder.norm(norm, x) if norm else x
     wanted = builder.recorder.select_rows(normed) if every_row else normed
@@ -146,7 +148,8 @@ def finish(
 
 
 def _logits(builder: Builder, x: Value, name: str) -> Value:
-    """Return the logits of normed rows; a file without the named matrix uses the embedding table."""
+    """Return the logits of normed hidden states; without the named matrix, the output is tied to
+    the embedding table."""
     config, recorder, tensors = builder.config, builder.recorder, builder.tensors
     given = f"{name}.weight" in tensors
     rows = config.vocabulary
@@ -195,12 +198,12 @@ def _with_type(builder: Builder, x: Value) -> Value:
     if not count:
         return x
     first = builder.tensors.rows(name, 0, 1, count, x.width)
-    # positions beyond the end read the last row
+    # positions past the table's end read its last row
     return builder.recorder.add(x, builder.recorder.embed(first, positions=True))
 
 
 def _with_positions(builder: Builder, x: Value, context: int) -> Value:
-    """Add position embeddings if the file has them."""
+    """Add learned position embeddings if the GGUF has them."""
     name, count = "position_embd.weight", builder.tensors.height("position_embd.weight")
     if not count:
         return x
@@ -211,7 +214,7 @@ def _with_positions(builder: Builder, x: Value, context: int) -> Value:
 
 
 def _skip(builder: Builder, embedding: Value, x: Value, layer: int) -> Value:
-    """Add the embedding after a layer, times the layer's scale."""
+    """Add the token embedding after a layer, times the layer's scale."""
     name, recorder = f"blk.{layer}.layer_output_scale.weight", builder.recorder
     scale = builder.tensors.optional_numbers(name, 1)
     if scale is None:
@@ -221,7 +224,7 @@ def _skip(builder: Builder, embedding: Value, x: Value, layer: int) -> Value:
 
 
 def _still(config: Config, architecture: Architecture) -> Ropes:
-    """Return rotations by angle 0 that only apply the position-dependent temperature of queries, if there is one."""
+    """Return rotations by angle 0 that only apply the position-dependent query temperature, if there is one."""
     if architecture.unrotated_temperature is None or not any(config.windows):
         return NOT_ROTATED
     (growth, length), head_dim = architecture.unrotated_temperature, config.head_dim[0]
@@ -233,7 +236,7 @@ def _still(config: Config, architecture: Architecture) -> Ropes:
 
 
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
-    """Return divisors of the frequencies: one set for all contexts, or one of the short and long sets."""
+    """Return the frequency factors: one set for all contexts, or the short or long set."""
     beyond = "long" if context > config.rope.original_context else "short"
     most = max(config.rope.n_rot, config.window_rope.n_rot) // 2
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
@@ -246,7 +249,7 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
 
 
 def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
-    """Return the rotations of queries and of keys; at most a temperature of the queries sets them apart."""
+    """Return the rotations of queries and of keys, which differ at most by the query temperature."""
     if rope.temperature and config.latent is None and {rope.n_rot} != set(config.head_dim):
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "

@@ -1,4 +1,4 @@
-"""The pooling head: combines token embeddings into one vector per text, then applies the file's matrices.
+"""The pooling head: combines token embeddings into one vector per text, then applies the GGUF's head matrices.
 
 A classifier turns the vector into scores (rerankers); dense layers transform it (EmbeddingGemma).
 """
@@ -20,13 +20,13 @@ from localllm.plan import Tensor, Weight
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-_MAX_FEATURES = 1 << 16  # rows of a dense layer; known models have 3072
-_MAX_LABELS = 1 << 16  # scores of a classifier; known models have 1 or 2
+_MAX_FEATURES = 1 << 16  # maximum rows of a dense layer; known models have 3072
+_MAX_LABELS = 1 << 16  # maximum scores of a classifier; known models have 1 or 2
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingHead:
-    """The matrices after pooling; None if the file lacks them. A classifier has at least one of the first two."""
+    """The matrices after pooling; None if the GGUF lacks them. A classifier has at least one of the first two."""
 
     classifier: Weight | None  # (rows, width)
     output: Weight | None  # (labels, rows of the classifier, or width)
@@ -80,7 +80,7 @@ def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:
 
 
 class Pooler:
-    """Combines the embeddings of a text's tokens into one vector, as one model defines it."""
+    """Combines the token embeddings of a text into one vector, as the model specifies."""
 
     def __init__(self, config: Config, head: PoolingHead) -> None:
         self._config, self.ranks = config, head.ranks
@@ -90,9 +90,9 @@ class Pooler:
         self._classifier_norm = _given(head.classifier_norm)
 
     def __call__(self, rows: F32, pooling: Pooling) -> F32:
-        """Return one float32 vector for the rows (T, width): an embedding, or scores if `pooling` is "rank".
+        """Return one float32 vector for hidden states (T, width): an embedding, or scores if `pooling` is "rank".
 
-        With "none", return a vector for every row, (T, width).
+        With "none", return a vector per token, (T, width).
         """
         x = _pooled(rows.astype(np.float64), self._config.classifier_pooling if pooling == "rank" else pooling)
         if pooling == "rank":
@@ -102,7 +102,7 @@ class Pooler:
         return x.astype(np.float32)
 
     def _scores(self, x: F64) -> F64:
-        """Return the classifier's scores: one number per label; some rerankers return probabilities."""
+        """Return the classifier's scores, one per label; some rerankers return probabilities."""
         modern = self._config.architecture == "modern-bert"
         if self._classifier is not None:
             x = _plus(self._classifier @ x, self._classifier_bias)
@@ -118,11 +118,11 @@ class Pooler:
         return x
 
 
-_PROBABILITIES = ("qwen3", "qwen3vl")  # their rerankers score "yes" against "no"
+_PROBABILITIES = ("qwen3", "qwen3vl")  # rerankers that compare the tokens "yes" and "no"
 
 
 def unit(x: F32) -> F32:
-    """Return x (..., width) divided by its Euclidean length; zeros stay zeros."""
+    """Return x (..., width) divided by its L2 norm; zero vectors stay zero."""
     length = np.sqrt((x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
     return np.asarray(x / np.where(length > 0.0, length, 1.0), np.float32)
 
@@ -153,7 +153,7 @@ def _given(weight: Weight | None) -> F64 | None:
 
 
 def _values(weight: Weight) -> F64:
-    """Return the float64 numbers of a matrix (rows, columns), or of a vector (width,)."""
+    """Return the float64 values of a matrix (rows, columns), or of a vector (width,)."""
     rows = weight.shape[0] if len(weight.shape) > 1 else 1
     values = quant.dequantize(weight.read(0, rows), weight.format).astype(np.float64)
     return values if len(weight.shape) > 1 else values[0]

@@ -1,11 +1,11 @@
-"""The indexer of a layer (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556): selects positions for attention.
+"""The indexer of sparse attention (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556) selects top-k positions.
 
 It has small queries and one small key per position, in its own cache, and selects the positions with the highest scores
 (`plan.IndexerTopK`). Some layers reuse the selection of an earlier layer. If the context is so short that every
-position would be selected, nothing is recorded: attention reads all positions, and the indexer costs nothing.
+position would be selected, no indexer is recorded, and attention is dense.
 
-DeepSeek's models rotate queries and keys by a Hadamard matrix before they round them to FP8. Scores are the same
-without it, so only the cache types that need the rotation apply it (`backends.cache`).
+DeepSeek models rotate queries and keys by a Hadamard matrix before rounding them to FP8. The rotation does not change
+scores, so only the cache types that need it apply it (`backends.cache`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from localllm.plan import Rope, Value
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Records the selection of positions of each layer."""
+    """Records the selection of positions for each layer."""
 
     builder: Builder
     config: IndexerConfig
     row: Indexer
     context: int  # number of positions that the plan serves
-    chosen: dict[int, Value] = field(default_factory=dict)  # selections by layer
+    chosen: dict[int, Value] = field(default_factory=dict)  # selection by layer
 
     @property
     def each(self) -> bool:
@@ -61,35 +61,35 @@ class Selector:
 
     @property
     def every(self) -> int:
-        """Positions per key in the cache: the pool size if it is 2 or 4, which fill whole vectors, otherwise 1."""
+        """Positions per key in the cache: the pool size if it is 2 or 4, which fill whole SIMD vectors, otherwise 1."""
         return self.config.block if self.row.pooled and self.config.block in (2, 4) else 1
 
     def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Select blocks of positions separately per KV head (MiniMax M3)."""
+        """Select blocks of positions per KV head (MiniMax M3)."""
         own, recorder = self.config, self.builder.recorder
         q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
         layer = recorder.append_index(k)
         return recorder.indexer_top_k(q, None, layer, own.heads, own.count, own.block, own.local)
 
     def by_means(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Select pools of positions by the mean of their keys, rotated to the pool's first position (Qwen 4)."""
+        """Select pools of positions by their mean key, rotated to the pool's first position (Qwen 4)."""
         own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
         (_, heads), (_, one) = self.parts
         q = self.placed(name + "q", self.projected(name + "q", x, heads), rope)
         k = self.projected(name + "k", x, one)
         same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)
-        # a pool's key is stored at its last position
+        # a pool's key is cached at its last position
         first = None if rope is None else replace(rope, shift=1 - own.block)
         k = self.placed(name + "k", recorder.pool(k, recorder.scale(k, 0.0), same), first)
         share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
-        weights = recorder.embed(share, positions=True)  # positions beyond the end read the last row
+        weights = recorder.embed(share, positions=True)  # positions past the table's end read its last row
         return recorder.indexer_top_k(
             q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, pooled=True
         )
 
     @property
     def parts(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """The (name, number of heads) of queries and keys."""
+        """The (name, number of heads) of queries and of keys."""
         return ("q", self.config.heads), ("k", 1)
 
     def projected(self, name: str, x: Value, heads: int) -> Value:
@@ -129,7 +129,7 @@ class Selector:
         )
 
     def weights(self, name: str, x: Value) -> Value:
-        """Return the weights of the indexer's heads in the sum of their scores."""
+        """Return the weight of each indexer head in the sum of their scores."""
         own = self.config
         proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
         return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))

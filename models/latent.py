@@ -1,9 +1,10 @@
-"""Latent attention (MLA, arXiv:2405.04434): all heads read one latent row per position instead of keys and values.
+"""Multi-head latent attention (MLA, arXiv:2405.04434): all heads share one cached latent vector per position.
 
-A head's key is a matrix times the latent row, followed by rotated numbers that all heads share; its value is another
-matrix times the latent row. Both matrices are absorbed: the first multiplies the queries, the second multiplies the
-attention output. Attention then has one KV head: its keys are the latent row and the rotated numbers, its values the
-latent row. Prefill and decode use the same form, so results do not depend on the chunk size, bit for bit.
+A head's key is a matrix times the latent vector, concatenated with a rotated part that all heads share; its value is
+another matrix times the latent vector. Both matrices are absorbed: the first is applied to the queries, the second to
+the attention output. Attention then has a single KV head whose keys are the latent vector and the rotated part, and
+whose values are the latent vector. Prefill and decode use the same form, so results are bitwise independent of the
+chunk size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from localllm.plan import Rope, Value, Weight
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Attention):
-    """Maps normed rows (T, width) to latent head outputs (T, heads * latent width), and these to rows (T, width)."""
+    """Maps normed hidden states (T, width) to latent head outputs (T, heads * latent width), and
+    these to (T, width)."""
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder
@@ -50,7 +52,7 @@ class LatentAttention(Attention):
         return recorder.glu(gate, values, builder.row.gated or "sigmoid")
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """Apply the value matrices, unless gating has already done so, then the output matrix."""
+        """Apply the value matrices unless gating has already done so, then the output projection."""
         return Attention.output(self, mixed if self.gated(layer) else self.values(mixed, layer), layer)
 
     def gated(self, layer: int) -> bool:
@@ -67,7 +69,7 @@ class LatentAttention(Attention):
         return latent
 
     def narrow(self, name: str, x: Value) -> Value:
-        """Return the input of the query matrix: x, or the normed down-projection of x."""
+        """Return the input of the query projection: x, or the normed down-projection of x."""
         builder, rank = self.builder, self.builder.tensors.height(name + "q_a.weight")
         return builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width)) if rank else x
 
@@ -90,11 +92,13 @@ class LatentAttention(Attention):
         return builder.recorder.linear(x, weight.rows_of_each(of, 0, latent.plain), None, scale), rotated
 
     def turned(self, x: Value, rope: Rope | None) -> Value:
-        """Rotate all dimensions of every head; heads are `rope.n_rot` wide."""
+        """Rotate all dimensions of every head; the head width is `rope.n_rot`."""
         return x if rope is None else self.builder.recorder.rotate(x, rope.n_rot, rope)
 
     def key_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
-        """Return the key matrices (heads, latent width, plain): a tensor, or transposed rows of `kv_b`."""
+        """Return the absorbed key matrices (heads, latent width, unrotated width): a tensor, or transposed rows of
+        `kv_b`.
+        """
         tensors = self.builder.tensors
         if name + "kv_b.weight" not in tensors:
             return self.matrices(name + "k_b", heads, latent.rank, latent.plain)
@@ -110,13 +114,13 @@ class LatentAttention(Attention):
         return replace(both.rows_of_each(of, latent.plain, of), shape=(heads, latent.value, latent.rank))
 
     def matrices(self, name: str, heads: int, rows: int, columns: int) -> Weight:
-        """Return a stack of matrices; files leave out the dimension of a single head."""
+        """Return a stack of matrices; GGUFs of models with a single head omit the first dimension."""
         shapes = [(heads, rows, columns), *([(rows, columns)] if heads == 1 else [])]
         return replace(self.builder.tensors.either(name + ".weight", *shapes), shape=(heads, rows, columns))
 
 
 def _at_rest(rope: Rope | None, width: int) -> Rope | None:
-    """Return a rotation by angle 0 that applies the temperature of the queries; None without a temperature."""
+    """Return a rotation by angle 0 that only applies the query temperature; None without a temperature."""
     if rope is None or not rope.temperature:
         return None
     return replace(rope, n_rot=width, inverse_frequency=(0.0,) * (width // 2), magnitude=1.0)

@@ -1,4 +1,4 @@
-"""One layer of the forward pass: attention and a feed-forward, each added to the residual stream."""
+"""Records one transformer layer: attention and a feed-forward, each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ OLD_POST_NORM = "layer_output_norm"
 
 @dataclass(frozen=True, slots=True)
 class LayerRecorder:
-    """Records one layer, from T rows to T rows; one layer selects the rows whose logits are requested."""
+    """Records one layer for the hidden states of T tokens. One layer selects the tokens whose logits are requested."""
 
     builder: Builder
     attention: Attention
     recurrence: Recurrence
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
-    every_row: bool = False  # keep all rows in the last layer too, because they are read after it
+    every_row: bool = False  # also keep all hidden states in the last layer, because they are read after it
 
     def begin(self, x: Value) -> Value:
-        """Return the input of the first layer, from the embeddings."""
+        """Return the input of the first layer from the token embeddings."""
         return x
 
     def end(self, x: Value) -> Value:
-        """Return the input of the output norm, from the rows of the last layer."""
+        """Return the input of the output norm from the last layer's output."""
         return x
 
     def hidden(self, x: Value) -> Value | None:
-        """Return the input of next-token heads, from the rows of the last layer; None for the output's input."""
+        """Return the input of multi-token-prediction heads from the last layer's output; None if it is the output's
+        input.
+        """
         return None
 
     def layer(self, x: Value, layer: int) -> Value:
@@ -45,8 +47,8 @@ class LayerRecorder:
         if row.recurrent is not None and row.recurrent.alone:
             return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
-        # Falcon 40B has a separate attention norm. In Jina's code encoder, this name belongs to another norm.
-        # MiniMax 01's recurrent layers use it for another norm, too
+        # Falcon 40B has a separate norm for attention. In Jina's code encoder and in recurrent layers of MiniMax 01,
+        # the same tensor name belongs to a different norm.
         other = row.sum_norms or builder.config.recurs[layer]
         second = x if other else builder.optional_norm(name + "attn_norm_2", x)
         mixers = self.mixers(layer)
@@ -66,7 +68,7 @@ class LayerRecorder:
             x = self.residual(normed if row.normed_residual else x, z, name + row.ffn_post_norm)
             if self.per_layer is not None:
                 x = recorder.add(x, self.per_layer.branch(x, layer))
-            if row.embedding_skip:  # `layer_output_scale` scales the embedding instead
+            if row.embedding_skip:  # here `layer_output_scale` scales the embedding instead
                 return x
             scale = builder.tensors.optional_numbers(name + "layer_output_scale.weight", 1)
             return x if scale is None else recorder.scale(x, float(scale[0]))
@@ -77,7 +79,7 @@ class LayerRecorder:
         return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x, x), y))
 
     def alone(self, x: Value, layer: int) -> Value:
-        """Record a layer with a single part: attention, a recurrent mixer, or a feed-forward."""
+        """Record a layer with a single block: attention, a recurrent mixer, or a feed-forward."""
         builder, name = self.builder, f"blk.{layer}."
         recorder, mixers = builder.recorder, self.mixers(layer)
         mixed = self.input_norm(name + builder.row.attention_norm, x)
@@ -95,15 +97,14 @@ class LayerRecorder:
         return [*attention, self.recurrence] if config.recurs[layer] else attention
 
     def selects(self, layer: int) -> bool:
-        """Return whether later code reads only the rows whose logits are requested.
+        """Return whether later layers read only the hidden states of tokens whose logits are requested.
 
-        This is the last layer with its own keys and values; later layers read what earlier ones have stored for all
-        rows.
+        This is the last layer with its own KV cache; later layers read cached keys and values of all tokens.
         """
         return not self.every_row and layer == max(self.builder.config.kv_layer)
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """Return x + y; the architecture may norm or scale y first, or scale x."""
+        """Return x + y. Depending on the architecture, y is normed or scaled first, or x is scaled."""
         builder = self.builder
         if builder.row.normed_residual:
             return builder.recorder.add(builder.recorder.scale(x, builder.config.residual_scale), y)
@@ -118,7 +119,7 @@ class LayerRecorder:
         return builder.recorder.add(x, y)
 
     def input_norm(self, name: str, x: Value) -> Value:
-        """Return x after the named norm, or x itself if the architecture has no such norm (a name ending in ".")."""
+        """Return the named norm of x, or x if the architecture has no such norm (the name ends in ".")."""
         bare = self.builder.row.bare_start and name.startswith("blk.0.")
         if name.endswith(".") or (bare and f"{name}.weight" not in self.builder.tensors):
             return x

@@ -1,4 +1,4 @@
-"""Finds the architecture of a model file among the rows of `models.architectures`."""
+"""Finds the architecture of a GGUF in `models.architectures`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.models.errors import ModelError
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """Return the row of the file's `general.architecture`; for an unknown name, ModelError suggests the nearest one."""
+    """Return the entry for `general.architecture`; for an unknown name, ModelError suggests the most similar one."""
     name = metadata.get("general.architecture")
     row = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if row is not None:

@@ -1,7 +1,7 @@
 """The layers of Qwen 4: hyper-connections whose gates come from low-rank matrices.
 
-Each block reads the mean of all streams, normed and gated per value, which makes other norms unnecessary. The block's
-output is added to every stream with a weight. The input of the output matrix is such a mean too.
+Each block reads the mean of all streams, normed and gated per value, which replaces all other norms. The output of the
+block is added to every stream with a weight. The output matrix also reads such a mean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.plan import Value
 
 @dataclass(frozen=True, slots=True)
 class LowRankRecorder(ConnectionRecorder):
-    """Records one layer on rows (T, streams * width), and the conversion from one stream to all of them and back."""
+    """Records a layer on hidden states (T, streams * width), and the conversion from one stream to all and back."""
 
     def end(self, streams: Value) -> Value:
         return self.mean(self.normed(streams, HEAD), HEAD)

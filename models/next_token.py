@@ -1,9 +1,9 @@
-"""Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one more token.
+"""Multi-token-prediction heads (arXiv:2412.19437, section 2.2): extra layers that predict the token after next.
 
-Row t of a head reads token t + 1 and the hidden row of token t, and its logits are for token t + 2. The hidden rows
-come from the model (`Plan.hidden`) or from the previous head. So each head is a separate plan with its own cache, and
-begins with a Receive of the hidden rows. In a model with hyper-connections the hidden rows hold all streams, and the
-head joins each of them with the token.
+At position t, a head reads token t + 1 and the hidden state of token t; its logits are for token t + 2. The hidden
+states come from the model (`Plan.hidden`) or from the previous head. Each head is therefore a separate plan with its
+own KV cache, which begins with a Receive of the hidden states. With hyper-connections, the hidden states contain all
+streams, and the head combines each stream with the token.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from localllm.plan import Plan, Recorder, Tensor, Value
 def record_mtp_heads(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> tuple[Plan, ...]:
-    """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
+    """Record every multi-token-prediction head in a GGUF, in order; some GGUFs count heads in
+    `metadata` but omit them."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
-    # no other program runs these heads, so results cannot be verified
+    # no reference implementation runs these heads, so results cannot be verified
     if config.connections is not None and config.compression is None:
         return ()
     while config.nextn_layers and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
@@ -45,9 +46,10 @@ def record_mtp_heads(
 def record_mtp_head(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
-    """Record a next-token head, the last layer of `config` (see `read_config`); raise ModelError as `record` does.
+    """Record a multi-token-prediction head, the last layer of `config` (see `read_config`). Raises the errors of
+    `record`.
 
-    `context` is as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
+    `context` is as in `record`. Run the plan with `begin`, `run([hidden states (T, width)])` and `result`.
     """
     checked, recorder, last = Tensors(tensors, architecture.ignored), Recorder(), config.layers - 1
     config, name = _attending(config, architecture), f"blk.{last}.nextn."
@@ -71,7 +73,7 @@ def record_mtp_head(
 
 
 def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
-    """Combine token rows (T, width) with each stream of the hidden rows into (T, streams * width)."""
+    """Combine token embeddings (T, width) with each stream of the hidden states into (T, streams * width)."""
     recorder, config = builder.recorder, builder.config
     token = builder.norm(name + "enorm", x)
     if config.connections is None:
@@ -86,7 +88,7 @@ def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:
 
 
 def _first(tensors: Tensors, *names: str) -> str:
-    """Return the first of the names whose weights the file holds; otherwise the last one, which is the model's own."""
+    """Return the first name whose weight is in the GGUF, or else the last name, which is the model's tensor."""
     return next((name for name in names if f"{name}.weight" in tensors), names[-1])
 
 
@@ -102,5 +104,5 @@ def _attending(config: Config, architecture: Architecture) -> Config:
         attends=(*config.attends[:last], True),
         recurs=(*config.recurs[:last], False),
         kv_layer=(*config.kv_layer[:last], last),
-        indexer=None,  # heads attend to all positions
+        indexer=None,  # heads use dense attention
     )

@@ -1,8 +1,8 @@
-"""Embeddings of n-grams (Qwen 4): a layer adds table rows for the last two, three, ... tokens up to each position.
+"""N-gram embeddings (Qwen 4): a layer adds embeddings of the last two, three, ... tokens up to each position.
 
-Hashes of token ids select the rows of the table (`plan.EmbedNgrams`). A value projected from them is added to every
-residual stream, gated by the agreement of a key (also projected from them) with the stream; a convolution adds the
-values of earlier rows.
+Hashes of token ids select the rows of the embedding table (`plan.EmbedNgrams`). A value projected from the embeddings
+is added to every residual stream, gated by the agreement of the stream with a key, which is also projected from the
+embeddings. A convolution adds the values of earlier positions.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TABLE = "per_layer_token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """Records the lookup and the layer's addition to the streams (T, streams * width)."""
+    """Records the lookup, and the addition to the residual streams (T, streams * width)."""
 
     builder: Builder
     own: NgramConfig
     streams: int
 
     def embedded(self) -> Value:
-        """Return the rows of the table, (T, heads * width of one head)."""
+        """Return the n-gram embeddings, (T, heads * head width)."""
         tensors, own = self.builder.tensors, self.own
         count = tensors.height(TABLE)
         if 0 < count < own.rows:
@@ -36,7 +36,7 @@ class Ngrams:
         return self.builder.recorder.embed_ngrams(table, own.multipliers, own.sizes, own.firsts, own.end)
 
     def added(self, streams: Value) -> Value:
-        """Return the streams plus the n-gram values."""
+        """Return the streams plus the gated n-gram values."""
         embedded = self.embedded()
         builder, recorder, name = self.builder, self.builder.recorder, f"blk.{self.own.layer}.ple_"
         key = builder.product(name + "key", embedded, streams.width)
@@ -56,7 +56,7 @@ class Ngrams:
         return self.builder.recorder.rms_norm(x, weight, self.builder.config.eps, self.streams)
 
     def summed(self, x: Value) -> Value:
-        """Return the sum of each stream's numbers divided by the square root of their count, (T, streams)."""
+        """Return the sum of each stream's values divided by the square root of their count, (T, streams)."""
         width = x.width // self.streams
         ones = self.builder.tensors.constant_stack("sums", [1.0 / math.sqrt(width)] * width, self.streams)
         return self.builder.recorder.head_linear(x, ones)

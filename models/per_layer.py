@@ -11,13 +11,13 @@ from localllm.plan import Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The slices of all layers side by side, (T, layers * width of one), for all rows or for the selected ones."""
+    """The concatenated slices of all layers, (T, layers * slice width), for all tokens or the selected ones."""
 
     builder: Builder
     inputs: dict[Rows, Value] = field(default_factory=dict)
 
     def begin(self, x: Value) -> None:
-        """Record the slices: the token's row of the table plus a projection of its embedding x."""
+        """Record the slices: the token's embedding in the second table plus a projection of its embedding x."""
         builder = self.builder
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         wide = config.layers * config.per_layer_width
@@ -30,7 +30,7 @@ class PerLayer:
         self.inputs["batch"] = recorder.scale(recorder.add(projected, rows), math.sqrt(0.5))
 
     def branch(self, x: Value, layer: int) -> Value:
-        """Return what the branch adds to a layer's rows x."""
+        """Return the branch's contribution to a layer's hidden states x."""
         builder, name, width = self.builder, f"blk.{layer}.", self.builder.config.per_layer_width
         if x.rows not in self.inputs:
             self.inputs[x.rows] = builder.recorder.select_rows(self.inputs["batch"])

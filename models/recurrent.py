@@ -1,6 +1,6 @@
 """Recurrent mixers, which replace attention in a layer or run in parallel with it; their state has a fixed size.
 
-They consist of causal convolutions and of linear attention or a selective scan (`plan.recurrence`).
+They consist of causal convolutions, and of linear attention or a selective scan (`plan.recurrence`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from localllm.models.builder import Builder
 from localllm.models.config import RecurrentConfig
 from localllm.plan import Value, Weight
 
-L2_EPS = 1e-6  # epsilon under the root in the norms of a delta net's queries and keys
+L2_EPS = 1e-6  # epsilon under the square root in the L2 norms of a delta net's queries and keys
 OUTPUTS: dict[Mixer, str] = {
     "short_conv": "shortconv.out_proj",
     "kda": "attn_output",
     "lightning": "attn_output",
-}  # the other mixers use ssm_out
+}  # other mixers use ssm_out
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Maps normed rows (T, width) to the mixer's output (T, inner), and this to rows (T, width)."""
+    """Maps normed hidden states (T, width) to the mixer's output (T, inner), and this to (T, width)."""
 
     builder: Builder
 
@@ -62,7 +62,7 @@ class _Parts:
         return self.builder.linear(self.prefix + name, x, rows, x.width)
 
     def weights(self, name: str, columns: int, sizes: tuple[int, ...], groups: int = 1) -> list[Weight]:
-        """Split a matrix into parts with these numbers of rows; the pattern repeats `groups` times."""
+        """Split a matrix into parts with `sizes` rows each; the pattern of parts repeats `groups` times."""
         of = sum(sizes)
         weight, start = self.builder.tensors.matrix(f"{self.prefix}{name}.weight", groups * of, columns), 0
         found = []
@@ -73,12 +73,12 @@ class _Parts:
         return found
 
     def rows(self, name: str, x: Value, sizes: tuple[int, ...], groups: int = 1) -> list[Value]:
-        """Return the products of x with these parts."""
+        """Return the products of x with the parts of a matrix."""
         recorder, scale = self.builder.recorder, self.builder.scale(self.prefix + name)
         return [recorder.linear(x, part, None, scale) for part in self.weights(name, x.width, sizes, groups)]
 
     def convolved(self, name: str, parts: list[Value]) -> list[Value]:
-        """Convolve every part with its channels of one kernel, whose channels follow the order of the parts."""
+        """Convolve every part with its channels of one kernel; the channels follow the order of the parts."""
         builder, recorder, width = self.builder, self.builder.recorder, sum(part.width for part in parts)
         weight = builder.tensors.folded(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
         found, start = [], 0
@@ -93,7 +93,7 @@ class _Parts:
         return [self.builder.recorder.activate(value, "silu") for value in values]
 
     def steps(self, x: Value, weight: Weight, scale: float = 1.0) -> Value:
-        """Return the step sizes of the heads: softplus((x @ weight.T) * scale + bias)."""
+        """Return the step sizes, one per head: softplus((x @ weight.T) * scale + bias)."""
         recorder, bias = (
             self.builder.recorder,
             self.builder.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0]),
@@ -101,7 +101,7 @@ class _Parts:
         return recorder.activate(recorder.linear(x, weight, bias, scale), "softplus")
 
     def vector(self, name: str, width: int) -> Weight:
-        """Return one number per head; some files hold them as a column."""
+        """Return one value per head; some GGUFs store the vector as a column."""
         return self.builder.tensors.column(self.prefix + name, width)
 
     def norm(self, name: str, x: Value, groups: int) -> Value:
@@ -111,14 +111,15 @@ class _Parts:
         return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
 
     def unit(self, x: Value, groups: int, scale: float, eps: float = L2_EPS) -> Value:
-        """Return each of `groups` slices divided by its Euclidean length, times `scale`."""
+        """Return each of `groups` slices divided by its L2 norm, times `scale`."""
         width = x.width // groups
         factor = scale * width**-0.5
         weight = self.builder.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
         return self.builder.recorder.rms_norm(x, weight, eps / width, groups)
 
     def bare(self, names: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
-        """Return the product of x with a matrix, or with the two low-rank factors that some files hold instead."""
+        """Return the product of x with a matrix, or with its two low-rank factors if the GGUF
+        contains these instead."""
         first, *second = names.split()
         if not second or not self.has(second[0]):
             return self.builder.product(self.prefix + first, x, rows, bias)
@@ -127,7 +128,7 @@ class _Parts:
 
 
 def short_conv(parts: _Parts, x: Value) -> Value:
-    """LFM2: a short convolution with a gate before and a gate after it."""
+    """The short convolution of LFM2, gated before and after."""
     recorder, width = parts.builder.recorder, parts.builder.config.width
     before, after, inner = parts.rows("shortconv.in_proj", x, (width,) * 3)
     (mixed,) = parts.convolved("shortconv.conv", [recorder.glu(before, inner, "identity")])
@@ -135,14 +136,14 @@ def short_conv(parts: _Parts, x: Value) -> Value:
 
 
 def delta_net(parts: _Parts, x: Value) -> Value:
-    """Qwen3-Next and 3.5: the gated delta rule on convolved queries, keys and values."""
+    """The gated delta rule of Qwen3-Next and 3.5, on convolved queries, keys and values."""
     recorder, sizes = parts.builder.recorder, parts.sizes
     heads, groups, dim = sizes.heads, sizes.groups, sizes.inner // sizes.heads
     each, keys = heads // groups, groups * sizes.state
     if parts.has("attn_qkv"):
         q, k, v = parts.rows("attn_qkv", x, (keys, keys, sizes.inner))
         z = parts.linear("attn_gate", x, sizes.inner)
-    else:  # older files of Qwen3-Next interleave the rows by key head
+    else:  # older GGUFs of Qwen3-Next interleave the rows by key head
         q, k, v, z = parts.rows("ssm_in", x, (sizes.state, sizes.state, each * dim, each * dim), groups)
     paired = parts.has("ssm_ba")
     if paired:
@@ -161,7 +162,7 @@ def delta_net(parts: _Parts, x: Value) -> Value:
 
 
 def kda(parts: _Parts, x: Value) -> Value:
-    """Kimi Delta Attention (arXiv:2510.26692): the delta rule, with a decay per channel."""
+    """Kimi Delta Attention (arXiv:2510.26692): the delta rule with a decay per channel."""
     builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
     heads, inner, own = sizes.heads, sizes.inner, builder.row.recurrent
     eps = own.unit_eps if own is not None and own.unit_eps else builder.config.eps
@@ -178,7 +179,8 @@ def kda(parts: _Parts, x: Value) -> Value:
 
 
 def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
-    """Return the step of each channel and the rate of each head; with bounded log decays, the bound is the rate."""
+    """Return the step of each channel and the decay rate of each head; with bounded log decays, the
+    bound is the rate."""
     recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
     if sizes.bound:
         slopes = tensors.repeated(parts.prefix + "ssm_a", sizes.heads, sizes.state, sizes.sign)
@@ -188,7 +190,9 @@ def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
 
 
 def lightning(parts: _Parts, x: Value) -> Value:
-    """MiniMax 01 (arXiv:2501.08313): every head has a constant decay, which is slower in later layers."""
+    """The lightning attention of MiniMax 01 (arXiv:2501.08313): every head has a constant decay, slower in later
+    layers.
+    """
     recorder, sizes = parts.builder.recorder, parts.sizes
     heads, last = sizes.heads, max(1, parts.builder.config.layers - 1)
     matrices = parts.weights("attn_qkv", x.width, (sizes.state,) * 3, heads)
@@ -213,7 +217,7 @@ def mamba2(parts: _Parts, x: Value) -> Value:
 
 
 def plamo2(parts: _Parts, x: Value) -> Value:
-    """PLaMo 2: Mamba-2 with one key head, whose B, C and steps depend on the convolved rows, as in Mamba-1."""
+    """The mixer of PLaMo 2: Mamba-2 with one key head; B, C and steps depend on the convolved input, as in Mamba-1."""
     recorder, sizes, builder = parts.builder.recorder, parts.sizes, parts.builder
     dim, rank = sizes.inner // sizes.heads, max(64, builder.config.width // 16)
     z, inner = parts.rows("ssm_in", x, (dim, dim), sizes.heads)
@@ -232,7 +236,7 @@ def _scanned(parts: _Parts, inner: Value, b: Value, c: Value, steps: Value, grou
 
 
 def mamba(parts: _Parts, x: Value) -> Value:
-    """Mamba-1; Jamba and Falcon Mamba also norm steps, B and C."""
+    """The mixer of Mamba-1; Jamba and Falcon Mamba also norm steps, B and C."""
     builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
     inner, z = parts.rows("ssm_in", x, (sizes.inner, sizes.inner))
     (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
@@ -247,7 +251,7 @@ def mamba(parts: _Parts, x: Value) -> Value:
 
 
 def _normed(parts: _Parts, name: str, x: Value) -> Value:
-    """Norm x; the weights may be missing."""
+    """Norm x; the weights are optional."""
     if parts.has(name):
         return parts.builder.norm(parts.prefix + name, x)
     return parts.builder.recorder.rms_norm(x, parts.builder.tensors.ones(x.width), parts.builder.config.eps)

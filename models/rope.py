@@ -1,6 +1,6 @@
-"""Angles of rotary position embedding: convert the file's numbers to an inverse frequency per pair of dimensions.
+"""The angles of rotary position embedding: computes an inverse frequency per pair of dimensions.
 
-The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) are applied here; a backend sees only
+The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) are applied here; a backend only sees
 frequencies and one magnitude.
 """
 
@@ -13,7 +13,9 @@ from localllm.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tuple[float, ...]:
-    """Return radians per position (n_rot/2,), divided by `factors` (n_rot/2,) (Llama 3.1's rope_freqs.weight)."""
+    """Return the frequencies (n_rot/2,) in radians per position, divided by `factors` (n_rot/2,) (`rope_freqs.weight`
+    of Llama 3.1).
+    """
     plain = [rope.base ** (-2.0 * i / rope.n_rot) for i in range(rope.n_rot // 2)]
     if factors is not None:
         plain = [f / factor for f, factor in zip(plain, factors, strict=True)]
@@ -22,14 +24,14 @@ def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tu
     low, high = _yarn_range(rope)
     mixed = []
     for i, f in enumerate(plain):
-        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))  # 1: fast pair, kept as trained
+        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))  # 1: high-frequency pair, kept as trained
         keep *= rope.extrapolation
         mixed.append(f / rope.factor * (1.0 - keep) + f * keep)
     return tuple(mixed)
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """Return the factor of cosine and sine: YaRN's attention temperature times the factor in the file."""
+    """Return the factor on cosine and sine: YaRN's attention temperature times the factor in the GGUF."""
     if rope.scaling != "yarn" or rope.extrapolation == 0.0:
         return rope.attention_factor
     scale = _mscale(rope.factor, rope.multiplier)
@@ -39,7 +41,7 @@ def magnitude(rope: RopeConfig) -> float:
 
 
 def score_factor(rope: RopeConfig) -> float:
-    """Return the factor of attention scores in DeepSeek's models: the square of YaRN's temperature."""
+    """Return the factor on attention scores in DeepSeek models: the square of YaRN's temperature."""
     return _mscale(rope.factor, rope.score_multiplier) ** 2 if rope.scaling == "yarn" else 1.0
 
 
@@ -48,7 +50,7 @@ def _mscale(factor: float, multiplier: float) -> float:
 
 
 def _yarn_range(rope: RopeConfig) -> tuple[float, float]:
-    """Return two bounds: pairs below the first stay as trained, pairs above the second are interpolated fully."""
+    """Return two pair indices: pairs below the first stay as trained, pairs above the second are fully interpolated."""
 
     def pair(rotations: float) -> float:
         turns = math.log(rope.original_context / (rotations * 2.0 * math.pi))

@@ -1,7 +1,7 @@
-"""RWKV-6 and 7, standalone and in Qwen2-based models: every row is mixed with the previous one (token shift).
+"""RWKV-6 and 7, standalone and in Qwen2-based models. Token shift mixes every hidden state with the previous token's.
 
-The time mix replaces attention and is a `plan.Wkv` (WKV). The channel mix is RWKV's feed-forward, which also
-reads the previous row; Qwen2-based models keep their own feed-forward. The row before the first position is zero.
+The time mix replaces attention and is a `plan.Wkv` (WKV). The channel mix is RWKV's feed-forward, which also uses token
+shift; Qwen2-based models keep Qwen2's feed-forward. Before the first position, the hidden state is zero.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from localllm.models.recurrent import Recurrence
 from localllm.plan import Value, Weight
 
 NORM_EPS = 64e-5  # epsilon of the head norms
-UNIT_EPS = 1e-12  # minimum length of a probe
+UNIT_EPS = 1e-12  # minimum L2 norm of a probe
 DECAY_SPEED = -0.606531  # RWKV-7: -exp(-1/2), the logarithm of the fastest decay
 
 
 @dataclass(frozen=True, slots=True)
 class TimeMix(Recurrence):
-    """Records the time mixes of all layers in order; RWKV-7 blends values with the first layer's values."""
+    """Records the time mixes of all layers in order. RWKV-7 blends values with the first layer's values."""
 
     first_values: list[Value] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ class TimeMix(Recurrence):
 
 @dataclass(frozen=True, slots=True)
 class RwkvLayers(LayerRecorder):
-    """Records a layer of RWKV: a time mix, then a channel mix."""
+    """Records an RWKV layer: a time mix, then a channel mix."""
 
     def layer(self, x: Value, layer: int) -> Value:
         builder, name = self.builder, f"blk.{layer}."
@@ -59,7 +59,7 @@ class RwkvLayers(LayerRecorder):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Records the parts of one mix; names are tensor names after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
+    """Records the parts of a mix; names are tensor names after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
 
     builder: Builder
     sizes: RecurrentConfig
@@ -68,7 +68,7 @@ class _Parts:
 
     @property
     def of_rwkv(self) -> bool:
-        """Whether the model is a real RWKV, not another model converted to RWKV attention."""
+        """Whether the model is an original RWKV and not another model converted to RWKV attention."""
         recurrent = self.builder.row.recurrent
         return recurrent is not None and recurrent.channel_mix
 
@@ -79,7 +79,7 @@ class _Parts:
         return self.builder.linear(self.prefix + name, x, rows or self.builder.config.width, x.width)
 
     def low_rank(self, names: str, x: Value, between: Callable[[Value], Value], bias: Weight | None = None) -> Value:
-        """Apply two low-rank matrices with `between` in between; `names` is their common name without 1 and 2."""
+        """Apply two low-rank matrices with the function `between` in between; `names` is their name without 1 and 2."""
         rank = self.builder.tensors.height(f"{self.prefix}{names}1.weight")
         if not rank:
             raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")
@@ -88,13 +88,13 @@ class _Parts:
         return self.builder.recorder.linear(inner, second, bias)
 
     def vector(self, name: str) -> Weight:
-        """Return one number per channel, from any of the shapes that files use."""
+        """Return one value per channel, from any of the shapes that GGUFs use."""
         width = self.builder.config.width
         stored = (width,), (1, 1, width)
         return self.builder.tensors.shaped(f"{self.prefix}{name}.weight", (width,), *stored)
 
     def lerps(self, names: str) -> list[Weight]:
-        """Return one vector per letter, the channels' shares of the shift; a file may fuse them in one tensor."""
+        """Return one vector of token-shift weights per letter; a GGUF may fuse them in one tensor."""
         width, count = self.builder.config.width, len(names)
         if not self.has("lerp_fused"):
             return [self.vector(f"lerp_{name}") for name in names]
@@ -110,7 +110,7 @@ class _Parts:
         )
 
     def shift(self, x: Value) -> Value:
-        """Return the previous row minus x."""
+        """Return the token shift: the previous token's hidden state minus x."""
         kernel = self.builder.tensors.constant_rows("shift", (1.0, -1.0), x.width)
         return self.builder.recorder.convolve(x, kernel)
 
@@ -128,7 +128,7 @@ class _Parts:
         return self.builder.recorder.softcap(x, 1.0)
 
     def repeated(self, x: Value) -> Value:
-        """Repeat the slice of each group for all of its heads."""
+        """Repeat each group's slice for all heads of the group."""
         heads, groups = self.sizes.heads, self.sizes.groups
         if heads == groups:
             return x
@@ -137,7 +137,7 @@ class _Parts:
         return self.builder.recorder.mix(x, groups, numbers)
 
     def head_norm(self, x: Value) -> Value:
-        """Return the layer norm of each head, or x if the file has no such norm."""
+        """Return the layer norm of each head, or x if the GGUF has no such norm."""
         if not self.has("ln"):
             return x
         heads, size, tensors = self.sizes.heads, self.sizes.state, self.builder.tensors
@@ -147,7 +147,7 @@ class _Parts:
         return self.builder.recorder.layer_norm(x, weight, bias, NORM_EPS, heads)
 
     def bonus(self, q: Value, k: Value, v: Value, weight: str) -> Value:
-        """Return (q . weight k) v for each head: the contribution of the row's own key and value."""
+        """Return (q . weight k) v for each head: the contribution of the token's own key and value."""
         own = self.builder.recorder.head_linear(self.product(q, k), self.by_head(weight))  # (T, heads)
         return self.product(own, v)
 
@@ -172,7 +172,7 @@ def rwkv6(parts: _Parts, x: Value) -> Value:
 
 
 def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
-    """Return x plus a share of the shift, five times; the shares depend on the row."""
+    """Return x plus five different fractions of the token shift, each computed from the hidden states."""
     builder, width = parts.builder, x.width
     name, of_all = f"{parts.prefix}w1.weight", builder.tensors.height(f"{parts.prefix}w1.weight")
     if not of_all or of_all % 5:
@@ -189,7 +189,7 @@ def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
 
 
 def rwkv7(parts: _Parts, x: Value) -> Value:
-    """The time mix of RWKV-7; gate and norm are optional in the file."""
+    """The time mix of RWKV-7; gate and norm are optional in the GGUF."""
     recorder, sizes, gated = parts.builder.recorder, parts.sizes, parts.has("g1")
     shift = parts.shift(x)
     to_r, to_w, to_k, to_v, to_a, *to_g = (
@@ -217,7 +217,7 @@ def rwkv7(parts: _Parts, x: Value) -> Value:
 
 
 def _unit(parts: _Parts, x: Value) -> Value:
-    """Return each head's slice divided by its Euclidean length."""
+    """Return each head's slice divided by its L2 norm."""
     size = parts.sizes.state
     factor = size**-0.5
     weight = parts.builder.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)
@@ -225,7 +225,7 @@ def _unit(parts: _Parts, x: Value) -> Value:
 
 
 def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
-    """The feed-forward of RWKV: squared ReLU of shifted rows; RWKV-6 also has a gate."""
+    """The feed-forward of RWKV: squared ReLU after token shift; RWKV-6 also has a gate."""
     recorder = parts.builder.recorder
     key = parts.linear("key", parts.shifted(x, shift, parts.vector("lerp_k")), inner)
     value = parts.linear("value", recorder.activate(key, "relu2"))

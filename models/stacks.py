@@ -1,8 +1,8 @@
 """Layers that run several times.
 
-HRM-Text (arXiv:2506.21734) has two stacks that alternate over all rows, each pass refining its stack's last output. A
-pass reads the sum of the last outputs of both stacks; initially the high stack's output is the embeddings, and the low
-stack's is one learned row for all positions. Nanbeige 4.2 repeats all layers in order.
+HRM-Text (arXiv:2506.21734) alternates two stacks over all tokens; each pass refines the last output of its stack. A
+pass reads the sum of the last outputs of both stacks. Initially, the high stack's output is the token embeddings, and
+the low stack's output is one learned vector for all positions. Nanbeige 4.2 repeats all layers in order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SCALED = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
 
 @dataclass(frozen=True, slots=True)
 class StackRecorder(LayerRecorder):
-    """Records one layer, from T rows to T rows; a pass begins with a sum and ends with a norm without weights."""
+    """Records one layer; a pass of a stack begins with a sum and ends with a norm without weights."""
 
     given: dict[bool, Value] = field(default_factory=dict)  # last output of the low (False) and the high (True) stack
 
     def begin(self, x: Value) -> Value:
         start = self.builder.tensors.row("hrm.z_l_init", x.width)
         self.given[True] = x
-        # positions beyond the end read the last row
+        # positions past the table's end read its last row
         self.given[False] = self.builder.recorder.embed(start, positions=True)
         return x
 
@@ -37,12 +37,13 @@ class StackRecorder(LayerRecorder):
         if layer % stacks.layers == 0:
             x = builder.recorder.add(self.given[True], self.given[False])
         x = super(StackRecorder, self).layer(x, layer)
-        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:  # the output has its own norm
+        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:  # the output has a norm
             x = self.given[stacks.high(layer)] = builder.norm("", x)
         return x
 
     def check_scales(self, layer: int, block: int) -> None:
-        """Raise ModelError if only some passes of a block have scales; files number scales by layer (llama.cpp)."""
+        """Raise ModelError if only some passes of a block have scales; GGUFs number scales by
+        layer, as in llama.cpp."""
         for name in SCALED:
             own = f"blk.{layer}.{name}.scale"
             if f"blk.{block}.{name}.scale" in self.builder.tensors and own not in self.builder.tensors:
@@ -50,7 +51,7 @@ class StackRecorder(LayerRecorder):
 
 
 class LoopRecorder(LayerRecorder):
-    """Records one layer, from T rows to T rows; a pass may end with the output norm."""
+    """Records one layer; a pass may end with the output norm."""
 
     def layer(self, x: Value, layer: int) -> Value:
         config = self.builder.config
@@ -62,7 +63,9 @@ class LoopRecorder(LayerRecorder):
 
 
 def stored_name(stacks: StackConfig | LoopConfig, name: str) -> str:
-    """Return the file's name of a tensor: layers map to blocks, except that scales of stacks are numbered by layer."""
+    """Return the name of a tensor in the GGUF: layers map to blocks, except that scales of stacks are numbered by
+    layer.
+    """
     if not name.startswith("blk.") or (name.endswith(".scale") and isinstance(stacks, StackConfig)):
         return name
     layer, of_layer = name.removeprefix("blk.").split(".", 1)

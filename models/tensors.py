@@ -1,6 +1,6 @@
-"""The tensors of a model file as checked weights: present, with the expected shape, in a known format.
+"""Checked access to the tensors of a GGUF: each must be present, have the expected shape, and be in a known format.
 
-The class records the names that were used, so that `show` can list the tensors that the forward pass does not use.
+The class records the names that were used, so that `show` can list tensors that the forward pass does not use.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from localllm.models.errors import ModelError
 from localllm.plan import Tensor, Weight
 
 _LAYER = re.compile(r"^blk\.\d+\.")
-_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # integer formats, never used for weights
+_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # integer formats, which never hold weights
 
 
 class Tensors:
-    """Checked access by name. ModelError names the tensor and the found and expected values."""
+    """Checked access to tensors by name. ModelError names the tensor and the expected and found values."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], ignored: Collection[str] = (), stored: Callable[[str], str] = str
     ) -> None:
-        """Wrap the tensors of a file except those `ignored`; for layer tensors, give the name after `blk.N.`.
+        """Wrap the tensors of a GGUF except the `ignored` ones; for layer tensors, give the name after `blk.N.`.
 
-        `stored` maps a tensor name to the file's name, for files that hold one block for several layers.
+        `stored` maps a tensor name to the name in the GGUF, for GGUFs in which several layers share one block.
         """
         self._stored = stored
         self._tensors = {name: tensor for name, tensor in tensors.items() if _LAYER.sub("", name) not in ignored}
@@ -48,11 +48,11 @@ class Tensors:
         return self._checked(name, (width,))
 
     def stack(self, name: str, experts: int, rows: int, columns: int) -> Weight:
-        """Return a stack: one matrix per expert."""
+        """Return a tensor of stacked expert matrices."""
         return self._checked(name, (experts, rows, columns))
 
     def shared_stack(self, name: str, experts: int, group: int, rows: int, columns: int) -> Weight:
-        """Return a stack of one matrix per expert; the file holds one for each group of neighbouring experts."""
+        """Return one matrix per expert; the GGUF contains one for each group of consecutive experts."""
         stack = self.stack(name, experts // group, rows, columns)
         return stack if group == 1 else Weight.of(derived.Shared(stack, group))
 
@@ -60,59 +60,61 @@ class Tensors:
         return self._checked(name, shape) if name in self else None
 
     def either(self, name: str, *shapes: tuple[int, ...]) -> Weight:
-        """Return a tensor of one of several shapes; the error for a wrong shape names the first."""
+        """Return a tensor that may have one of several shapes; the error for any other shape names the first."""
         found = self._shape(name)
         return self._checked(name, found if found in shapes else shapes[0])
 
     def folded(self, name: str, *shape: int) -> Weight:
-        """Return a tensor of this shape; the file may have more or fewer dimensions of 1 before the last."""
+        """Return a tensor of this shape; in the GGUF, size-1 dimensions before the last may be missing or added."""
         found = self._shape(name) or shape
         same = [n for n in found if n != 1] == [n for n in shape if n != 1] and found[-1] == shape[-1]
         return replace(self._checked(name, found if same else shape), shape=shape)
 
     def column(self, name: str, width: int) -> Weight:
-        """Return a vector; some files hold it as a column."""
+        """Return a vector, which some GGUFs store as a column (width, 1)."""
         return self.folded(name, width, 1) if self.height(name) else self.vector(name, width)
 
     def ones(self, width: int) -> Weight:
-        """Return a vector of ones, as the weights of a norm without weights."""
+        """Return a vector of ones, the weights of a norm without learned weights."""
         return self.numbers(f"ones({width})", [1.0] * width)
 
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
-        """Return a vector that no file holds; equal names mean equal values."""
+        """Return a constant vector that is not in the GGUF; equal names mean equal values."""
         return Weight.of(derived.Numbers(name, tuple(values)))
 
     def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
-        """Return a small tensor reshaped to `shape`; in the file it has one of the `stored` shapes."""
+        """Return a small tensor reshaped to `shape`; in the GGUF it has one of the `stored` shapes."""
         weight = self.either(name, *stored)
         return weight if weight.shape == shape else Weight.of(derived.Shaped(weight, shape))
 
     def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
-        """Return a matrix of equal rows that no file holds; equal names mean equal rows."""
+        """Return a constant matrix of equal rows that is not in the GGUF; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
     def constant_stack(self, name: str, row: Sequence[float], heads: int) -> Weight:
-        """Return one-row matrices, equal for all heads, that no file holds; equal names mean equal rows."""
+        """Return a constant stack (heads, 1, len(row)) that is not in the GGUF; equal names mean equal rows."""
         return replace(self.numbers(f"{name}({heads}, {len(row)})", row), shape=(heads, 1, len(row)))
 
     def streams(self, name: str, streams: int, width: int) -> Weight:
-        """Return norm weights for every stream, (streams, width); some files hold them as one row."""
+        """Return norm weights for every residual stream, (streams, width); some GGUFs store them as one vector."""
         return self.shaped(name, (streams, width), (streams, width), (streams * width,))
 
     def dilated(self, name: str, channels: int, count: int, step: int) -> Weight:
-        """Return a convolution kernel (channels, count) with its taps `step` rows apart, filled with zeros."""
+        """Return a dilated convolution kernel: the taps of a kernel (channels, count) placed `step` apart, zeros
+        between them.
+        """
         return Weight.of(derived.Dilated(self.folded(name, channels, count), step))
 
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
-        """Return a stack as one matrix of all rows."""
+        """Return a stack reshaped to a matrix (matrices * rows, columns)."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
 
     def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
-        """Return (heads, width) weights from one number per head, repeated `width` times and multiplied by `factor`."""
+        """Return weights (heads, width): one value per head, multiplied by `factor` and broadcast over `width`."""
         return Weight.of(derived.Repeated(self.column(name, heads), width, factor))
 
     def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
-        """Return a table of integers 0..most - 1, (rows, width), as float32 numbers."""
+        """Return a table (rows, width) of integers 0..most - 1 as float32."""
         name = self._stored(name)
         if name not in self._tensors:
             raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
@@ -130,15 +132,15 @@ class Tensors:
         return Weight.of(derived.Table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
-        """Return the reciprocals of a vector's numbers."""
+        """Return the reciprocals of a vector's values."""
         return Weight.of(derived.Inverse(self.vector(name, width)))
 
     def slopes(self, heads: int, steepness: float) -> Weight:
-        """Return the ALiBi slopes by head (arXiv:2108.12409), which no file holds; the usual steepness is 8."""
+        """Return the ALiBi slopes by head (arXiv:2108.12409), which are not in the GGUF; the usual steepness is 8."""
         return Weight.of(derived.Slopes(heads, steepness))
 
     def row(self, name: str, width: int) -> Weight:
-        """Return a vector as a matrix of one row."""
+        """Return a vector as a matrix (1, width)."""
         return replace(self.vector(name, width), shape=(1, width))
 
     def rows(self, name: str, start: int, stop: int, of: int, columns: int) -> Weight:
@@ -148,14 +150,15 @@ class Tensors:
     def transposed(self, name: str, heads: int, rows: int, of: int, columns: int) -> Weight:
         """Return the first `rows` of every `of` rows of a matrix, transposed: a stack (heads, columns, rows).
 
-        Numbers do not change. Block formats become F16, because their blocks cannot be transposed.
+        Quantized formats are converted to F16, because their blocks cannot be transposed. Other formats keep their
+        values.
         """
         matrix = self.matrix(name, heads * of, columns)
         plain = quant.FORMATS[matrix.format].block_values == 1
         return Weight.of(derived.Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
-        """Return values start..stop of a vector (of,), or None if the file does not hold it."""
+        """Return values start..stop of a vector (of,), or None if the GGUF does not contain it."""
         vector = self.optional(name, of)
         if vector is None:
             return None
@@ -167,17 +170,17 @@ class Tensors:
         return vector.part(start, stop)
 
     def height(self, name: str) -> int:
-        """Return the number of rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
+        """Return the number of rows of a matrix, or of each matrix of a stack; 0 if the tensor is missing."""
         shape = self._shape(name)
         return int(shape[-2]) if len(shape) > 1 else 0
 
     def width(self, name: str) -> int:
-        """Return the number of columns of a tensor; 0 if the file does not hold it."""
+        """Return the number of columns of a tensor; 0 if it is missing."""
         shape = self._shape(name)
         return int(shape[-1]) if shape else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
-        """Return the float32 values (width,) of a small vector that the plan holds as numbers; they must be finite."""
+        """Return a small vector (width,) as float32 for use as plan constants; its values must be finite."""
         if name not in self:
             return None
         weight = self.vector(name, width)
@@ -194,7 +197,7 @@ class Tensors:
         return self._stored(name) in self._tensors
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor; () if the file does not hold it."""
+        """Return the shape of a tensor; () if it is missing."""
         return tuple(self._tensors[self._stored(name)].shape) if name in self else ()
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -3,11 +3,11 @@
 `models` walks an architecture and records it with a `Recorder`, which returns a `Plan`. A backend binds the plan once
 and replays it for every `Batch`. Nothing here computes.
 
-A value is a float32 matrix with one row per batch row ("batch", T rows) or per row whose logits are requested
-("logits", L rows). Values are single-assignment: an operation never changes a value that another operation made.
+A value is a float32 matrix with one row per token of the batch ("batch", T rows) or per token whose logits are
+requested ("logits", L rows). Values are single-assignment: each is computed by one operation and never modified.
 
 May import: quant.
-Begin with: plan.py and operations.py, then recorder.py, which writes a plan down.
+Begin with: plan.py and operations.py, then recorder.py, which builds a plan.
 """
 
 from __future__ import annotations

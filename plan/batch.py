@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 BLOCK = 64  # tokens per cache block
 
 
-@dataclass(slots=True)  # not frozen: setting its fields would take a microsecond more
+@dataclass(slots=True)  # not frozen: setting its fields would take a microsecond longer
 class Batch:
-    """One step's input: T rows of any number of sequences, and which rows return logits.
+    """One step's input: T tokens of any number of sequences, and the tokens whose logits are requested.
 
-    `slots[t]` is the cache slot that row t is written to: physical block * BLOCK + offset. `tables[s]` lists the
-    physical blocks of sequence s in order of position. Row t belongs to `sequence[t]` and sees positions
-    0..positions[t]. Rows of a sequence are adjacent, in order of position. If layers with a window have separate blocks
-    (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have left the
-    window are not read.
+    `slots[t]` is the cache slot for token t: physical block * BLOCK + offset. `tables[s]` lists the physical blocks of
+    sequence s in order of position. Token t belongs to `sequence[t]` and attends to positions 0..positions[t]. Tokens
+    of a sequence are adjacent, in order of position. If sliding-window layers have separate blocks
+    (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks outside the window
+    are not read.
 
-    `histories[s]` holds the tokens of sequence s from position 0, at least up to its last row. Only plans with lookups
-    need it.
+    `histories[s]` contains the tokens of sequence s from position 0, at least up to its last token in the batch. Only
+    plans with lookups need it.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -33,11 +33,12 @@ class Batch:
     logit_rows: NDArray[np.int32]  # (L,)
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
-    borders: NDArray[np.int32] | None = None  # (sequences,): first position after the text that an encoder reads
-    histories: Sequence[Sequence[int]] | None = None  # (sequences,): first position after the encoder text
+    borders: NDArray[np.int32] | None = None  # (sequences,): first position after the encoder's text
+    histories: Sequence[Sequence[int]] | None = None  # (sequences,): tokens of each sequence
 
     def ends(self) -> NDArray[np.int32]:
-        """Return the last position that each non-causal row sees, (T,): the end of its sequence or of its text."""
+        """Return the last position that each non-causal token attends to, (T,): the end of its
+        sequence or of its text."""
         if self.borders is not None:
             return self.borders[self.sequence] - 1
         last = np.append(self.sequence[1:] != self.sequence[:-1], True)
@@ -45,7 +46,7 @@ class Batch:
         return np.repeat(self.positions[stops], np.diff(stops, prepend=-1))
 
     def turns(self) -> list[tuple[int, Batch]]:
-        """Return encoder-decoder stages with their batches: stage 0 for rows of the text, stage 1 for rows after it."""
+        """Return encoder-decoder stages with their batches: stage 0 for encoder tokens, stage 1 for decoder tokens."""
         assert self.borders is not None
         after = self.positions >= self.borders[self.sequence]
         if after.all():
@@ -63,7 +64,7 @@ class Batch:
         )  # fmt: skip
 
     def wanted(self) -> Batch:
-        """Return a batch of the rows whose logits are requested, in the order of `logit_rows`; rows may repeat."""
+        """Return a batch of the tokens whose logits are requested, in the order of `logit_rows`; tokens may repeat."""
         rows = self.logit_rows
         return replace(
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],

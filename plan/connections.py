@@ -1,4 +1,4 @@
-"""The operation of hyper-connections: the coefficients to read, write and mix residual streams."""
+"""The operation of hyper-connections: computes the coefficients to read, write and mix residual streams."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from localllm.plan.weights import Weight
 class HyperConnection(Unary):
     """Coefficients of hyper-connections of n streams (arXiv:2409.19606), for `Mix`, from z = scale x + bias.
 
-    A row of x has one to three parts, and each number of `scale` belongs to a part:
+    x has one to three parts, each with its own value in `scale`:
 
     - read (n): the weight of each stream in the layer's input, sigmoid(z) + eps.
-    - written (n): the weight of the layer's result for each stream, magnitude sigmoid(z) + written_eps.
+    - written (n): the weight of the layer's output in each stream, magnitude sigmoid(z) + written_eps.
     - mixed (n, n): z[j, i] leads from stream j to stream i. Each row becomes its softmax plus eps. Then columns and
       rows are alternately divided by their sum plus eps (Sinkhorn, arXiv:2512.24880): columns `iterations` times, and
       rows between them. The result is transposed: coefficient i * n + j is the weight of stream j in the new stream i.

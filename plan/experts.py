@@ -1,4 +1,4 @@
-"""The mixture-of-experts operation: selects experts and runs their feed-forwards."""
+"""The mixture-of-experts operation: expert routing, and the feed-forwards of the selected experts."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ Gating = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack of one matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
+    """Stacked expert matrices: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
 
     weight: Weight  # (experts, rows, columns)
     scale: Weight | None = None  # (experts,)
     bias: Weight | None = None  # (experts, rows)
-    shared: int = 1  # number of neighbouring experts that share one matrix of the file
+    shared: int = 1  # number of consecutive experts that share one matrix in the GGUF
 
 
 @dataclass(frozen=True, slots=True)
 class Experts(Unary):
-    """out = sum over the `used` selected experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
+    """out = sum over the `used` selected experts e of weight_e * down_e(activation(gate_e x) * up_e x), for each token.
 
-    `router` (rows, experts) holds one logit per expert. `gating` turns them into a selection and weights:
+    `router` (T, experts) contains one logit per token and expert. `gating` derives the selection and the weights from
+    these:
 
-    - "softmax": probabilities over all experts; the highest are selected, and are the weights.
-    - "sigmoid": sigmoids of the logits; the highest are selected, and are the weights.
-    - "sqrt_softplus": square roots of the logits' softplus; the highest are selected, and are the weights.
-    - "softmax_of_chosen": the highest logits are selected; the weights are the softmax over only these.
-    - "sigmoid_of_chosen": the highest logits are selected; the weights are their sigmoids.
-    - "sparse_mixer": the highest logits are selected one at a time. The weight of each is its softmax over the experts
-      not yet selected. A logit l is in that softmax only if it is at most 0.02 max(abs(l), m) below the selected logit
-      m (arXiv:2409.12136, with Phi MoE's jitter of 0.01).
+    - "softmax": probabilities over all experts. The highest ones are selected and used as weights.
+    - "sigmoid": sigmoids of the logits. The highest ones are selected and used as weights.
+    - "sqrt_softplus": square roots of the logits' softplus. The highest ones are selected and used as weights.
+    - "softmax_of_chosen": the highest logits are selected; the weights are the softmax over the selected logits.
+    - "sigmoid_of_chosen": the highest logits are selected; the weights are the sigmoids of the selected logits.
+    - "sparse_mixer": the highest logits are selected one at a time. The weight of an expert is its softmax over the
+      experts not yet selected. A logit l is in that softmax only if it is at most 0.02 max(abs(l), m) below the
+      selected logit m (arXiv:2409.12136, with Phi MoE's jitter of 0.01).
 
-    `choice_bias` (experts,) is added for the selection only, not to the weights. Ties go to the lower expert. With
-    `normalize` the weights are divided by their sum, but at least by 2^-14. All weights are then multiplied by `scale`.
-    With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
+    `choice_bias` (experts,) is added for the selection only, not to the weights. Ties go to the expert with the lower
+    index. With `normalize`, the weights are divided by max(their sum, 2^-14). All weights are then multiplied by
+    `scale`. With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
 
-    With `groups` above 1, neighbouring experts form this number of groups, and experts are selected from the best
-    `groups_used` groups only. A group's score is the sum of its two best experts; with "softmax" it is the best one
-    (DeepSeek V2).
+    With `groups` above 1, consecutive experts form `groups` groups, and experts are selected from the best
+    `groups_used` groups only. The score of a group is the sum of its two highest expert scores, or with "softmax" the
+    highest score (DeepSeek V2).
 
-    `choices` (rows, used) are the numbers of the selected experts; the logits then only determine the weights.
+    If `choices` (T, used) gives the indices of the selected experts, the logits only determine the weights.
     """
 
     router: Value
@@ -70,7 +71,7 @@ class Experts(Unary):
 
     @property
     def gated(self) -> bool:
-        """Whether gate and up are two stacks; a single stack as both makes a squared ReLU of relu(gate x) * up x."""
+        """Whether gate and up are different stacks; equal stacks give a squared ReLU, relu(gate x) * up x."""
         return self.gate != self.up
 
     @property
@@ -96,7 +97,7 @@ class Experts(Unary):
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The selected experts' share of the stacks, and the whole selection bias."""
+        """The selected experts' fraction of the stacks, and the whole selection bias."""
         of_stacks = (weight for stack in self.stacks for weight in given(stack.weight, stack.scale, stack.bias))
         shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
         return (*shares, *(Read(bias) for bias in given(self.choice_bias)))

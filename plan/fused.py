@@ -1,7 +1,7 @@
 """Fused operations: several operations of a plan that a backend runs as one kernel.
 
-A fused operation keeps the operations that it replaces in `operations`; run in order, they define it. Its inputs and
-outputs are derived from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
+A fused operation keeps the operations that it replaces in `operations`; running them in order defines its result. Its
+inputs and outputs are derived from them. The passes of `plan.rewrites.fusion` insert fused operations into a plan.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from localllm.plan.weights import Weight
 
 
 class Fused(Operation):
-    """Several operations run as one."""
+    """Several operations that run as one."""
 
     __slots__ = ()
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations that this one replaces, in order."""
+        """The replaced operations, in order."""
         raise NotImplementedError
 
     @property
     def internal(self) -> tuple[Value, ...]:
-        """Values that one of the operations makes and only others of them read."""
+        """Values that are computed and read only inside this operation."""
         return ()
 
     @property
@@ -84,7 +84,7 @@ class LinearAdd(Fused):
 
     @property
     def other(self) -> Value:
-        """The value that is added."""
+        """The value that is added to the linear's result."""
         return self.add.b if self.add.a == self.linear.out else self.add.a
 
     @property
@@ -141,14 +141,14 @@ class Heads:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """A key that is equal for queries and keys that one kernel can process."""
+        """A key that is equal for queries and keys if one kernel can process both."""
         rotation, norm = self.rotation, self.norm
         return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
 
 
 @dataclass(frozen=True, slots=True)
 class RotateEnds(Fused):
-    """The rotation of the last dimensions of every head, which are split off and joined again."""
+    """The rotation of the last dimensions of every head, which are sliced off and concatenated again."""
 
     ends: Slice
     rotation: Rotate

@@ -1,4 +1,4 @@
-"""The WKV scan of RWKV-6 and 7, whose heads have a matrix as state, and its store; `recurrence` explains stores."""
+"""The WKV scan of RWKV-6 and 7, whose heads have a matrix as state, and its cache layer; see `recurrence`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from localllm.plan.values import Value
 
 @dataclass(frozen=True, slots=True)
 class WkvLayer:
-    """The store of a matrix scan, float32. A row: values, keys, decays, and also probes and erases if `erases`.
+    """The cache layer of a matrix scan, float32. A token's row: values, keys, decays, and with `erases` also probes and
+    erases.
 
-    A block holds two states (heads, key_dim, value_dim): the state before its first row, and the state after its newest
-    row. The newest row's number within the block is stored next to every number of a value. A row that follows the
-    newest one continues from its state; after a truncation the rows are scanned again.
+    A block contains two states (heads, key_dim, value_dim): the state before its first token, and the state after its
+    newest token. The newest token's index within the block is stored next to every element of a value. A token that
+    follows the newest one continues from its state; after a truncation the tokens are scanned again.
     """
 
     heads: int
@@ -25,7 +26,7 @@ class WkvLayer:
 
     @property
     def window(self) -> int:
-        """BLOCK + 1, because a block's first row reads the last state of the previous block."""
+        """BLOCK + 1, because a block's first token reads the last state of the previous block."""
         return BLOCK + 1
 
     @property
@@ -39,15 +40,15 @@ class WkvLayer:
 
 @dataclass(frozen=True, slots=True)
 class Wkv(Producer):
-    """Every head has a state S (key_dim, value_dim), initially zero; for every row in order
+    """The WKV recurrence. Every head has a state S (key_dim, value_dim), initially zero; for every token in order:
 
             S = decay S - erase (probe^T S) + k v^T;  out = S^T q
 
-    where `decay` has a number for each dimension of a key. Without a probe nothing is erased. With `before`, the row
-    reads before it writes: out is S^T q of the previous state.
+    where `decay` has a value per key dimension. Without a probe, nothing is erased. With `before`, a token reads the
+    state before updating it: out is S^T q of the previous state.
 
-    RWKV-7 (arXiv:2503.14456) erases; RWKV-6 (arXiv:2404.05892) reads first instead; gated linear attention
-    (arXiv:2312.06635) does neither.
+    RWKV-7 (arXiv:2503.14456) erases; RWKV-6 (arXiv:2404.05892) uses `before`; gated linear attention (arXiv:2312.06635)
+    uses neither.
     """
 
     q: Value  # (T, heads * key_dim)
@@ -66,7 +67,7 @@ class Wkv(Producer):
 
     @property
     def stored(self) -> tuple[Value, ...]:
-        """The values that a row writes to the store, in the order of `WkvLayer`."""
+        """The values of a token that are stored in the cache layer, in the order of `WkvLayer`."""
         erases = () if self.probe is None or self.erase is None else (self.probe, self.erase)
         return self.v, self.k, self.decay, *erases
 

@@ -1,4 +1,4 @@
-"""The operation that looks up the n-grams ending at each token by hashes of token ids (Qwen 4's embeddings)."""
+"""The operation that looks up embeddings of the n-grams ending at each token by hashes of token ids (Qwen 4)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class EmbedNgrams(Producer):
-    """out[t] = the table rows of the n-grams that end at row t side by side, one from each head's part of the table.
+    """out[t] = the concatenated embeddings of the n-grams that end at token t, one from each head's part of the table.
 
     The hash of order n is the exclusive or of token[t - i] * multipliers[i] over i < n; products stay below 2^63.
     Orders are 2, 3, ... up to the number of multipliers, with equal numbers of heads. Head h takes row `hash % sizes[h]
     + firsts[h]` of the table.
 
-    N-grams do not cross the end of a text: positions below 0 and tokens up to the last `end` before row t read as
-    `end`. The token of row t itself is used even if it is `end`.
+    N-grams do not cross the end of a text: positions below 0 and tokens up to the last `end` before token t are
+    replaced by `end`. Token t itself is used even if it is `end`.
 
-    Ids of earlier rows come from `Batch.histories`. The table stays in the file: a step reads the rows that it needs.
+    Ids of earlier tokens come from `Batch.histories`. The table stays on disk: a step reads the rows that it needs.
     """
 
-    table: Weight  # (rows, width of a head)
-    multipliers: tuple[int, ...]  # multipliers of the row's token, the previous one, ...
-    sizes: tuple[int, ...]  # rows of each head's part of the table
-    firsts: tuple[int, ...]  # first row of each part
-    end: int  # the token that ends a text
+    table: Weight  # (rows, head width)
+    multipliers: tuple[int, ...]  # multipliers of the current token, the previous token, ...
+    sizes: tuple[int, ...]  # number of rows of each head's part of the table
+    firsts: tuple[int, ...]  # index of the first row of each part
+    end: int  # end-of-text token
 
     @property
     def heads(self) -> int:
-        """The number of heads of each order."""
+        """The number of heads per order."""
         return len(self.sizes) // (len(self.multipliers) - 1)
 
     @property

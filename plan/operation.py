@@ -1,4 +1,4 @@
-"""The interface of all operations of a plan, used by properties of whole plans and by rewrites."""
+"""The interface of all plan operations, used by properties of whole plans and by rewrites."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The part of a weight that a row of a batch reads: `used` of `of` equal shares."""
+    """The part of a weight that is read per token: `used` of `of` equal parts."""
 
     weight: Weight
     used: int = 1
     of: int = 1
 
     def share(self, size: int) -> int:
-        """Return the size of the part that is read, given the size of the whole weight in any unit."""
+        """Return the size of the part that is read, given the size of the whole weight, in any unit."""
         return size * self.used // self.of
 
 
 class Operation:
-    """An operation: an immutable object whose fields define the computation. Counts are per row of a batch."""
+    """An operation: an immutable object whose fields define the computation. Counts are per token of a batch."""
 
     __slots__ = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The values that the operation reads."""
+        """The values read by the operation."""
         return ()
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The values that the operation makes."""
+        """The values computed by the operation."""
         return ()
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
-        """The matrices that the operation multiplies by, and its lookup tables in memory."""
+        """The matrices of matrix products, and embedding tables in memory."""
         return ()
 
     @property
@@ -48,17 +48,17 @@ class Operation:
 
     @property
     def products(self) -> tuple[tuple[Value, Weight], ...]:
-        """The inputs that are multiplied by a matrix, each with its matrix."""
+        """The inputs of matrix products, each with the matrix."""
         return ()
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The part of each weight that the operation reads: by default all of it."""
+        """The part of each weight that the operation reads; by default the whole weight."""
         return tuple([Read(weight) for weight in (*self.matrices, *self.vectors)])
 
     @property
     def lookups(self) -> tuple[Read, ...]:
-        """The tables that stay in the file, and the part of each that a row reads."""
+        """The tables that stay on disk, and the part of each that is read per token."""
         return ()
 
     @property
@@ -68,18 +68,18 @@ class Operation:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations in matrix products, two per matrix element."""
+        """Floating-point operations in matrix products: two per matrix element."""
         return 0
 
     @property
     def flops_per_position(self) -> int:
-        """Additional floating-point operations for every position in the cache."""
+        """Additional floating-point operations per position in the cache."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Producer(Operation):
-    """An operation that makes one value."""
+    """An operation that computes one value."""
 
     out: Value
 
@@ -90,7 +90,7 @@ class Producer(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Unary(Producer):
-    """An operation that makes one value from one value."""
+    """An operation that computes one value from one value."""
 
     x: Value
 

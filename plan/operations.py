@@ -25,7 +25,7 @@ NormKind = Literal["rms", "layer", "none"]
 class Embed(Producer):
     """out[t] = table[tokens[t]], dequantized to float32.
 
-    With `positions`, the index is the position of row t instead, clamped to the table's last row.
+    With `positions`, the index is the position of token t instead, clamped to the table's last row.
     """
 
     table: Weight
@@ -42,10 +42,10 @@ class Embed(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Unary):
-    """Norm of each of `groups` equal slices of a row (groups = heads for q/k norms): RMS, layer norm, or weights only.
+    """Norm of each of the `groups` equal slices of x (groups = heads for q/k norms): RMS, layer norm, or weights only.
 
-    `weight` and `bias` have the width of one group, or (groups, width of one) if every group has its own. Mean and
-    variance are as in the papers, with eps inside the root.
+    `weight` and `bias` are (group width,), or (groups, group width) if groups have separate weights. As in the papers,
+    eps is added inside the square root.
     """
 
     weight: Weight
@@ -86,7 +86,7 @@ class Linear(Unary):
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Unary):
-    """out[h] = x[h] @ weight[h].T for each head; rows of x and of the result hold one slice per head.
+    """out[h] = x[h] @ weight[h].T for each head; rows of x and of the result are concatenated heads.
 
     `weight` is (heads, rows, columns), with an even number of columns.
     """
@@ -104,7 +104,7 @@ class HeadLinear(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Glu(Producer):
-    """out = activation(gate) * up; if the gate is narrower, each of its numbers gates one equal slice of the row.
+    """out = activation(gate) * up; if the gate is narrower, each of its values gates one of the equal slices of up.
 
     "swiglu_oai" is gpt-oss's activation: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
     "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u with u = up within +-limit.
@@ -133,13 +133,13 @@ class Activate(Unary):
 class Xielu(Unary):
     """out = positive * x^2 + beta * x above 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x.
 
-    This is the activation xIELU (arXiv:2411.13010) with a model's learned parameters.
+    This is the activation xIELU (arXiv:2411.13010) with learned parameters.
     """
 
     positive: float
     negative: float
     beta: float
-    eps: float  # below 0: where the rounding of exp begins
+    eps: float  # below 0: bounds the input of exp
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Scale(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Unary):
-    """out = columns start..stop of each of `groups` equal slices of a row, concatenated."""
+    """out = columns start..stop of each of the `groups` equal slices of x, concatenated."""
 
     groups: int
     start: int
@@ -186,7 +186,7 @@ class Slice(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Producer):
-    """out = each of `groups` equal slices of a row of a, followed by the same slice of b."""
+    """out = the `groups` equal slices of a, each followed by the corresponding slice of b."""
 
     a: Value
     b: Value
@@ -212,8 +212,8 @@ class Mul(Unary):
 class Mix(Unary):
     """Slice i of out = slice i of base + the sum over j of coefficients[i * slices + j] * slice j of x.
 
-    A row of x is `slices` equal slices, and out has slices of the same width. The coefficients are per row (a value) or
-    the same for all rows (a weight). Without a base, out is only the sum.
+    x consists of `slices` equal slices, and out of slices of the same width. The coefficients are per token (a value)
+    or the same for all tokens (a weight). Without a base, out is only the sum.
     """
 
     slices: int
@@ -232,15 +232,15 @@ class Mix(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Blend(Unary):
-    """out = the mean of the slices of x and of `last`, all equally wide, weighted by the softmax of their scores.
+    """out = the mean of the slices of x and of `last`, all of equal width, weighted by the softmax of their scores.
 
-    The score of a slice is the sum of its numbers times `weight`, divided by its root mean square. This is the residual
+    The score of a slice is its dot product with `weight`, divided by its root mean square. This is the residual
     attention of Kimi K3, whose slices are the checkpoints of earlier layers.
     """
 
     last: Value
     weight: Weight  # (width of last,)
-    eps: float  # added to the mean square
+    eps: float  # added to the mean square of a slice
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -253,7 +253,7 @@ class Blend(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Match(Unary):
-    """out = each of `groups` slices of x, scaled to the root mean square of the row of `like`.
+    """out = the `groups` slices of x, each scaled to the root mean square of `like`.
 
     The mean square of a slice is at least eps.
     """
@@ -269,11 +269,11 @@ class Match(Unary):
 
 @dataclass(frozen=True, slots=True)
 class GaussianTopK(Unary):
-    """out = max(x - (mean + deviations * standard deviation), 0), mean and deviation over the numbers of the row.
+    """out = max(x - (mean + deviations * standard deviation), 0), with mean and deviation over each token's values.
 
-    It keeps the largest numbers of a normal distribution: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). The deviation
-    is a sample's (sum of squares over width - 1), as in llama.cpp. Transformers divides by the width, which for Gemma
-    3n's 8192 numbers moves the threshold by 6e-5 of the deviation.
+    For normally distributed x, it keeps the largest values: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). It uses the
+    sample standard deviation (divided by width - 1), as in llama.cpp. Transformers divides by the width, which for
+    Gemma 3n's width of 8192 moves the threshold by 6e-5 of the deviation.
     """
 
     deviations: float
@@ -281,12 +281,12 @@ class GaussianTopK(Unary):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Unary):
-    """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are requested."""
+    """out[l] = x[logit_rows[l]]: selects the tokens whose logits are requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive(Operation):
-    """Receive values that another device made; starts a stage of a split plan."""
+    """Receive values computed on another device; starts a stage of a split plan."""
 
     values: tuple[Value, ...]
 

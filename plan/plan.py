@@ -1,6 +1,7 @@
-"""The plan itself: operations in order, the values they make, and the cache layers.
+"""The plan: operations in order, their values, and the cache layers.
 
-Properties of a whole plan are computed from its operations: its weights, what a row reads, who uses a value.
+Properties of a whole plan are derived from its operations: its weights, the weights read per token, the readers of a
+value.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """The cache of an attention layer, or of its indexer, per token."""
+    """The KV cache of an attention layer, or the key cache of its indexer, per token."""
 
     kv_heads: int
-    head_dim: int  # width of a key
-    value_dim: int  # 0: an indexer's keys only
-    window: int = 0  # positions that a row sees; 0: all
-    every: int = 1  # one cache row per `every` positions (a pool), at the pool's last position
-    selected: int = 0  # maximum number of positions that a row reads; 0: all visible ones
-    whole: bool = False  # selected positions come as whole cache blocks, except the last block
-    prefix: bool = False  # values are the first numbers of the keys
-    pooled: bool = False  # holds rows of pools, or is read together with a layer that does
+    head_dim: int  # key width
+    value_dim: int  # value width; 0: an indexer's keys only
+    window: int = 0  # window size; 0: full attention
+    every: int = 1  # one cache entry per `every` positions (a pool), at the pool's last position
+    selected: int = 0  # maximum number of positions that a token reads; 0: all visible positions
+    whole: bool = False  # positions are selected as whole cache blocks, except the last block
+    prefix: bool = False  # values are the first elements of the keys
+    pooled: bool = False  # contains entries of pools, or is read together with a layer that does
 
     @property
     def gathered(self) -> bool:
-        """Whether each row reads its own list of positions or pools, instead of all visible ones."""
+        """Whether each token reads a separate list of positions or pools instead of all visible positions."""
         return self.pooled or self.selected > 0
 
 
 def rows_of_block(every: int) -> int:
-    """Return the number of rows of a cache block with one row per `every` positions, at least 1."""
+    """Return the number of entries in a cache block with one entry per `every` positions, at least 1."""
     return max(1, BLOCK // every)
 
 
@@ -52,37 +53,37 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer | WkvLayer
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
 
-    `rewrites.split` makes one plan per device from a whole plan; only one of them makes the logits. A plan that begins
-    with a Receive reads values that another plan made.
+    `rewrites.split` divides a whole plan into one plan per device; only one of them computes the logits. A plan that
+    begins with a Receive reads values of another plan.
     """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     layers: tuple[Store, ...]
     logits: Value
-    starts: tuple[int, ...] = ()  # first operation of each layer, and of the output after the last layer
-    # file tensors of the weights, and tensors whose numbers are stored in operations
+    starts: tuple[int, ...] = ()  # index of the first operation of each layer, and of the output after the last layer
+    # names of the weights' tensors, and of tensors whose values are constants in operations
     tensors: frozenset[str] = frozenset()
-    hidden: Value | None = None  # rows that next-token heads read
-    encodes: bool = False  # stage 0 runs on a sequence's encoder text, stage 1 on the rows after it
+    hidden: Value | None = None  # hidden states for multi-token-prediction heads
+    encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
 
     @property
     def window(self) -> int:
-        """The largest window of a layer; 0 if no layer has one."""
+        """The largest sliding window of a layer; 0 without sliding-window layers."""
         return max((layer.window for layer in self.layers), default=0)
 
     @property
     def causal(self) -> bool:
-        """Whether no row reads a later one, so that a sequence may be divided into several batches."""
+        """Whether attention is causal, so that a sequence may be divided into several batches."""
         return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
 
     @property
     def attention_layers(self) -> tuple[CacheLayer, ...]:
-        """The layers that hold keys and values."""
+        """The layers with a KV cache."""
         return tuple([layer for layer in self.layers if isinstance(layer, CacheLayer)])
 
     def attention_layer(self, number: int) -> CacheLayer:
-        """Return the cache layer that an attention operation names."""
+        """Return the cache layer with this index, as used by attention operations."""
         layer = self.layers[number]
         assert isinstance(layer, CacheLayer)
         return layer
@@ -94,30 +95,31 @@ class Plan:
 
     @property
     def weights(self) -> dict[str, Weight]:
-        """Every matrix and vector by name, in order of first use; backends hold these in memory."""
+        """Every matrix and vector by name, in order of first use; backends keep them in memory."""
         return {weight.name: weight for op in self.operations for weight in (*op.matrices, *op.vectors)}
 
     @property
     def lookups(self) -> tuple[Read, ...]:
-        """The tables that stay in the file, and the part of each that a row reads."""
+        """The tables that stay on disk, and the part of each that is read per token."""
         return tuple([read for op in self.operations for read in op.lookups])
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The parts of weights that a row reads, operation by operation; with an encoder, a row after the text."""
+        """The parts of weights read per token, operation by operation; for an encoder-decoder
+        model, per decoder token."""
         operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
         return tuple([read for op in operations for read in op.reads])
 
     @property
     def uses(self) -> Counter[int]:
-        """How often each value is read, by index; the caller reads the logits once."""
+        """The number of reads of each value, by index; the caller reads the logits once."""
         uses = Counter(value.index for op in self.operations for value in op.inputs)
         uses[self.logits.index] += 1
         return uses
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """The operation numbers of each stage; a stage ends with a Send or with the plan."""
+        """The operation indices of each stage; a stage ends with a Send or with the plan."""
         ends = [number + 1 for number, op in enumerate(self.operations) if isinstance(op, Send)]
         if not ends or ends[-1] < len(self.operations):
             ends.append(len(self.operations))

@@ -1,4 +1,4 @@
-"""The operation that pools neighbouring rows into one: compressed keys and values, and keys of pools of positions."""
+"""The operation that pools consecutive tokens: compressed keys and values, and indexer keys of pools."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class Pool(Producer):
-    """Rows at positions size - 1, 2 size - 1, ... hold a weighted mean over the last `size` rows; other rows are zero.
+    """The output at positions size - 1, 2 size - 1, ... is a weighted mean over the last `size` tokens; it is zero
+    elsewhere.
 
-    Every column has separate weights: the softmax, over the rows, of scores + bias[position % size].
+    Every column has separate weights: the softmax, over the tokens, of scores + bias[position % size].
 
-    If x is twice as wide as `out`, pools overlap: a mean is over 2 size rows. It takes the first half of the columns
-    from the older half of the rows, and the second half of the columns from the newer ones. Rows before position 0 do
-    not count.
+    If x is twice as wide as `out`, pools overlap: a mean covers 2 size tokens. It takes the first half of the columns
+    from the older half of the tokens, and the second half of the columns from the newer half. Positions below 0 do not
+    count.
 
-    Rows of earlier steps come from the store of `layer`, which holds x and the scores of every row.
+    Tokens of earlier steps are read from the cache layer `layer`, which stores x and the scores of every token.
     """
 
     x: Value  # (T, width) or (T, 2 width)
@@ -46,7 +47,7 @@ class Pool(Producer):
 
     @property
     def parts(self) -> int:
-        """Pools that a mean covers: 2 if they overlap, otherwise 1."""
+        """Number of pools that a mean covers: 2 if they overlap, otherwise 1."""
         return self.x.width // self.out.width
 
     @property

@@ -1,4 +1,4 @@
-"""The recorder writes a plan, one operation per call."""
+"""The recorder builds a plan, one operation per call."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from localllm.plan.weights import Tensor, Weight
 
 
 class Recorder:
-    """Writes a plan. A method that returns a value appends the operation that makes it.
+    """Builds a plan. A method that returns a value appends the operation that computes it.
 
-    A tensor is used as a whole; a `Weight` names a part.
+    A tensor argument means the whole tensor; a `Weight` may be a part of it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Recorder:
         self._encodes = False
 
     def begin_layer(self) -> None:
-        """Start the next layer, or the output after the last layer."""
+        """Begin the next layer, or the output after the last layer."""
         self._starts.append(len(self._operations))
 
     def _value(self, width: int, rows: Rows, name: str) -> Value:
@@ -86,7 +86,7 @@ class Recorder:
         return out
 
     def receive(self, width: int, name: str) -> Value:
-        """Return rows (T, width) that another plan makes and `Executable.run` takes; must be recorded first."""
+        """Return a value (T, width) that another plan computes and `Executable.run` takes; must be recorded first."""
         assert not self._operations, f"{name}: received after the plan began"
         out = self._value(width, "batch", name)
         self._operations.append(Receive((out,)))
@@ -127,10 +127,10 @@ class Recorder:
         return out
 
     def append(self, k: Value, v: Value, kv_heads: int, every: int = 1, prefix: bool = False) -> int:
-        """Return the number of the new cache layer. A model layer without one reads another layer's.
+        """Append keys and values to a new cache layer, and return its index.
 
-        With `every` above 1, it stores only the rows at positions every - 1, 2 every - 1, ... With `prefix`, v holds
-        the first numbers of k.
+        With `every` above 1, only tokens at positions every - 1, 2 every - 1, ... are stored. With `prefix`, v is the
+        first elements of k.
         """
         layer, widths = len(self._layers), (k.width // kv_heads, v.width // kv_heads)
         self._layers.append(CacheLayer(kv_heads, *widths, every=every, prefix=prefix))
@@ -138,7 +138,7 @@ class Recorder:
         return layer
 
     def append_index(self, k: Value, every: int = 1) -> int:
-        """Return the number of the new cache layer for an indexer's keys; otherwise like `append`."""
+        """Append an indexer's keys to a new cache layer, and return its index. Otherwise like `append`."""
         assert every in (1, 2, 4), "backends read such keys 16 at a time"
         layer = len(self._layers)
         self._layers.append(CacheLayer(1, k.width, 0, every=every))
@@ -160,11 +160,11 @@ class Recorder:
         return out
 
     def _chooser(self, selection: Value) -> IndexerTopK:
-        """Return the operation that makes a selection."""
+        """Return the operation that computes a selection."""
         return next(op for op in self._operations if isinstance(op, IndexerTopK) and op.out == selection)
 
     def _read_pools(self, layer: int, pools: int, window: int, selection: Value | None) -> None:
-        """Note in both layers that a row reads a window of one and pools of the other, selected or all."""
+        """Mark cache layers: a token reads a sliding window of `layer`, and all or the selected pools of `pools`."""
         near, far = self._layers[layer], self._layers[pools]
         assert isinstance(near, CacheLayer)
         assert isinstance(far, CacheLayer)
@@ -207,7 +207,7 @@ class Recorder:
             chooser = self._chooser(selection)
             most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
             self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
-        elif causal:  # otherwise a row sees positions behind it in the batch, so nothing leaves the window early
+        elif causal:  # otherwise a token attends to later positions in the batch, so nothing leaves the window early
             self._layers[layer] = replace(stored, window=window)
         assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
         assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
@@ -321,7 +321,7 @@ class Recorder:
         return out
 
     def slice(self, x: Value, start: int, stop: int, groups: int = 1) -> Value:
-        """Return columns start..stop of each of `groups` equal slices of a row; x itself if that is everything."""
+        """Return columns start..stop of each of `groups` equal slices of x; x itself if that is all columns."""
         width = x.width // groups
         assert x.width == groups * width, f"{x.name}: {x.width} columns are not {groups} slices"
         assert 0 <= start < stop <= width, f"{x.name}: no columns {start}..{stop} of {width}"
@@ -332,7 +332,7 @@ class Recorder:
         return out
 
     def concat(self, a: Value, b: Value, groups: int = 1) -> Value:
-        """Return each of `groups` equal slices of a row of a, followed by the same slice of b."""
+        """Return the `groups` equal slices of a, each followed by the corresponding slice of b."""
         assert a.width % groups == b.width % groups == 0, f"{a.name}, {b.name}: not {groups} equal slices"
         out = self._value(a.width + b.width, a.rows, f"{a.name}, {b.name}")
         self._operations.append(Concat(out, a, b, groups))
@@ -386,14 +386,14 @@ class Recorder:
         return out
 
     def end_encoder(self) -> None:
-        """End the operations on the encoder text; the next ones run on the rows after it."""
+        """End the encoder's operations; the following operations run on decoder tokens."""
         self._operations.append(Send(()))
         self._encodes = True
 
     def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
-        """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
+        """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the GGUF.
 
-        `hidden` is the rows that next-token heads read.
+        `hidden` is the hidden states for multi-token-prediction heads.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden

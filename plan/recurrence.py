@@ -1,8 +1,9 @@
-"""Operations of recurrent layers, and the stores that hold their state.
+"""Operations of recurrent layers, and the cache layers that store their state.
 
-A store is paged like keys and values. Every token has a row, and every block starts with a state. The state is computed
-from the state and the rows of the previous block when the first row of its block is evaluated. A sequence can therefore
-be forked and truncated to any length by its blocks, and gets the same bits for any division into steps.
+A recurrent layer's cache is paged like a KV cache. It stores a row per token, and a state at the start of every block.
+When the first token of a block is evaluated, its state is computed from the state and the rows of the previous block. A
+sequence can therefore be forked, and truncated to any length, by its blocks. The results are bitwise independent of its
+division into steps.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class RowLayer:
-    """The store of a convolution: its input rows, float32 (width,). A row reads the last `window` rows up to itself.
+    """The cache of a convolution: its inputs, float32 (width,) per token. A token reads the last `window` rows
+    including its own.
 
-    With `every` above 1, only rows at positions every - 1, 2 every - 1, ... read rows.
+    With `every` above 1, only tokens at positions every - 1, 2 every - 1, ... read rows.
     """
 
     width: int
@@ -28,31 +30,31 @@ class RowLayer:
 
     @property
     def row(self) -> int:
-        """Numbers per token."""
+        """Number of values per token."""
         return self.width
 
     @property
     def state(self) -> int:
-        """Numbers per block, not counting its rows."""
+        """Number of values per block in addition to its rows."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The store of linear attention, float32. A row: keys, updates, and one decay per head or per key channel.
+    """The cache of linear attention, float32. A token's row: keys, updates, and one decay per head or per key channel.
 
-    The state (heads, key_dim, value_dim) is the one before the first row of the block.
+    The stored state (heads, key_dim, value_dim) is the state before the first token of the block.
     """
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
-    channels: bool = False  # every channel of a head's key has its own decay
+    channels: bool = False  # every channel of a key head has its own decay
 
     @property
     def window(self) -> int:
-        """BLOCK + 1, because a block's first row computes the state from the whole previous block."""
+        """BLOCK + 1, because a block's first token computes the state from the whole previous block."""
         return BLOCK + 1
 
     @property
@@ -67,11 +69,11 @@ class StateLayer:
 
 @dataclass(frozen=True, slots=True)
 class ScanLayer:
-    """The store of a selective scan, float32. A row: inputs, time steps and B.
+    """The cache of a selective scan, float32. A token's row: inputs, time steps and B.
 
-    A block holds two states (state_dim, width): the state before its first row, and the state after its newest row. The
-    newest row's number within the block is stored next to every channel. A row that follows the newest one continues
-    from its state; after a truncation the rows are scanned again.
+    A block contains two states (state_dim, width): the state before its first token, and the state after its newest
+    token. The newest token's index within the block is stored next to every channel. A token that follows the newest
+    one continues from its state; after a truncation the tokens are scanned again.
     """
 
     width: int
@@ -94,7 +96,8 @@ class ScanLayer:
 class Convolve(Producer):
     """out[t, c] = bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c]: a causal depthwise convolution.
 
-    Rows before position 0 are zero. Rows of earlier steps come from the store of `layer`, which holds x of every row.
+    Before position 0, x is zero. Inputs of earlier steps are read from the cache layer `layer`, which stores x of every
+    token.
     """
 
     x: Value
@@ -117,22 +120,22 @@ class Convolve(Producer):
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention(Producer):
-    """Gated linear attention. Every head has a state S (key_dim, value_dim), initially zero; for every row in order
+    """Gated linear attention. Every head has a state S (key_dim, value_dim), initially zero; for every token in order:
 
             S = exp(rate step) S;  u = strength (v - S^T k);  S = S + k u^T;  out = S^T q + skip v
 
     which is the gated delta rule (arXiv:2412.06464). Without `delta`, u = strength v, which is Mamba-2
     (arXiv:2405.21060) with k = B, q = C and strength = step. Rate times step is never positive. A step or strength of
-    None is 1: lightning attention (arXiv:2401.04658) has neither.
+    None means 1; lightning attention (arXiv:2401.04658) has neither.
 
     With a step for every channel of a head's key, each row of S decays separately: Kimi Delta Attention
     (arXiv:2510.26692).
 
-    Value head h has key head h // (heads / key_heads), or h % key_heads if they are `tiled`.
+    Value head h uses key head h // (heads / key_heads), or h % key_heads if key heads are `tiled`.
 
-    The store holds k, u and rate times step, or sums or exponentials of it. With the state S0 at the start of the block
-    and the sum g of rate times step since then, a row is computed as follows. This is the chunkwise form of the papers,
-    one row at a time, so its bits do not depend on how the rows are divided into steps:
+    The cache stores k, u and rate times step, or sums or exponentials of the latter. With the state S0 at the start of
+    the block and the sum g of rate times step since then, a token is computed as follows. This is the chunkwise form of
+    the papers, evaluated token by token, so results are bitwise independent of the division into steps:
 
             u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
             out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t
@@ -174,11 +177,12 @@ class LinearAttention(Producer):
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Producer):
-    """The scan of Mamba-1 (arXiv:2312.00752). Every channel c has a state h (state_dim,), initially zero; for every row
+    """The scan of Mamba-1 (arXiv:2312.00752). Every channel c has a state h (state_dim,), initially zero; for every
+    token:
 
             h = exp(dt a[c]) h + dt x B;  out = sum_n C[n] h[n] + d[c] x
 
-    with x and dt of the row's channel, and B and C (state_dim,) of the row.
+    with the token's x and dt in channel c, and the token's B and C (state_dim,).
     """
 
     x: Value  # (T, width)

@@ -1,6 +1,6 @@
 """The cost of a model, computed from its plan: parameters, bytes and floating-point operations per token.
 
-`show` and `bench` print these numbers: memory bandwidth divided by bytes per token is the upper limit of decode speed.
+`show` and `bench` print these counts. Memory bandwidth divided by bytes per token is the upper limit of decode speed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from localllm.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of a model. A weight that is used twice (a tied embedding) is stored and counted once."""
+    """Counts of a model. A weight that is used twice (a tied embedding) is counted once."""
 
     parameters: int
-    weight_bytes: int  # bytes of the weights held in memory, as stored in the file
-    table_bytes: int  # bytes of the tables that stay in the file
-    table_bytes_per_token: int  # table bytes that a token reads
-    bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
+    weight_bytes: int  # bytes of the weights in memory, in their stored formats
+    table_bytes: int  # bytes of the tables that stay on disk
+    table_bytes_per_token: int  # table bytes read per token
+    bytes_per_token: int  # weight bytes read per decoded token: every matrix and vector, one embedding
     flops_per_token: int  # two per weight of every matrix product, without attention
-    attention_flops_per_position: int  # added for every token in the cache, by layers without a window
-    cache_values_per_token: int  # keys and values of all layers
+    attention_flops_per_position: int  # in layers without a sliding window, per token in the cache
+    cache_values_per_token: int  # keys and values of all layers, per token
 
 
 def summarize(plan: Plan) -> Summary:
-    """Return the counts of a plan, with its weights as stored in the file."""
+    """Return the counts of a plan, with weights in their stored formats."""
     weights, tables = plan.weights.values(), {read.weight.name: read.weight for read in plan.lookups}.values()
     return Summary(
         parameters=sum(prod(weight.shape) for weight in (*weights, *tables)),

@@ -1,4 +1,4 @@
-"""Values, which operations make and read, and the rotation of queries and keys by position."""
+"""Values, the inputs and outputs of operations, and the rotation of queries and keys by position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RopeStyle = Literal["interleaved", "neox"]  # rotate (2i, 2i+1), or (i, i + n_ro
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A float32 matrix (T or L rows, width) that one operation makes and later ones read."""
+    """A float32 matrix (T or L rows, width) computed by one operation and read by later ones."""
 
     index: int
     width: int
@@ -29,8 +29,8 @@ class Rope:
 
     The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
     if `temperature` is not zero, by `1 + temperature * ln(1 + floor((p + temperature_start) / temperature_length))`
-    (queries of Ministral 3 and Llama 4 past some length). Position p is the row's position plus `shift`, at least 0.
-    `rope_table` defines the numbers.
+    (the query temperature of Ministral 3 and Llama 4). Position p is the token's position plus `shift`, at least 0.
+    `rope_table` defines the exact values.
     """
 
     style: RopeStyle
@@ -43,13 +43,13 @@ class Rope:
     shift: int = 0
 
     def factors(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factors of cosine and sine at these positions."""
+        """Return the factors on cosine and sine at these positions."""
         lengths = np.floor((positions + self.temperature_start) / self.temperature_length)
         return self.magnitude * (1.0 + self.temperature * np.log1p(lengths))
 
 
 def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosines and sines, float64 (positions, n_rot/2), of every pair and position, magnitude included."""
+    """Return the cosines and sines of every position and pair, float64 (positions, n_rot/2), times the magnitude."""
     p = np.maximum(positions.astype(np.float64)[:, None] + rope.shift, 0.0)
     angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
     return np.cos(angle) * rope.factors(p), np.sin(angle) * rope.factors(p)

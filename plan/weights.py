@@ -1,4 +1,4 @@
-"""Weights: the parts of the model file's tensors that operations read."""
+"""Weights: the GGUF tensors, or parts of them, that operations read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.quant import row_bytes
 
 
 class Tensor(Protocol):
-    """A tensor of the model file, in its file format."""
+    """A tensor of the GGUF, in its stored format."""
 
     @property
     def name(self) -> str: ...
@@ -24,46 +24,46 @@ class Tensor(Protocol):
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return rows start..stop as uint8 (stop - start, bytes per row), counted over all leading dimensions.
 
-        A one-dimensional tensor is one row. Row r of expert e is row e * rows + r.
+        A one-dimensional tensor is one row. Row r of expert e has index e * rows + r.
         """
         ...
 
 
 @runtime_checkable
 class Gathers(Protocol):
-    """Optional for tensors: read many single rows at once."""
+    """An optional method of tensors: reads many single rows at once."""
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return these rows, in increasing order, as uint8 (n, bytes per row)."""
+        """Return the given rows, in increasing order, as uint8 (n, bytes per row)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor, or a part of it that starts at `first` along its first dimension: rows of a matrix, values of a vector.
+    """A tensor, or a part of it that starts at `first` along the first dimension: rows of a matrix, values of a vector.
 
-    A weight is itself a `Tensor`. Two weights are equal if they name the same part; their bytes are not compared.
+    A weight is itself a `Tensor`. Two weights are equal if they refer to the same part; their bytes are not compared.
     """
 
-    tensor: str  # the tensor's name in the file
+    tensor: str  # the tensor's name in the GGUF
     format: str
     shape: tuple[int, ...]
     first: int
     source: Tensor = field(compare=False, repr=False)
-    group: int = 0  # if not 0: of every `group` rows, only the `taken` rows from `row` on
+    group: int = 0  # if nonzero: of every `group` rows, only the `taken` rows from `row` on
     row: int = 0
     taken: int = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> Weight:
-        """Return the whole tensor as a weight; a weight is returned unchanged."""
+        """Return the whole tensor as a weight, or a weight unchanged."""
         if isinstance(tensor, Weight):
             return tensor
         return cls(tensor.name, tensor.format, tuple(tensor.shape), 0, tensor)
 
     @property
     def name(self) -> str:
-        """Unique within a plan: the tensor's name, and the range if the weight is a part of it."""
+        """Unique within a plan: the tensor's name, followed by the range if the weight is only a part."""
         if prod(self.shape) == prod(self.source.shape):
             return self.tensor
         if self.group:
@@ -72,7 +72,7 @@ class Weight:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes in the file."""
+        """Number of bytes in the GGUF."""
         return prod(self.shape[:-1]) * row_bytes(self.format, self.shape[-1])
 
     def part(self, start: int, stop: int) -> Weight:
@@ -82,7 +82,7 @@ class Weight:
     def rows_of_each(self, group: int, start: int, stop: int) -> Weight:
         """Return rows start..stop of every `group` rows: of each matrix of a stack, or of equal slices of one matrix.
 
-        For a vector, return the numbers start..stop of every `group`.
+        For a vector, return values start..stop of every `group`.
         """
         assert (self.group, self.first) == (0, 0), "a part of a part"
         if len(self.shape) == 1:

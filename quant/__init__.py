@@ -1,7 +1,7 @@
-"""The block formats of GGUF files and their exact conversions, in NumPy and, for searches, Numba.
+"""The block formats of GGUF and their exact conversions, in NumPy and, for searches, Numba.
 
-`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name. They check their input
-and work in chunks, so temporary memory stays small for any tensor.
+`FORMATS` lists the supported formats. `dequantize` and `quantize` convert whole rows by format name. They validate
+their input and work in chunks, so temporary memory stays small for any tensor.
 
 May import: base (printable, notices, files).
 Begin with: table.py (the formats), then formats/q4_q5.py.
@@ -19,9 +19,9 @@ from localllm.quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
 
 __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
 
-_CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte each fit into the L2 cache
+_CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte fit into the L2 cache
 
-_LARGEST_IMPORTANCE = 1e15  # far above any activation; sums of weighted squares stay finite
+_LARGEST_IMPORTANCE = 1e15  # far above any activation, and sums of weighted squares stay finite
 
 
 def _format(name: str) -> Format:
@@ -37,7 +37,7 @@ def by_type_id(type_id: int) -> Format:
 
 
 def row_bytes(name: str, values: int) -> int:
-    """Return the bytes of a row of `values` numbers; raise QuantError if they do not fill whole blocks."""
+    """Return the size in bytes of a row of `values` values; raise QuantError if they do not fill whole blocks."""
     fmt = _format(name)
     if values < 0 or values % fmt.block_values:
         raise QuantError(f"{name}: a row of {values} values does not fill whole blocks of {fmt.block_values}")
@@ -45,10 +45,10 @@ def row_bytes(name: str, values: int) -> int:
 
 
 def dequantize(rows: U8, name: str) -> F32:
-    """Return the values of stored rows uint8 (n, bytes) as float32 (n, values), bit-equal to ggml's.
+    """Dequantize stored rows uint8 (n, bytes) to float32 (n, values), bit-equal to ggml.
 
-    Bytes are not validated: a damaged scale gives infinities or NaN, never an error. QuantError for an unknown format,
-    another dtype or shape, or a row that is not a whole number of blocks.
+    Bytes are not validated: a damaged scale gives infinities or NaN, never an error. Raises QuantError for an unknown
+    format, another dtype or shape, or a row that is not a whole number of blocks.
     """
     fmt = _format(name)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2:
@@ -65,16 +65,16 @@ def dequantize(rows: U8, name: str) -> F32:
 
 
 def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1) -> U8:
-    """Quantize rows float32 (n, values) to stored bytes uint8 (n, bytes), byte-equal to ggml's for any `threads`.
+    """Quantize rows float32 (n, values) to stored bytes uint8 (n, bytes), byte-equal to ggml for any number of
+    `threads`.
 
-    Two formats deviate, with smaller errors. IQ3_S: ggml writes the groups after one of 32 zeros to the wrong place.
-    NVFP4: ggml stores scales of 256 to 448 as 448.
+    Two formats deviate, with smaller errors. IQ3_S: ggml misplaces the groups that follow a group of 32 zeros. NVFP4:
+    ggml stores scales of 256 to 448 as 448.
 
     `importance` float32 (values,) is the mean square of the activations of each column (a row of an importance matrix).
-    Formats that search for their scales weight errors by it, as ggml does. The others give the same bytes with and
-    without it, as in ggml.
+    Formats that search for their scales weight errors by importance, as ggml does. Other formats ignore it, as in ggml.
 
-    QuantError for a format that cannot be written, another dtype or shape, values that do not fill whole blocks,
+    Raises QuantError for a format that cannot be written, another dtype or shape, values that do not fill whole blocks,
     importance that is negative or not finite, and, in block formats, for NaN, infinity and blocks whose scale is too
     large for a half. F32, F16 and BF16 keep NaN and infinity; F16 rounds larger values to infinity.
     """
@@ -103,7 +103,8 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
 
 
 def _for_each(convert: Callable[[int], None], starts: range, threads: int) -> None:
-    """Call `convert` for every start on several threads. If several calls fail, raise the error of the first start."""
+    """Call `convert` for every start on several threads. If several calls fail, raise the error
+    with the first start."""
     if threads <= 1 or len(starts) <= 1:
         for start in starts:
             convert(start)

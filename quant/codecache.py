@@ -1,7 +1,7 @@
-"""The cache of compiled code on disk. Its content is executed, so it must be writable by this user only.
+"""The on-disk cache of compiled code. Its content is executed, so only this user may be able to write it.
 
-`private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
-elsewhere); `CodeCache` keeps files in one. Windows has access lists instead of modes: there the folder must be in the
+`private_folder` checks a folder and all its parents up to the home directory (or up to the root, outside it);
+`CodeCache` stores files in such a folder. Windows has access lists instead of modes; there the folder must be in the
 user's profile, which other users cannot enter. A folder that fails the check is not used. Code is then compiled again
 at every start, and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
 """
@@ -19,7 +19,7 @@ from localllm.base.files.atomic import NewFile
 from localllm.base.files.regular import open_regular, others_write
 
 _DIGEST = hashlib.sha256().digest_size
-_MAX_LINKS = 40  # as in Linux
+_MAX_LINKS = 40  # maximum symbolic links to follow, as in Linux
 
 
 class NoCodeCache(UserWarning):
@@ -27,11 +27,11 @@ class NoCodeCache(UserWarning):
 
 
 class _Refused(Exception):
-    """Another user can change this folder or file."""
+    """Another user can modify this folder or file."""
 
 
 def default_folder(kind: str) -> Path | None:
-    """Return `kind` under `~/.cache/localllm` or XDG_CACHE_HOME; without a home directory, None and a warning.
+    """Return `kind` under `~/.cache/localllm` or XDG_CACHE_HOME; without a home directory, warn and return None.
 
     On macOS it is under `~/Library/Caches/localllm`, on Windows under `localllm/Cache` in LOCALAPPDATA. These are the
     folders of platformdirs, which this package does not import.
@@ -52,7 +52,8 @@ def default_folder(kind: str) -> Path | None:
 
 
 def private_folder(folder: Path | None) -> Path | None:
-    """Return `folder`, links resolved, created if missing (mode 0700); None and a warning if others can write to it."""
+    """Return `folder`, links resolved, created if missing (mode 0700); if others can write to it,
+    warn and return None."""
     if folder is None:
         return None
     try:
@@ -65,10 +66,10 @@ def private_folder(folder: Path | None) -> Path | None:
 
 
 def check_tree(folder: Path) -> bool:
-    """Return whether a private folder contains only files and folders of this user; warn about the first other one.
+    """Return whether a private folder contains only files and folders of this user; warn about the first exception.
 
-    For a cache whose files another package opens. The modes inside do not matter, because other users cannot enter the
-    folder.
+    This is for a cache whose files another package opens. Modes of the files do not matter, because other users cannot
+    enter the folder.
     """
     if sys.platform == "win32":
         return True  # `private_folder` has checked that it is in the profile
@@ -92,13 +93,13 @@ def check_tree(folder: Path) -> bool:
 
 
 class CodeCache:
-    """Files of compiled code in a private folder; None disables storing. Files begin with the SHA-256 of the rest."""
+    """Files of compiled code in a private folder; None disables the cache. Files begin with the SHA-256 of the rest."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._checked = folder, False
 
     def read(self, name: str) -> bytes | None:
-        """Return the data that `write` stored under this name; None if it is missing or not trusted."""
+        """Return the data that `write` stored under this name; None if the file is missing or untrusted."""
         folder = self._private()
         if folder is None:
             return None
@@ -112,7 +113,7 @@ class CodeCache:
         return data[_DIGEST:] if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST] else None
 
     def write(self, name: str, data: bytes) -> None:
-        """Store `data`. A failure is only a warning, and costs time at the next start."""
+        """Store `data`. On failure, issue a warning; the next start then takes longer."""
         folder = self._private()
         if folder is None:
             return
@@ -137,7 +138,7 @@ def _ours(facts: os.stat_result) -> bool:
 
 
 def _in_profile(folder: Path) -> Path:
-    """Return the real path of a folder in the user's profile, made if missing."""
+    """Return the real path of a folder in the user's profile, created if missing."""
     profile = os.environ.get("USERPROFILE", "")
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(os.path.realpath(folder))
@@ -172,7 +173,7 @@ def _home() -> str | None:
 def _walk(folder: Path) -> str:
     """Return the real path of `folder`, checked component by component from the home directory or the root.
 
-    Because the check starts at the top, other users cannot exchange a component afterwards.
+    Because the check starts at the top, other users cannot replace a component afterwards.
     """
     folder, home = folder.absolute(), _home()
     trusted = Path(home) if home is not None and folder.is_relative_to(home) else Path("/")
@@ -201,21 +202,21 @@ def _walk(folder: Path) -> str:
         _check(at, facts)
         place = at
     facts = os.stat(place)
-    # owned by root, or sticky: acceptable only for parent folders
+    # a folder owned by root, or sticky, is acceptable only as a parent
     if facts.st_uid != os.geteuid() or others_write(facts):
         raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
     return place
 
 
 def _made(path: str) -> os.stat_result:
-    """Return lstat of `path`; create a folder for this user first if nothing exists there."""
+    """Return lstat of `path`, after creating a folder for this user if the path does not exist."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
         try:
             os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)  # an umask can remove the user's own rights
-        except FileExistsError:  # another process was faster
+            os.chmod(path, 0o700)  # an umask can remove the user's permissions
+        except FileExistsError:  # created by another process
             pass
         return os.lstat(path)
 

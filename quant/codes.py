@@ -1,8 +1,8 @@
 """Splits blocks into scales and codes, for searches that choose the codes themselves (GPTQ).
 
-A format here stores one code per value: value = `offset + scale * level[code]`, with a scale and an offset per group.
-`write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so no second
-reader is needed.
+Formats in `CODED` store one code per value: value = `offset + scale * level[code]`, with a scale and an offset per
+group. `write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so that
+formats need no second reader.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Coded:
 
     levels: F32  # (levels,)
     codes: U8  # (levels,)
-    write: Callable[[U8, U8], None]  # blocks (n, bytes), changed in place, and codes (n, values)
+    write: Callable[[U8, U8], None]  # (blocks (n, bytes), changed in place, codes (n, values))
 
     @property
     def even(self) -> bool:
-        """Whether neighbouring levels differ by one."""
+        """Whether adjacent levels differ by one."""
         return bool((np.diff(self.levels) == 1).all())
 
     def nearest(self, y: F32) -> U8:
-        """Return the index of the nearest level for each number, any shape."""
+        """Return the index of the nearest level for each value, in any shape."""
         if self.even:
             clipped: F32 = np.clip(np.rint(y) - self.levels[0], 0, len(self.levels) - 1)
             return clipped.astype(np.uint8)

@@ -1,6 +1,6 @@
 """Defines a block format: an immutable object with its name, sizes and NumPy conversions.
 
-`quant.table` lists every format; the rest of the package uses only these objects.
+`quant.table` lists all formats; the rest of the package only uses these objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
-    """A format, shape or value that cannot be converted; the message names the requirement."""
+    """A format, shape or value that cannot be converted; the message states the requirement."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
@@ -26,12 +26,12 @@ class QuantError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a GGUF tensor type stores numbers: rows are whole blocks, blocks are `block_bytes` consecutive bytes.
+    """How a GGUF tensor type stores values: rows are whole blocks, blocks are `block_bytes` consecutive bytes.
 
     `dequantize` maps blocks uint8 (n, block_bytes) to float32 (n, block_values), both C-contiguous. `quantize` maps
     rows float32 (n, values), C-contiguous, and importance float32 (values,) or None to uint8 (n, bytes): whole rows,
-    because the weighted searches use row statistics. It is None for formats that cannot be written. Callers use
-    `quant.dequantize` and `quant.quantize`, which check shapes, silence floating-point warnings and bound temporary
+    because the weighted searches use row statistics. `quantize` is None for formats that cannot be written. Callers use
+    `quant.dequantize` and `quant.quantize`, which validate shapes, silence floating-point warnings and bound temporary
     memory.
     """
 

@@ -1,9 +1,9 @@
 """Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats.
 
-The output is ordinary rows. Columns are rounded one after the other, and later columns compensate the rounding error of
-each, as far as the inputs of the matrix are correlated. When the first column of a block is reached, the format's
-ordinary quantizer sets the block's scales; after that only codes are chosen. Formats without an entry in `quant.codes`
-feed back the error of whole blocks. If that does not help, as with the coarsest formats, rows are rounded normally.
+The output is in the ordinary format. Columns are rounded in order, and later columns compensate each rounding error as
+far as the matrix inputs are correlated. At the first column of a block, the format's ordinary quantizer sets the
+block's scales; from then on only codes are chosen. Formats without an entry in `quant.codes` feed back the error of
+whole blocks. If that does not help, as with the coarsest formats, rows are rounded normally.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from localllm.quant.format import F32, U8
 
 F64 = NDArray[np.float64]
 
-DAMPING = 0.01  # share of the mean that is added to the diagonal, to stabilize the inverse of a Hessian from few rows
-STRIPE = 32  # columns per update of the remaining matrix
+DAMPING = 0.01  # fraction of the mean diagonal, added to the diagonal for a stable inverse of the Hessian
+STRIPE = 32  # columns per update of the remaining columns
 
 
 @dataclass(frozen=True, slots=True)
 class GptqFeedback:
-    """Data shared by matrices that read the same input; computing it takes as long as rounding a square matrix."""
+    """Data shared by matrices with the same input; computing it takes as long as quantizing a square matrix."""
 
     upper: F32  # (columns, columns): U with U^T U = (H + damping)^-1
-    importance: F32  # (columns,): the weight of an error in each column if all later columns compensate it
+    importance: F32  # (columns,): cost of an error in each column if all later columns compensate it
 
 
 def gptq_quantize(weights: F32, hessian: F64, format_name: str, shared: GptqFeedback | None = None) -> U8:
     """Quantize a matrix float32 (rows, columns) to stored rows uint8 (rows, bytes).
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
-    counts as unimportant. `shared` is its `feedback`, if known. QuantError as for `quant.gptq_quantize`.
+    counts as unimportant. `shared` is the result of `feedback`, if already computed. Raises the errors of
+    `quant.gptq_quantize`.
     """
     squares = np.maximum(np.diagonal(hessian), 0)
     plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
@@ -56,7 +57,7 @@ def _with_feedback(weights: F32, shared: GptqFeedback, format_name: str) -> U8:
             _choose_codes(rows, w, upper, start, stop, format_name)
         else:
             missed = w[start:stop] - quant.dequantize(rows, format_name).T
-            # e / U_ii of every column; solves the feedback within the block at once
+            # e / U_ii of every column; this solves the feedback within the block at once
             carried = np.linalg.solve(upper[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
             w[stop:] -= upper[start:stop, stop:].T @ carried.astype(np.float32)
         out.append(rows)
@@ -64,7 +65,7 @@ def _with_feedback(weights: F32, shared: GptqFeedback, format_name: str) -> U8:
 
 
 def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_name: str) -> None:
-    """Write codes into the blocks `rows` (rows, bytes of one block), and feed the error back into the later columns."""
+    """Write codes into the blocks `rows` (rows, bytes of one block), and feed the error back into later columns."""
     coded = CODED[format_name]
     scale, offset = (np.ascontiguousarray(part.T) for part in grid(rows, format_name))  # (block, rows)
     with np.errstate(divide="ignore"):
@@ -85,7 +86,7 @@ def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_na
 
 
 def feedback(hessian: F64) -> GptqFeedback:
-    """Return the feedback for a Hessian; takes two decompositions."""
+    """Return the feedback for a Hessian; this takes two matrix decompositions."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)
@@ -97,6 +98,6 @@ def feedback(hessian: F64) -> GptqFeedback:
 
 
 def output_error(weights: F32, stored: F32, hessian: F64) -> float:
-    """Return the squared output error of a matrix stored with other values, summed over the inputs of `hessian`."""
+    """Return the squared output error of a matrix stored as `stored`, summed over the inputs of `hessian`."""
     missed = (weights - stored).astype(np.float64)
     return float(np.einsum("rc,rc->", missed @ hessian, missed))

@@ -1,6 +1,6 @@
-"""Connects a format's row in the table with its compiled search (`quant.compiled`), which is loaded at the first call.
+"""Connects a format in the table to its compiled search (`quant.compiled`), which is imported at the first call.
 
-Numba compiles a search in a few seconds at its very first use, and caches it in the user's cache folder.
+Numba compiles a search in a few seconds on its very first use, and caches it in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def search(
 ) -> Callable[[F32, F32 | None], U8]:
     """Return a format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
 
-    `book` is the codebook for the format's runs; `weighted` formats lose too much without importance.
+    `book` names the codebook of the format; `weighted` formats lose too much accuracy without importance.
     """
 
     def quantize(x: F32, importance: F32 | None) -> U8:
@@ -36,7 +36,7 @@ def search(
 
 
 def check_scale(largest: float) -> None:
-    """Raise QuantError if the largest magnitude of a block scale, as returned by a search, does not fit a half."""
+    """Raise QuantError if the largest magnitude of a block scale, as returned by a search, exceeds half precision."""
     if not largest < 65520:  # rounds to infinity
         raise QuantError(
             f"a block scale of {largest:.4g} is above the largest half, 65504: the weights or importance are too big"

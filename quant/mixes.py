@@ -1,8 +1,8 @@
-"""Chooses the format of every tensor like the types of llama-quantize: the types as data, and one function for all.
+"""Chooses the format of every tensor as llama-quantize does for its types: the types are data for one function.
 
-`MIXES` has a row for every name. `choose_formats` gives the same formats, tensor by tensor, as llama-quantize
-(src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
-of that role, and a few sizes of the model.
+`MIXES` has an entry per type. `choose_formats` gives the same formats, tensor by tensor, as llama-quantize
+(src/llama-quant.cpp, llama.cpp of 2026-10-01). The rules use the role of a tensor, derived from its name, the number of
+earlier tensors with the same role, and a few sizes of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Geometry:
     """Properties of the model that the rules use; head counts and sizes are taken from the first layer."""
 
     architecture: str
-    layers: int  # all layers of the file
+    layers: int  # number of layers in the GGUF
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
@@ -36,7 +36,7 @@ class Geometry:
 
     @property
     def is_70b(self) -> bool:
-        """Whether the model has the layer count of a 70B model, whose few KV heads deserve more bits."""
+        """Whether the layer count is that of a 70B model, whose few KV heads are stored with more bits."""
         layers = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
         same_heads = self.architecture.startswith("llama") and self.heads == self.kv_heads
         return self.layers == layers.get(self.architecture) and not same_heads
@@ -44,9 +44,9 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class MixOptions:
-    """The user's changes to a mix. `overrides` lists (regular expression, format); the first match counts."""
+    """The user's changes to a mix. `overrides` lists (regular expression, format) pairs; the first match applies."""
 
-    pure: bool = False  # use the mix's first format everywhere
+    pure: bool = False  # use the mix's default format everywhere
     leave_output: bool = False
     output: str | None = None
     embedding: str | None = None
@@ -56,16 +56,16 @@ class MixOptions:
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """The result for one tensor."""
+    """The chosen format of one tensor."""
 
     name: str
     format: str
-    wanted: str  # the format by the rules; `format` differs if the tensor's rows do not fill whole blocks
-    needs_imatrix: bool  # llama-quantize requires an importance matrix
+    wanted: str  # the format chosen by the rules; `format` differs if the tensor's rows do not fill whole blocks
+    needs_imatrix: bool  # whether llama-quantize requires an importance matrix
 
 
 class Rule:
-    """`format` for tensors of a role if all conditions in `when` hold; the first match counts."""
+    """Assigns `format` to tensors of a role if all conditions in `when` are true; the first match applies."""
 
     __slots__ = ("format", "role", "when")
 
@@ -81,10 +81,10 @@ class QuantMix:
     file_type: int
     format: str
     rules: tuple[Rule, ...] = ()
-    output: str = "Q6_K"  # format of the output matrix, or of token embeddings used as one
+    output: str = "Q6_K"  # format of the output matrix, or of tied token embeddings
     embedding: str = ""  # format of other token embeddings; empty: `format`
-    low: bool = False  # a type below three bits, which has different rules for wide models
-    experts: str = ""  # format of stacked matrices; everything else is Q8_0
+    low: bool = False  # whether this is a type below three bits, with different rules for wide models
+    experts: str = ""  # format of stacked expert matrices; all other tensors are Q8_0
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ _ROWS = (
     QuantMix("IQ4_XS", 30, "IQ4_XS", _IQ4),
     QuantMix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
     QuantMix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
-    QuantMix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: quantizes all matrices, not only experts
+    QuantMix("MXFP4", 38, "MXFP4"),  # not a llama-quantize type: quantizes all matrices, not only experts
     QuantMix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
 )
 # fmt: on
 MIXES: dict[str, QuantMix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, use llama-quantize's
+_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if types share a number, llama-quantize's type
 
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -179,7 +179,7 @@ _FALLBACK = {
 }
 _NEED_IMATRIX = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 
-# Matrices that keep their format: small ones, tables, and matrices that no activations multiply.
+# Matrices that keep their format: small matrices, tables, and matrices that are not used in matrix products.
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
@@ -196,7 +196,7 @@ _KEPT_PARTS_OF = {
 }
 _EIGHT_BITS_OF = {"glm5-next": re.compile(r"attn_q_a|attn_q_b|nextn\.eh_proj")}
 
-_ROLES = (  # the first match counts
+_ROLES = (  # the first match applies
     ("output", re.compile(r"^output\.weight$")),
     ("embedding", re.compile(r"^(per_layer_)?token_embd\.weight$")),
     ("attn_v", re.compile(r"attn_(qkv|kv_b|v)\.weight")),
@@ -211,7 +211,7 @@ _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
 def find(name: str) -> QuantMix:
-    """Return the mix with this name (in any case) or number (15 is Q4_K_M); QuantError for an unknown one."""
+    """Return the mix with this name (in any case) or number (15 is Q4_K_M); raise QuantError for an unknown mix."""
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
@@ -220,12 +220,12 @@ def find(name: str) -> QuantMix:
 
 
 def role(name: str) -> str:
-    """Return the role of a tensor in the rules, by its name; "" if no rule mentions it."""
+    """Return the role of a tensor by its name; "" if no rule refers to it."""
     return next((what for what, pattern in _ROLES if pattern.search(name)), "")
 
 
 def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
-    """Return whether a tensor may be quantized: a matrix of weights that does not keep its format."""
+    """Return whether a tensor may be quantized: a matrix of weights that need not keep its format."""
     own = _KEPT_PARTS_OF.get(architecture)
     return (
         prod(shape[:-1]) > 1
@@ -237,7 +237,7 @@ def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return names in llama-quantize's order: first names outside layers, then layer by layer, each sorted."""
+    """Return names in llama-quantize's order: tensors outside layers first, then layer by layer, each group sorted."""
     return sorted(names, key=lambda name: (_layer(name), name.encode()))
 
 
@@ -251,7 +251,7 @@ def _layer(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The position of a tensor: number `i` of `n` with its role."""
+    """The position of a tensor: index `i` of `n` tensors with its role."""
 
     i: int
     n: int
@@ -260,7 +260,7 @@ class _Place:
 
 
 def _more_bits(at: _Place) -> bool:
-    """Whether the tensor is in the first or last eighth, or is every third one in between."""
+    """Whether the tensor is in the first or last eighth, or every third tensor in between."""
     return at.i < at.n // 8 or at.i >= 7 * at.n // 8 or (at.i - at.n // 8) % 3 == 2
 
 
@@ -284,7 +284,7 @@ _CONDITIONS: dict[str, Callable[[_Place], bool]] = {
 
 @dataclass(slots=True)
 class _State:
-    """Progress of the walk over the tensors."""
+    """State of the pass over the tensors."""
 
     values: int  # number of matrices with attn_v's role
     tied: bool
@@ -313,7 +313,7 @@ def choose_formats(
 
 
 def _given(options: MixOptions, name: str, what: str) -> str:
-    """Return which option of the user applies to a tensor: "embedding", "output", "override", or "" for none."""
+    """Return which user option applies to a tensor: "embedding", "output", "override", or ""."""
     named = any(pattern.search(name) for pattern, _ in options.overrides)
     if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
         return "embedding"
@@ -349,7 +349,7 @@ def _wanted(
 
 
 def _output(mix: QuantMix, geometry: Geometry, columns: int, options: MixOptions) -> str:
-    if options.output:  # applies to token embeddings that serve as the output matrix
+    if options.output:  # also applies to tied token embeddings
         return options.output
     fits = columns % FORMATS[mix.format].block_values == 0
     return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"
@@ -360,7 +360,7 @@ def _by_rules(mix: QuantMix, geometry: Geometry, state: _State, name: str, what:
     if what in _COUNTED:
         state.seen[what] += 1
     layered = what in ("ffn_down", "ffn_gate", "ffn_up") and not mix.low
-    if layered and geometry.experts > 1:  # separate expert tensors do not come layer by layer
+    if layered and geometry.experts > 1:  # separate expert tensors are not ordered by layer
         i = _layer(name)
         if not 0 <= i < geometry.layers:
             raise QuantError(

@@ -1,6 +1,6 @@
-"""Helpers that the formats share: half-precision scales, bit fields in bytes, and rounding.
+"""Helpers shared by the formats: half-precision scales, bit fields in bytes, and rounding.
 
-A *plane* is one bit field of every byte: `planes` splits bytes, `join_bits` combines them.
+A *plane* is the same bit field of every byte: `planes` splits bytes, `join_bits` combines them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.quant.format import F32, U8, QuantError
 
-HALF_AWAY = np.float32(0.49999997)  # the float just below one half: with it 0.49999997 does not round up
+HALF_AWAY = np.float32(0.49999997)  # the largest float below one half, so that 0.49999997 does not round up
 
 
 def half_scale(blocks: U8, at: int) -> F32:
@@ -38,7 +38,9 @@ def planes(q: U8, bits: int) -> U8:
 
 
 def join_bits(q: U8, bits: int) -> U8:
-    """Combine fields uint8 (..., 8 // bits, k) into bytes (..., k): the inverse of `planes`. Fields must fit."""
+    """Combine fields uint8 (..., 8 // bits, k) into bytes (..., k): the inverse of `planes`. Fields must fit in `bits`
+    bits.
+    """
     out = q[..., 0, :].copy()
     for i in range(1, 8 // bits):
         out |= q[..., i, :] << (i * bits)
@@ -63,12 +65,14 @@ def round_away(x: F32) -> F32:
 
 
 def peak(x: F32) -> F32:
-    """Return each block's value of largest magnitude, with sign, first of equals, never -0: (n, k) -> (n, 1)."""
+    """Return each block's value of largest magnitude, with sign, the first on ties, never -0: (n, k) -> (n, 1)."""
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1) + np.float32(0)
 
 
 def lowest(x: F32) -> F32:
-    """Return each block's least value, the first of equals, so that its zero keeps ggml's sign: (n, k) -> (n, 1)."""
+    """Return each block's least value, the first on ties, so that a zero has the same sign as in ggml: (n, k) -> (n,
+    1).
+    """
     low: F32 = x.min(axis=-1, keepdims=True)
     zero = np.flatnonzero(low == 0)  # -0 and 0 are equal; `min` returns either
     low[zero, 0] = x[zero, x[zero].argmin(axis=-1)]
@@ -76,5 +80,5 @@ def lowest(x: F32) -> F32:
 
 
 def sequential_sum(x: F32) -> F32:
-    """Sum the last axis in order, one float32 addition after the other, like a plain C loop: (n, k) -> (n, 1)."""
+    """Sum the last axis in order, one float32 addition at a time, like a plain C loop: (n, k) -> (n, 1)."""
     return np.add.accumulate(x, axis=-1)[..., -1:]

@@ -1,8 +1,8 @@
-"""Searches for the block scale with the least squared error, each value weighted by its importance.
+"""Searches for the block scale with the least squared error, weighted by importance.
 
 They follow llama.cpp (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so that the
-same weights and importance give the same bytes. Sums run over the values of a block one by one, in order, for all
-blocks at once: arrays are transposed, (block_values, n).
+same weights and importance give the same bytes. Sums run over the values of a block in order, for all blocks at once:
+arrays are transposed to (block_values, n).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from localllm.quant.format import F32, U8
 from localllm.quant.pack import lowest, peak, sequential_sum
 
-_TINY = np.float32(1e-15)  # a block whose largest magnitude is below this is stored as zero
+_TINY = np.float32(1e-15)  # a block with a smaller maximum magnitude is stored as zeros
 
 
 def row_weights(x: F32, importance: F32) -> F32:
@@ -23,7 +23,7 @@ def row_weights(x: F32, importance: F32) -> F32:
 
 
 def _dot(*factors: F32) -> F32:
-    """Sum the product of the factors (taken left to right) over the first axis, in order: (k, n) -> (n,)."""
+    """Sum the product of the factors (multiplied left to right) over the first axis, in order: (k, n) -> (n,)."""
     total = np.zeros(factors[0].shape[1], np.float32)
     for parts in zip(*factors, strict=True):
         product = parts[0]
@@ -38,7 +38,7 @@ def _divide(a: F32, b: F32) -> F32:
 
 
 def _at_most_zero(m: F32) -> F32:
-    """Return the lesser of m and 0; -0 stays -0, as in ggml."""
+    """Return min(m, 0); -0 stays -0, as in ggml."""
     return np.where(m > 0, np.float32(0), m)
 
 

@@ -1,4 +1,4 @@
-"""The table of formats: one row per tensor type that a GGUF file may hold. A new format is a file and a row."""
+"""The table of formats: one entry per GGUF tensor type. To add a format, add a module and an entry."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ROWS = (
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 BY_TYPE_ID: dict[int, Format] = {row.type_id: row for row in _ROWS}
 
-# Formats for the KV cache, by llama.cpp's names. FP8 is not a GGUF type and has no number.
+# Formats for the KV cache, by llama.cpp's names. FP8 is not a GGUF type and has no type id.
 FP8 = Format("FP8", -1, 1, 1, fp8.dequantize, fp8.quantize)
 CACHE_FORMATS: dict[str, Format] = {
     "f32": FORMATS["F32"],

@@ -1,4 +1,5 @@
-"""Base class of objects with a `close` method: opened files, folders and models. Leaving a `with` block closes it."""
+"""Base class of objects with a `close` method: open files, checkpoints and models. Leaving a `with` block closes the
+object."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """`with` yields the object itself, and closes it at the end."""
+    """A context manager that yields the object itself, and closes it at the end."""
 
     @abstractmethod
     def close(self) -> None: ...

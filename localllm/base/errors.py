@@ -1,4 +1,5 @@
-"""The base of every error that the user can fix; `localllm.cli` prints it as one red line and sets an exit code."""
+"""The base of all errors that the user can fix. `localllm.cli` prints such an error as one red line and sets an exit
+code."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from localllm.base.printable import printable
 
 
 class LocalLLMError(Exception):
-    """A one-line message without control characters: the problem, its place, and the next step."""
+    """A one-line message without control characters. It has the problem, the place, and the next step."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

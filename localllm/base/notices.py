@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 
 class Placeholder(str):
-    """A value for the reader to choose, such as N or FILE; written without quotes."""
+    """A value that the reader chooses, such as N or FILE. It is written without quotes."""
 
 
 N, FILE = Placeholder("N"), Placeholder("FILE")
 
 
 class Setting(NamedTuple):
-    """An option by its field name, with a value for it; None names only the option."""
+    """An option by its field name, with a value. None names only the option."""
 
     name: str
     value: Any = None
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 class Together(tuple[Setting, ...]):
-    """Several options to give together."""
+    """Several options that must be given together."""
 
 
 class Written(NamedTuple):
@@ -47,11 +47,11 @@ Span = str | Setting | Together | Written
 
 
 class NotUsed(UserWarning):
-    """A requested option has no effect; the message, a `Notice`, gives the reason."""
+    """A requested option has no effect. The message, a `Notice`, gives the reason."""
 
 
 class BeyondTraining(UserWarning):
-    """The context is longer than the model was trained on."""
+    """The requested context is longer than the model's training context."""
 
 
 class Notice(str):
@@ -73,7 +73,7 @@ class Notice(str):
 
 
 def said(error: BaseException) -> str:
-    """Return an error's text for use in another message; it stays a `Notice` if it names options."""
+    """Return the text of an error, for use in another message. It stays a `Notice` if it names options."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, Notice) else str(error)
 

@@ -1,5 +1,5 @@
-"""Make external text safe to display: names and values from files, answers of models, typed input. The command line
-prints through this function (`localllm.cli.terminal.console`), and all errors use it, so every package may import this
+"""Make external text safe to display: names and values from files, model output, typed input. The command line prints
+through this function (`localllm.cli.terminal.console`), and all errors use it, so every package may import this
 file."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 
 
 def printable(text: str, limit: int | None = 80, keep: str = "") -> str:
-    """Return `text` as one harmless line. Terminal control characters are escaped as in Python, except those in `keep`.
-    Text is truncated to `limit` characters."""
+    """Return `text` as one harmless line. Terminal control characters are escaped as in Python, except characters in
+    `keep`. The text is truncated to `limit` characters."""
     if limit is not None and len(text) > limit:
         text = text[:limit] + "..."
     return _STEERING.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)

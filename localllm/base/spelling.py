@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_ALIKE = 0.75  # minimum similarity, unless the name is a prefix of a known one
+_ALIKE = 0.75  # minimum similarity, unless the name is a prefix of a known name
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that `name` is a prefix of, or the most similar one; "" if none is similar.
+    """Return the known name that starts with `name`, else the most similar name, else "".
 
     Dashes, underscores, slashes and case are ignored. Names of one letter only match themselves.
     """
@@ -31,7 +31,7 @@ def _bare(name: str) -> str:
 
 
 def _alike(one: str, other: str) -> float:
-    """Return the similarity from 0 to 1; transposed letters count as a full match."""
+    """Return the similarity from 0 to 1. Transposed letters count as a full match."""
     from difflib import SequenceMatcher  # late: every start imports this module
 
     return 1.0 if sorted(one) == sorted(other) else SequenceMatcher(None, one, other).ratio()

@@ -1,4 +1,4 @@
-"""Format numbers of bytes for people."""
+"""Format sizes in bytes for people."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The command line as a Typer application, built from the table of commands and their option groups.
 
 Typer only parses the arguments. The command runs later (`CommandCall.run`), outside of Typer, so that only
-`localllm.cli.main` handles errors and exit codes. The options of a command are built when it is looked up. Three
-features go beyond Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
+`localllm.cli.main` handles errors and exit codes. The options of a command are built when it is looked up. It adds
+three features to Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer._click.exceptions import ClickException, NoSuchOption  # Typer exports its own copy of Click nowhere else
+from typer._click.exceptions import ClickException, NoSuchOption  # Typer exports its Click only here
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
@@ -26,12 +26,12 @@ from localllm.cli.options import ConfigurationOptions
 from localllm.options import Option, OptionError, Options, SamplingOptions, declared
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-_NONE = object()  # an explicit None, such as `-n -1`; in Typer None means that the option is not given
+_NONE = object()  # an explicit None, such as `-n -1`; in Typer, None means that the option is missing
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
 
 
 class UsageError(Exception):
-    """An invalid command line; the message is one line that names the option."""
+    """An invalid command line. The one-line message names the option."""
 
 
 class Command(NamedTuple):
@@ -61,18 +61,18 @@ Fill = Callable[[str, Mapping[str, Any]], Filled]
 
 
 class _Given(NamedTuple):
-    """The parsed arguments: the name of the command, and the values of options by name."""
+    """The parsed arguments: the name of the command, and the values of the options by name."""
 
     name: str
     values: Mapping[str, Any]
 
 
 class CommandCall(NamedTuple):
-    """A parsed command line: a command, and the values of its option groups, except `ConfigurationOptions`."""
+    """A parsed command line: a command, and the values of its option groups except `ConfigurationOptions`."""
 
     command: Command
     groups: tuple[Any, ...]
-    where: Mapping[str, str]  # where each option that is not on the command line comes from
+    where: Mapping[str, str]  # source of each option that is not on the command line
 
     def run(self) -> None:
         self.command.call(*([self.where] if self.command.placed else []), *self.groups)
@@ -81,10 +81,10 @@ class CommandCall(NamedTuple):
 def read_command_line(
     commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None
 ) -> CommandCall | None:
-    """Parse a command line. Return None after printing a help page; raise UsageError if it is invalid.
+    """Parse a command line. Return None after printing a help page; raise UsageError if the command line is invalid.
 
-    `fill` adds options from other sources that are not on the command line; it may change the command. Sampler options
-    become a dict of the given ones only, because a model file has defaults too.
+    `fill` adds options from other sources than the command line, and may change the command. The result for sampler
+    options is a dict of the given options only, because a model file has defaults too.
     """
 
     class Group(_Group):
@@ -123,13 +123,14 @@ def _line(error: ClickException) -> str:
 
 
 def nearest_name(name: str, known: Collection[str]) -> str:
-    """Return a "did you mean" question with the closest of `known`, to end a message; "" if none is close."""
+    """Return a "did you mean" question with the closest name in `known`, to end a message, or "" if no name is
+    close."""
     near = closest(name, known)
     return f"; did you mean {near}?" if near else ""
 
 
 class _Strict:
-    """A Typer parser that never splits `-ngl` into `-n gl`, and suggests the closest option for an unknown one."""
+    """A Typer parser that never splits `-ngl` into `-n gl`, and suggests the closest option for an unknown option."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)  # type: ignore[misc]
@@ -156,7 +157,7 @@ class _Strict:
 
 
 class _Command(_Strict, TyperCommand):
-    """A command whose help has one section for each option group."""
+    """A command whose help has one section per option group."""
 
     arguments = ""
     sections: Mapping[str, str] = {}
@@ -176,7 +177,7 @@ class _Command(_Strict, TyperCommand):
 
 
 class _Group(_Strict, TyperGroup):
-    """The commands of `table`; each is built when it is looked up."""
+    """The commands of `table`. Each command is built when it is looked up."""
 
     table: Mapping[str, Command] = {}
 
@@ -221,7 +222,7 @@ def _made(name: str, command: Command) -> _Command:
 
 
 def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
-    """Yield the fields of an option group as Typer parameters. Options that are not given are None or an empty list."""
+    """Yield the fields of an option group as Typer parameters. Missing options are None or an empty list."""
     for name, _, default, option in declared(group):
         if not option.flags and not option.argument:
             continue
@@ -260,7 +261,7 @@ def _reader(option: Option) -> Callable[[str], Any]:
 
 
 def _chosen(group: type[Options], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a group that the command line gives, and their values."""
+    """Yield the options of a group that are on the command line, and their values."""
     for name, _, default, option in declared(group):
         value = given.get(name)
         if value is not None and value != [] and not (value is False and default is False):
@@ -269,7 +270,7 @@ def _chosen(group: type[Options], given: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _value(group: type[Options], filled: Filled) -> Any:
-    """Build an option group from the given values, with defaults for the rest."""
+    """Build an option group from the given values, with defaults for the other options."""
     values = {name: filled.values[name] for name in group.names() if name in filled.values}
     if group is SamplingOptions:
         return values

@@ -11,16 +11,16 @@ from localllm.cli.app import Command, UsageError, nearest_name
 from localllm.cli.values import keys_of, plain_key
 from localllm.options import DeclaredOption, Options, declared
 
-OWN = "config"  # the command that shows the configuration; nothing configures it
-ALIKE = {"web": "serve"}  # commands with the same options as another one, under whose name they are configured
-SHARED = ""  # the key of options that several commands share, used in place of a command's name
-EACH_TIME = ("force", "yes", "config")  # options that only the command line can give
-APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # these change a measurement: never shared
-_SHOWN = 3  # maximum number of commands that a message names
+OWN = "config"  # the command that shows the configuration; its own options cannot be configured
+ALIKE = {"web": "serve"}  # commands that have the options of another command and are configured under its name
+SHARED = ""  # the key, in place of a command name, of options that several commands share
+EACH_TIME = ("force", "yes", "config")  # options that only the command line can set
+APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # change a measurement, so they are never shared
+_SHOWN = 3  # maximum number of commands in a message
 
 
 class Catalogue:
-    """The options of every command. Options of groups that several commands have are shared."""
+    """The options of every command. An option in the groups of several commands is shared."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
         users = Counter(group for name, command in commands.items() if name not in ALIKE for group in command.groups)
@@ -29,7 +29,7 @@ class Catalogue:
         self._options[SHARED] = _by_name(group for group, count in users.items() if count > 1)
 
     def of(self, command: str) -> Mapping[str, DeclaredOption]:
-        """Return the options of a command, or the shared ones, by name."""
+        """Return the options of a command, or the shared options, by name."""
         return self._options[command]
 
     def takes(self, command: str, name: str) -> bool:
@@ -37,7 +37,7 @@ class Catalogue:
         return name in self._options[command] and (command, name) not in APART
 
     def takers(self, name: str) -> list[str]:
-        """Return the commands that accept this shared option; none if it is not shared."""
+        """Return the commands that accept this shared option; the result is empty if it is not shared."""
         return [each for each in self.commands if self.takes(each, name)]
 
     def named(self, key: str, command: str) -> DeclaredOption | None:
@@ -45,7 +45,7 @@ class Catalogue:
         return self._by_key[command].get(plain_key(key))
 
     def option(self, command: str, key: str, place: str) -> DeclaredOption:
-        """Return the option of a command by its key. Raise UsageError, with a hint, if it does not exist."""
+        """Return the option of a command by its key. Raise UsageError with a hint if it does not exist."""
         found = self.named(key, command)
         if found is not None:
             return found
@@ -62,7 +62,7 @@ class Catalogue:
         raise UsageError(f"{place}: unknown option {key}{hint}")
 
     def check_variable(self, variable: str, key: str) -> None:
-        """Raise UsageError, with a hint, if no command has an option with this key."""
+        """Raise UsageError with a hint if no command has an option with this key."""
         if all(self.named(key, command) is None for command in self.commands):
             _check_each_time(key, variable)
             start = variable[: len(variable) - len(key)]

@@ -1,4 +1,4 @@
-"""Shell completion of arguments: each function takes the start of a word and returns complete words."""
+"""Shell completion of arguments. Each function takes the start of a word and returns complete words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files(incomplete: str) -> list[str]:
 
 
 def types(incomplete: str) -> list[str]:
-    """Return the types that `quantize` writes, and paths, because its first arguments are files."""
+    """Return the types that `quantize` writes, and paths, since its first arguments are files."""
     from localllm.quant.mixes import MIXES
 
     return [name for name in (*MIXES, "COPY") if name.startswith(incomplete.upper())] + models(incomplete)
@@ -44,7 +44,7 @@ def presets(incomplete: str) -> list[str]:
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Return files with one of these suffixes, and folders with a trailing slash."""
+    """Return files with one of the suffixes, and folders with a trailing slash."""
     folder, slash, name = incomplete.rpartition("/")
     try:
         found = sorted(Path(folder + slash or ".").expanduser().iterdir())

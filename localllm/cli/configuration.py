@@ -1,6 +1,6 @@
 """Options that are not on the command line: from the environment, a preset and the configuration file.
 
-Sources in order of precedence: the flag, the variable LOCALLLM_NAME, the preset, the command's table of the file, the
+The order of precedence is: the flag, the variable LOCALLLM_NAME, the preset, the command's table in the file, and the
 top level of the file. Then come a model file's recommendation and the default. Only the command line reads these
 sources; the Python API takes options from its caller alone.
 """
@@ -39,19 +39,18 @@ class ConfiguredValue(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An unparsed value of the file; commands may interpret it differently."""
+    """An unparsed value in the file. Commands may interpret it differently."""
 
     raw: Any
     where: str
 
 
-_Entries = dict[str, _Entry]  # by option name
+_Entries = dict[str, _Entry]  # key: option name
 
 
 def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any]) -> Filled:
-    """Return the options of a command line, completed from the other sources. Raise UsageError if one of these is
-    invalid.
-    """
+    """Return the options of a command line, completed from the other sources. Raise UsageError if a value is
+    invalid."""
     if name == OWN:
         return Filled(name, given, {})
     found = Sources(commands, given.get("config", ""), os.environ).found(ALIKE.get(name, name), given)
@@ -79,14 +78,14 @@ class Sources:
         self.path, named = file_path(config, environ)
         file = read_toml(self.path, named)
         self.has_file = file is not None
-        self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is its top level
+        self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is the top level of the file
         self._presets: dict[str, _Entries] = {}
         if file is not None and file.content:
             self._read(file)
         self._variables = dict(self._known_variables(environ))
 
     def found(self, command: str, given: Mapping[str, Any]) -> dict[str, ConfiguredValue]:
-        """Return the options that the other sources give and `given` does not, for a command or for SHARED."""
+        """Return the options in the other sources that are missing in `given`, for a command or for SHARED."""
         found: dict[str, ConfiguredValue] = {}
         for layer in self._layers(command, given):
             above = {*given, *found}
@@ -95,7 +94,7 @@ class Sources:
         return found
 
     def preset(self, command: str, given: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the preset of a command, and its source; "" if none is selected."""
+        """Return the preset of a command and the source that selects it, or "" if none is selected."""
         if "preset" in given:
             return given["preset"], "--preset"
         for layer in (self._environment(command), self._table(command, command), self._table(SHARED, command)):
@@ -158,7 +157,8 @@ class Sources:
         return self._meant(entries, command, own=table == command) if entries else {}
 
     def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, ConfiguredValue]:
-        """Return the values that entries have for a command. `own`: the entries are in the command's table."""
+        """Return the values that entries have for a command. `own` is true if the entries are in the command's
+        table."""
         options = self.catalogue.of(command)
         return {
             option: ConfiguredValue(value_of(options[option], entry.raw), "file", entry.where)
@@ -169,7 +169,7 @@ class Sources:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _known_variables(self, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yield the variables that give an option. An empty variable gives none."""
+        """Yield the environment variables that set an option. Empty variables are ignored."""
         for variable, text in environ.items():
             if variable.startswith(PREFIX) and variable != FILE_VARIABLE and text:
                 self.catalogue.check_variable(variable, variable.removeprefix(PREFIX).lower())

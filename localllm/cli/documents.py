@@ -19,7 +19,7 @@ from localllm.options import Options, declared
 
 
 def commands() -> str:
-    """Return every command and every option. Options that several commands share follow once, at the end."""
+    """Return every command and every option. Options that several commands share are listed once, at the end."""
     from localllm.cli.table import COMMANDS
 
     users: dict[type[Options], list[str]] = {}
@@ -64,7 +64,7 @@ def presets() -> str:
 
 
 def files_alone() -> str:
-    """Return the architectures that cannot be converted from Hugging Face folders."""
+    """Return the architectures that cannot be converted from Hugging Face checkpoints."""
     from localllm.convert.recipes.table import RECIPES
     from localllm.models import ARCHITECTURES
 
@@ -72,7 +72,7 @@ def files_alone() -> str:
 
 
 def classes() -> str:
-    """Return the transformers class names whose folders can be converted."""
+    """Return the names of the transformers classes whose checkpoints can be converted."""
     from localllm.convert.recipes.table import BY_CLASS
 
     return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Options as the command line writes them: `--backend cpu` where a message says backend="cpu"."""
+"""Write options as the command line does: `--backend cpu` where a message says backend="cpu"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS = (
 
 
 def typed(text: str | BaseException) -> str:
-    """Return a text, or the text of an error, with options written as on the command line."""
+    """Return a text, or the text of an error, with options in command-line syntax."""
     text = said(text) if isinstance(text, BaseException) else text
     return text.typed(_setting) if isinstance(text, Notice) else text
 

@@ -51,7 +51,7 @@ def _guarded_main(words: list[str], debug: bool, begin: Callable[[], None] | Non
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is still buffered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard the data that is still buffered
         return BROKEN_PIPE
     except Exception as error:
         if not debug:
@@ -74,7 +74,8 @@ def _make_streams_safe() -> None:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Print each warning of localllm once, as a note, such as a missing code cache or an option without effect."""
+    """Print each of localllm's warnings once, as a note. Examples are a missing code cache or an option without
+    effect."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -116,14 +117,14 @@ def _configured(name: str, given: Mapping[str, Any]) -> Filled:
 
 
 def _lacks_prompt(values: Mapping[str, Any]) -> bool:
-    """Return whether `run` was given a model but no prompt, on a terminal."""
+    """Return whether `run` has a model but no prompt, on a terminal."""
     named = bool(values.get("model") or values.get("hf_repo"))
     words = values.get("words", ())
     return len(words) == (not named) and not values.get("prompt") and not values.get("file") and sys.stdin.isatty()
 
 
 def _explain(error: Exception) -> int:
-    """Print what went wrong in one line, and return the exit code."""
+    """Print the error in one line, and return the exit code."""
     if isinstance(error, UsageError):
         fail(str(error))
         return USAGE

@@ -1,4 +1,4 @@
-"""Find the model that a command line names, and the command if its first word is a model."""
+"""Find the model that a command line names, and the command to use if the first word is a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
 
 
 def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return a command line with `chat` before it if it begins with a model; UsageError for an unknown command."""
+    """If a command line begins with a model, insert `chat` before it. Raise UsageError for an unknown command."""
     first = words[0]
     if first in commands or (first.startswith("-") and first not in _MODEL_FLAGS):
         return list(words)
@@ -44,7 +44,7 @@ def _is_model(word: str) -> bool:
 
 
 def _nearest(word: str, commands: Collection[str]) -> str:
-    """Return the closest command, model and file as text; "" if none is close."""
+    """Return the closest command, model and file as text, or "" if none is close."""
     from localllm.hub import StoreFolders, everything
     from localllm.hub.search import beside, nearest_models
 
@@ -56,7 +56,8 @@ def _nearest(word: str, commands: Collection[str]) -> str:
 
 
 def one_model(given: options.ModelName, default: str = "") -> str:
-    """Return the one MODEL given, after fetching it from the hub if needed. Raise UsageError for none or several."""
+    """Return the one MODEL given, after fetching it from the hub if needed. Raise UsageError unless there is exactly
+    one."""
     names = [name for name in (*given.words, given.model, given.hf_repo) if name]
     if len(names) > 1:
         raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
@@ -77,7 +78,7 @@ def title(name: str) -> str:
 
 
 def several_models(given: options.ModelNames) -> tuple[str, ...]:
-    """Return the MODELs given, at least one."""
+    """Return the given MODELs, at least one."""
     words = [name for name in (*given.words, *given.model) if name]
     hub = [one_model(options.ModelName((), "", given.hf_repo))] if given.hf_repo else []
     names = [one_model(options.ModelName((name,))) for name in words] + hub
@@ -85,7 +86,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
 
 
 def model_and_words(own: options.RunOptions | options.ExplainOptions | options.EmbedOptions) -> tuple[str, list[str]]:
-    """Return the model and the other arguments of a command. The model is the first one unless a flag names it."""
+    """Return the model and the other arguments of a command. The model is the first argument unless a flag names it."""
     words = list(own.words)
     if own.model or own.hf_repo:
         return one_model(options.ModelName((), own.model, own.hf_repo)), words

@@ -1,6 +1,6 @@
 """The option groups that only commands use. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench).
 
-`localllm.options` declares the options for opening a model, answering and sampling.
+`localllm.options` declares the options for loading a model, generation and sampling.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OpeningOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class MeasuringOptions(Options):
-    """How to load a model for a measurement on a text."""
+    """How to load a model to measure it on a text."""
 
     TITLE: ClassVar[str] = LoadOptions.TITLE
     ctx_size: int = same(
@@ -92,7 +92,7 @@ class MeasuringOptions(Options):
 
     @property
     def options(self) -> LoadOptions:
-        """Return the load options. They allow lossy cache types, because their loss is worth measuring."""
+        """Return the load options. They allow lossy KV cache types, because measuring their loss is useful."""
         return self.load.changed({"ctx_size": self.ctx_size, "any_cache": True})
 
 
@@ -107,14 +107,15 @@ class KeepingOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class FormatOptions(Options):
-    """The format of a prompt: the chat template and its instructions."""
+    """How to format a prompt: the chat template and its instructions."""
 
     TITLE: ClassVar[str] = "Chat format"
     system_prompt_file: str = _file("-sysf", "--system-prompt-file", help="read the instructions from a file")
     chat_template: str = same(ServeOptions, "chat_template")
 
     def answering(self, given: AnswerOptions) -> AnswerOptions:
-        """Return the answer options with instructions read from the file. Raise OptionError if both kinds are given."""
+        """Return the answer options with instructions read from the file. Raise OptionError if instructions are given
+        in both ways."""
         if not self.system_prompt_file:
             return given
         if given.system_prompt:
@@ -123,9 +124,8 @@ class FormatOptions(Options):
 
     @property
     def template(self) -> Family | None:
-        """Return the format that replaces the file's chat template. Raise TemplateError if it is unknown or
-        unreadable.
-        """
+        """Return the format that replaces the chat template in the file. Raise TemplateError if it is unknown or
+        unreadable."""
         from localllm.template import given_template
 
         return given_template(self.chat_template) if self.chat_template else None

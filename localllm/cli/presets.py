@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Gives less likely words a chance. min_p keeps the text coherent, so the other cuts are off.
+    # Gives less likely words a chance. min_p keeps the text coherent, so the other truncation samplers are off.
     "creative": {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
-    # Always takes the most likely token, so the answer is the same every time.
+    # Always takes the most likely token, so the output is the same every time.
     "precise": {"temperature": 0.0},
     # Stays close to the most likely token. Code repeats itself, so repetition is not penalized.
     "coding": {

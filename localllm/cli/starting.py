@@ -1,6 +1,6 @@
-"""One function per command: it resolves the model, builds the options, and starts a module in `localllm.cli.commands`.
+"""One function per command. It resolves the model, builds the options, and starts a module in `localllm.cli.commands`.
 
-The modules are imported here when a command runs, so that `localllm --help` loads no NumPy. The table of commands
+The modules are imported here when a command runs, so that `localllm --help` does not load NumPy. The table of commands
 (`localllm.cli.table`) names these functions.
 """
 
@@ -44,7 +44,7 @@ def explain(where: Mapping[str, str], own: options.ExplainOptions, *rest: Any) -
 def _formatted(
     opening: options.OpeningOptions, answering: AnswerOptions, format_: options.FormatOptions, *rest: Any
 ) -> tuple[Any, ...]:
-    """Return the answer options with the instructions of a file applied, and the chat template to use."""
+    """Return the answer options with the instructions read from a file, and the chat template to use."""
     return opening, format_.answering(answering), *rest, format_.template
 
 

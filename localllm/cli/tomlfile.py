@@ -1,4 +1,4 @@
-"""Read a TOML file with the line number of each value, which Python's reader does not report."""
+"""Read a TOML file with the line number of each value, which Python's tomllib does not report."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class TomlFile(NamedTuple):
     lines: Mapping[tuple[str, ...], int]
 
     def place(self, *keys: str) -> str:
-        """Return where a value is: FILE:LINE."""
+        """Return the place of a value: FILE:LINE."""
         return f"{self.path}:{self.lines[keys]}" if keys in self.lines else str(self.path)
 
 
 def read_toml(path: Path, required: bool) -> TomlFile | None:
-    """Return the parsed file; None if it is missing and not `required`. Raise UsageError if it cannot be read or
-    parsed.
-    """
+    """Return the parsed file, or None if it is missing and not `required`. Raise UsageError if it cannot be read or
+    parsed."""
     text = _text(path, required)
     if text is None:
         return None
@@ -64,7 +63,7 @@ def _text(path: Path, required: bool) -> str | None:
 
 
 def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the keys and the line number of every value of a valid file.
+    """Yield the keys and the line number of every value in a valid file.
 
     Each statement is parsed alone: lines are added until they are valid TOML by themselves.
     """

@@ -1,4 +1,4 @@
-"""The option groups of the commands that measure and make models: bench, perplexity, imatrix and quantize."""
+"""The option groups of the commands that measure and create models: bench, perplexity, imatrix and quantize."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 
 
 def _prompt_and_answer(text: str) -> tuple[int, int]:
-    """Parse a llama-bench test: "512,128" evaluates 512 tokens and decodes 128."""
+    """Parse a llama-bench test: "512,128" is a prefill of 512 tokens and a decode of 128."""
     try:
         prompt, answer = (integer(1).read(part) for part in text.split(","))
     except (OptionError, ValueError):
@@ -103,7 +103,7 @@ class BenchOptions(Options):
 
     @property
     def loads(self) -> list[LoadOptions]:
-        """Return load options for every combination of the lists; the last list varies fastest."""
+        """Return load options for every combination of the lists. The last list varies fastest."""
         names = ("gpu_layers", "cache_type_k", "cache_type_v")
         return [
             self.load.changed(dict(zip(names, values, strict=True)))

@@ -1,4 +1,4 @@
-"""Option values in configuration files and environment variables, checked by the options' own types."""
+"""Option values in configuration files and environment variables, checked by the types of the options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
 def keys_of(each: DeclaredOption) -> tuple[str, ...]:
-    """Return the names of an option in a file: its long flags, the usual one first, and its name in Python."""
+    """Return the names of an option in a file: its long flags, the usual flag first, and its Python name."""
     own = each.name.replace("_", "-")
     long = [flag[2:] for flag in each.option.flags if flag.startswith("--")]
     return tuple(dict.fromkeys([*([own] if own in long else []), *long, own]))
@@ -23,7 +23,7 @@ def key_of(each: DeclaredOption) -> str:
 
 
 def plain_key(key: str) -> str:
-    """Return a key as `keys_of` writes it; a file may use _ for -."""
+    """Return a key as `keys_of` writes it. A file may use _ for -."""
     return key.replace("_", "-")
 
 
@@ -42,9 +42,8 @@ def value_of_text(each: DeclaredOption, text: str) -> Any:
 
 
 def value_of(each: DeclaredOption, raw: Any) -> Any:
-    """Return the option value of a TOML value; texts are parsed as on the command line. Raise OptionError if it is
-    invalid.
-    """
+    """Return the option value of a TOML value. Texts are parsed as on the command line. Raise OptionError if the value
+    is invalid."""
     kind, option = each.option.kind, each.option
     if each.default is False:
         if not isinstance(raw, bool):
@@ -57,7 +56,7 @@ def value_of(each: DeclaredOption, raw: Any) -> Any:
             return _checked(each, option.finish([_element(each, part) for part in raw]))
         return _checked(each, tuple(raw))
     if isinstance(raw, int | float) and kind.problem(raw):
-        value = _element(each, raw)  # such as -1 for no limit, or a single number for a list option
+        value = _element(each, raw)  # a number, such as -1 for no limit, or a single number for a list option
         return _checked(each, option.finish([value]) if option.repeat else value)
     return _checked(each, raw)
 

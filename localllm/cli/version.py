@@ -1,4 +1,4 @@
-"""The version that `localllm --version` prints. In a git checkout it names the commit, for bug reports."""
+"""The version that `localllm --version` prints. In a git checkout it includes the commit, for bug reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = 10.0
 
 
 def version(folder: Path = _CHECKOUT) -> str:
-    """Return `0.3.0`, or in a checkout `0.3.0 (abc1234)`, with `, modified` if a tracked file has changed."""
+    """Return `0.3.0` or, in a checkout, `0.3.0 (abc1234)`, with `, modified` if a tracked file has changed."""
     if not (folder / ".git").exists():
         return __version__
     import subprocess

@@ -1,4 +1,4 @@
-"""Build an answer's constraint from its request: a structure, tool calls, a reasoning budget."""
+"""Build the constraint on the output from the request: a structure, tool calls, a reasoning budget."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def constrained(
     vocabulary: GrammarVocabulary, format_: AnswerFormat, prompt_tail: str, asked: ConstraintSpec
 ) -> Callable[[], Constraint] | None:
-    """Return a factory for the constraint of an answer to messages; None if the answer is unconstrained.
+    """Return a factory for the constraint on an answer to messages, or None if the answer is unconstrained.
 
-    The answer follows a prompt that ends with `prompt_tail`. It may contain reasoning before the constrained part.
-    Raises a one-line StructureError if the grammar does not compile.
+    `prompt_tail` is the end of the prompt. The output may contain reasoning before the constrained part. Raises a
+    one-line StructureError if the grammar does not compile.
     """
     structure = asked.structure
     if structure is not None and asked.tools and asked.forced:
@@ -45,12 +45,12 @@ def constrained(
 
 
 def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[[], Constraint]:
-    """Return a factory for the constraint of a plain text with a structure."""
+    """Return a factory for the constraint on plain text with a structure."""
     return vocabulary.begin(compile_structure(structure))
 
 
 def _as_content(grammar: Grammar, format_: AnswerFormat, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
-    """Wrap a grammar in the format's markers around content."""
+    """Wrap a grammar in the format's markers for content."""
     before, after = before_content(format_, prompt_tail), format_.around[1]
     parts = [vocabulary.spelled(before) if before else "", grammar.start]
     if after:

@@ -1,4 +1,4 @@
-"""The child process that validates clients' grammars: it compiles them with limits on time and memory."""
+"""The child process that validates clients' grammars. It compiles them with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VOCABULARY = ResourceLimits(seconds=30, wall=60, memory=1 << 30)
 
 
 class GrammarChild:
-    """Compiles grammars of one vocabulary in a child process, started on first use. Not thread-safe."""
+    """Compiles grammars for one vocabulary in a child process, which starts on first use. Not thread-safe."""
 
     def __init__(self, tokens: Sequence[bytes], special: Collection[int], ends: Sequence[int]) -> None:
         self._key = hashlib.sha256(b"\0".join(tokens)).hexdigest()
@@ -25,7 +25,7 @@ class GrammarChild:
         self._child = Confined("localllm.constrained.compiling", _VOCABULARY)
 
     def compile(self, source: str, stop: threading.Event) -> tuple[str, int]:
-        """Return a grammar without GBNF parts, and its memory in bytes.
+        """Return the grammar without GBNF parts, and its memory in bytes.
 
         Raises StructureError if it is invalid or exceeds a limit, ConfinedStopped when `stop` is set, and ConfinedError
         if the child cannot be started.

@@ -1,8 +1,8 @@
-"""Compile grammars within llguidance's limits: in this process, and in a child process for untrusted ones.
+"""Compile grammars within llguidance's limits: in this process, and in a child process for untrusted grammars.
 
-The size of a grammar does not bound the time and memory of compiling it. So a server first compiles a client's grammar
-in a child process (`localllm.constrained.child`) with a deadline and a memory limit. Compiling it again in the server
-takes the same time.
+The size of a grammar does not bound the time and memory of its compilation. A server therefore first compiles a
+client's grammar in a child process (`localllm.constrained.child`) with a deadline and a memory limit. Compiling it
+again in the server takes the same time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from localllm.options.structure import StructureError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Below llguidance's defaults, so that one step of one answer never delays the others for long: 50,000 units of lexer
+# Below llguidance's defaults, so that one step of one request never delays the others for long: 50,000 units of lexer
 # fuel take up to 0.1 s with 128,000 tokens; JSON with formats and patterns needs up to 25,000. A state takes 1 to 2 KB.
 _STEP_FUEL = 50_000
 _STATES = 100_000
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)  # escapes in GBNF
-# Strings, character classes, repetitions and comments of GBNF are skipped; rule names are captured.
+# Skip strings, character classes, repetitions and comments of GBNF, and capture rule names.
 _RULE_NAME = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|\#[^\r\n]*|([\w-]+)""")
 
-_vocabularies: dict[str, LLTokenizer] = {}  # in the child: the newest one
+_vocabularies: dict[str, LLTokenizer] = {}  # the newest vocabulary, in the child process
 _sizes: list[FileIO] = []
 
 
@@ -55,7 +55,7 @@ def _converted(part: dict[str, Any]) -> dict[str, Any]:
     gbnf = _with_distinct_names(_ESCAPE.sub(_spelled, part["gbnf_grammar"]))
     try:
         return {"name": part["name"], "lark_grammar": str(gbnf_to_lark(gbnf))}
-    except Exception as error:  # the converter's own bugs raise IndexError and others
+    except Exception as error:  # the converter's bugs raise IndexError and other errors
         told = str(error).splitlines()
         raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None
 
@@ -71,7 +71,7 @@ def _spelled(escape: re.Match[str]) -> str:
 def _with_distinct_names(gbnf: str) -> str:
     """Rename rules that would collide after the converter's renaming.
 
-    It renames `root` to "start", and converts names to lower case with "_", or to upper case for terminals.
+    The converter renames `root` to "start", and converts names to lower case with "_", or to upper case for terminals.
     """
     given = dict.fromkeys(found[1] for found in _RULE_NAME.finditer(gbnf) if found[1])
     finals = {name: re.sub("([a-z])([A-Z])", r"\1_\2", name.replace("-", "_")).lower() for name in given}
@@ -94,7 +94,8 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise StructureError(f"the grammar cannot be used: {told(matcher.get_error())}")
     bits = ctypes.create_string_buffer(4 * (-(-tokens.vocab_size // 32)))
-    for _ in range(2):  # copies share a lexer with a limit: the first can exhaust it, and then only the second fails
+    # Copies share a lexer with a limit. The first matcher can exhaust it, and then only the second one fails.
+    for _ in range(2):
         first = matcher.deep_copy()
         first.unsafe_compute_mask_ptr(ctypes.addressof(bits), len(bits))  # `compute_bitmask` hides errors
         if first.is_error():
@@ -103,7 +104,8 @@ def matcher_of(tokens: LLTokenizer, source: str) -> LLMatcher:
 
 
 def told(error: Any) -> str:
-    """Return the first lines of llguidance's message as one line, without the grammar and the position in it."""
+    """Return the first lines of llguidance's message as one line, without the grammar and without the position of the
+    error."""
     if "NoExtension" in str(error):
         return "no text matches it"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -135,9 +137,9 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Store a vocabulary; or compile `request["grammar"]` for the vocabulary `request["key"]`.
+    """Store a vocabulary, or compile `request["grammar"]` for the vocabulary `request["key"]`.
 
-    The reply to a grammar has its `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
+    The reply to a grammar has the `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
     vocabulary is unknown.
     """
     key = request["key"]
@@ -170,7 +172,7 @@ def _vocabulary(request: dict[str, Any]) -> LLTokenizer:
 
 
 class _Tokens:
-    """A vocabulary for llguidance. It encodes byte by byte, which does not affect masks."""
+    """A vocabulary for llguidance. It encodes text byte by byte, which does not affect masks."""
 
     def __init__(self, tokens: list[bytes], special: list[int], end: int) -> None:
         self.tokens, self.special_token_ids = tokens, special
@@ -183,7 +185,7 @@ class _Tokens:
 
 
 def _memory() -> int:
-    """Return this process's memory in bytes: its heap, or else its address space; 0 if unknown."""
+    """Return the memory of this process in bytes: its heap, or else its address space; 0 if unknown."""
     if (used := heap_in_use()) is not None:
         return used
     if not _sizes:

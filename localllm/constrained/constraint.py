@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 16  # number of compiled grammars kept
-_KEPT_BYTES = 48 << 20  # their maximum memory, including estimated lexer states, which grow with every mask
+_KEPT_BYTES = 48 << 20  # their maximum memory in bytes, including estimated lexer states, which grow with every mask
 _MASK_BYTES = 4 << 10  # hostile patterns add up to 6 KB per mask for 1,000 masks, usual ones less than 1 MB in total
 _KEPT_REFUSALS = 1000
-_MARK = "\x02"  # takes the space that some vocabularies prepend to a text; no token merges it with further text
+_MARK = "\x02"  # takes the space that some vocabularies prepend to a text; no token merges it with the text after it
 
 
 class GrammarVocabulary:
-    """A model's tokens for grammars. Thread-safe.
+    """The tokens of a model, for grammars. Thread-safe.
 
     `width` is the number of logits, which can exceed the number of tokens. Raises StructureError if no token ends a
     text.
@@ -52,10 +52,11 @@ class GrammarVocabulary:
         self._compiled = _Compiled()
 
     def begin(self, grammar: Grammar) -> Callable[[], GrammarConstraint]:
-        """Compile a grammar and return a factory for answers' states; raise a one-line StructureError on failure."""
+        """Compile a grammar and return a factory for its decoding states; raise a one-line StructureError on
+        failure."""
         source = grammar.source
         kept = self._compiled.find(source) or self._compile(source)
-        failed = partial(self._compiled.drop, source)  # copies share their lexer's states, whose number is limited
+        failed = partial(self._compiled.drop, source)  # copies share the states of the lexer, whose number is limited
 
         def make() -> GrammarConstraint:
             return GrammarConstraint(kept.matcher.deep_copy(), self.tokenizer.vocab_size, self.ends, failed, kept.count)
@@ -77,11 +78,12 @@ class GrammarVocabulary:
         return converted(source), 0
 
     def known(self) -> GrammarVocabulary:
-        """Return a view of this vocabulary that only starts compiled grammars, and otherwise raises NotCompiled."""
+        """Return a view of this vocabulary that only starts compiled grammars. For other grammars it raises
+        NotCompiled."""
         return _Known(self)
 
     def checked(self, child: GrammarChild, stop: threading.Event) -> GrammarVocabulary:
-        """Return a view of this vocabulary for untrusted grammars: `child` compiles them first, until `stop` is set."""
+        """Return a view of this vocabulary for untrusted grammars. `child` compiles them first, until `stop` is set."""
         return _Checked(self, child, stop)
 
     def new_child(self) -> GrammarChild:
@@ -92,11 +94,11 @@ class GrammarVocabulary:
         return GrammarChild(words.tokens, words.special_token_ids, sorted(self.tokenizer.eog))
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token, including control tokens; empty for logits without a token."""
+        """Return the bytes of a token, including control tokens. The result is empty for logits without a token."""
         return self.tokenizer.piece(token) if token < self.tokenizer.vocab_size else b""
 
     def spelled(self, text: str) -> str:
-        """Return `text` as a sequence in a grammar's rule: control tokens by id, everything else as strings."""
+        """Return `text` as a sequence in a grammar rule: control tokens by id, and all other text as strings."""
         pieces: list[str] = []
         plain = ""
         for part in self.parts(text):
@@ -118,7 +120,7 @@ class GrammarVocabulary:
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
-        """Matches control tokens, the longest first; None without control tokens."""
+        """A pattern that matches control tokens, the longest first, or None without control tokens."""
         tokenizer = self.tokenizer
         marks = [text for text, id_ in tokenizer.special.items() if text and tokenizer.is_control(id_)]
         marks.sort(key=len, reverse=True)
@@ -126,7 +128,7 @@ class GrammarVocabulary:
 
     @cached_property
     def ends(self) -> Mask:
-        """The mask of tokens that end an answer, (V,)."""
+        """The mask of end-of-generation tokens, (V,)."""
         mask = np.zeros(self.width, np.bool_)
         mask[[token for token in self.tokenizer.eog if token < self.width]] = True
         mask.flags.writeable = False
@@ -148,7 +150,7 @@ class NotCompiled(Exception):
 
 
 class _View(GrammarVocabulary):
-    """A vocabulary with a different compiler. Compiled and refused grammars are shared."""
+    """A vocabulary with a different compiler. It shares the cache of compiled and refused grammars."""
 
     def __init__(self, of: GrammarVocabulary) -> None:
         self.tokenizer, self.width, self._compiled, self._of = of.tokenizer, of.width, of._compiled, of
@@ -187,20 +189,20 @@ class _Kept:
         self.matcher, self.size = matcher, size
 
     def count(self) -> None:
-        """Count a mask that was computed."""
+        """Count a computed mask."""
         self.size += _MASK_BYTES
 
 
 class _Compiled:
-    """A cache of compiled grammars, and of the reasons why others were refused. Thread-safe."""
+    """A cache of compiled grammars, and of the reasons why other grammars were refused. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._refused: OrderedDict[bytes, str] = OrderedDict()  # by digest
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # key: digest of the grammar; value: reason
 
     def find(self, source: str) -> _Kept | None:
-        """Return a compiled grammar, or None; raise StructureError if it was refused before."""
+        """Return a compiled grammar, or None. Raise StructureError if it was refused before."""
         with self._lock:
             self._limit()
             if source in self._kept:
@@ -220,7 +222,8 @@ class _Compiled:
         return kept
 
     def _limit(self) -> None:
-        """Drop the largest grammars until the others fit the limit. The next request compiles a dropped one again."""
+        """Drop the largest grammars until the others fit the limit. The next request for a dropped grammar compiles it
+        again."""
         while sum(kept.size for kept in self._kept.values()) > _KEPT_BYTES:
             del self._kept[max(self._kept, key=lambda source: self._kept[source].size)]
 
@@ -250,12 +253,13 @@ class _Words:
         self.special_token_ids = sorted({*hidden, *tokenizer.eog})
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return tokens for exactly this text, even if the vocabulary prepends a space to the first word."""
+        """Return the tokens of exactly this text, even if the vocabulary prepends a space to the first word."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._exact(text, text) or self._exact(_MARK + text, text) or []
 
     def _exact(self, source: str, text: str) -> list[int]:
-        """Return the last tokens of `source` that spell `text`; empty if a token crosses its start."""
+        """Return the last tokens of `source` that spell `text`. The result is empty if a token crosses the start of
+        `text`."""
         ids, left = self._tokenizer.encode(source, add_special=False), len(text.encode())
         first = len(ids)
         while left > 0 and first > 0:
@@ -265,12 +269,13 @@ class _Words:
 
 
 class GrammarConstraint:
-    """A grammar's state for one answer: a `localllm.sampling.constraint.Constraint`."""
+    """The state of a grammar during decoding: a `localllm.sampling.constraint.Constraint`."""
 
     def __init__(
         self, matcher: LLMatcher, tokens: int, ends: Mask, failed: Callable[[], None], count: Callable[[], None]
     ) -> None:
-        """`failed` is called when the grammar exceeds llguidance's limits, `count` for every mask."""
+        """Create the state. `failed` is called when the grammar exceeds llguidance's limits, and `count` for every
+        mask."""
         self._matcher, self._ends, self._failed, self._count = matcher, ends, failed, count
         self._bits = np.zeros((tokens + 31) // 32, np.int32)
         self._known = min(tokens, len(ends))  # there can be more logits than tokens
@@ -290,7 +295,7 @@ class GrammarConstraint:
         return self._allowed
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token; an end-of-text token changes nothing."""
+        """Advance by an allowed token. An end-of-text token changes nothing."""
         if token < len(self._ends) and self._ends[token]:
             return
         self._allowed = None
@@ -313,5 +318,5 @@ class GrammarConstraint:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a string literal of a grammar."""
+    """Return a text as a string literal in a grammar."""
     return json.dumps(text, ensure_ascii=False)

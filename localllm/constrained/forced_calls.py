@@ -1,7 +1,7 @@
-"""Grammars of forced tool calls, in the model's own call format.
+"""Grammars of forced tool calls, in the call format of the model.
 
-The name must be a tool's, and the arguments must match its schema. Schema keywords that llguidance does not support are
-ignored: a loosely constrained call is better than none.
+The name must be the name of a tool, and the arguments must match its schema. Schema keywords that llguidance does not
+support are ignored, because a loosely constrained call is better than an unconstrained call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_TEXT = 1 << 21  # maximum characters in all rules
 def forced_calls(
     format_: AnswerFormat, tools: Sequence[Json], vocabulary: GrammarVocabulary, parallel: bool = True
 ) -> Grammar:
-    """Return the grammar for one call of one of the `tools` (OpenAI's format), or for several calls with `parallel`.
+    """Return the grammar for one call of one of the `tools` (in OpenAI's format), or for several calls with `parallel`.
 
     Raises StructureError for an invalid or too large schema.
     """
@@ -67,7 +67,7 @@ def forced_calls(
 
 
 class _Function:
-    """A tool's name and the schema of its arguments."""
+    """The name of a tool and the schema of its arguments."""
 
     def __init__(self, tool: Json) -> None:
         function = tool.get("function", tool)
@@ -138,7 +138,7 @@ class _Rules:
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
     def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return calls between the markers of a section. A marker that would end the answer is omitted."""
+        """Return the calls, between the markers of a section. A marker that would end generation is omitted."""
         after = "" if self.ends_answer(after) else after
         more = f"(GAP {call})*" if parallel else ""
         parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
@@ -156,7 +156,7 @@ class _Rules:
 
 
 def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
-    """Return a call between its own markers, without the section's."""
+    """Return a call between the markers of the call, without the markers of the section."""
     if isinstance(form, NamedCalls):
         return _named(rules, form, function)
     if isinstance(form, TaggedCalls):
@@ -202,7 +202,7 @@ def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
 
 
 def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[str]:
-    """Return the parts of a pattern; the model chooses the fields that are not given."""
+    """Return the parts of a pattern. The model chooses the fields that are not given."""
     chosen = {"id": "/[a-zA-Z0-9]{9}/", "n": "/[0-9]{1,3}/"}
     parts: list[str] = []
     plain = ""
@@ -218,7 +218,7 @@ def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[
 
 
 def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> str:
-    """Return calls. The first one's start marker is already in the prompt."""
+    """Return calls. The start marker of the first call is already in the prompt."""
     one = f"({' | '.join(calls)})"
     return f"{one} ({rules.text(start)} {one})*" if parallel else one
 
@@ -227,7 +227,7 @@ def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> 
 
 
 def _tagged(rules: _Rules, form: TaggedCalls, function: _Function) -> str:
-    """Return a tag with the name, then a tag per argument."""
+    """Return a tag with the name, then one tag per argument."""
     gap = "GAP" if form.gap else '""'
     parts = [*_filled(rules, form.begin, {"name": function.name, "n": "1"}), gap]
     for key in function.properties:
@@ -259,7 +259,7 @@ def _tagged_argument(rules: _Rules, form: TaggedCalls, function: _Function, key:
 
 
 def _nested(rules: _Rules, form: NestedCalls, function: _Function) -> str:
-    """Return a tag with the name, then an element per argument."""
+    """Return a tag with the name, then one element per argument."""
     parts = _filled(rules, form.begin, {"name": function.name})
     for key in function.properties:
         schema = Property(function.part(key), function.schema)

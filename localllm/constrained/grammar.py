@@ -1,6 +1,7 @@
-"""The required structure of an answer and its grammar: `compile_structure` converts a schema, a grammar or a regex.
+"""The required structure of the output and its grammar. `compile_structure` converts a schema, a grammar or a regular
+expression.
 
-Schemas and grammars come from outside, so their size is limited, and errors are one line.
+Schemas and grammars are untrusted, so their size is limited, and errors are one line.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 
 from localllm.options.structure import Structure, StructureError
 
-MOST_SCHEMA = 1 << 18  # characters; the limits keep compiling below one to two seconds
+MOST_SCHEMA = 1 << 18  # characters; the limits keep the compile time below one to two seconds
 MOST_GRAMMAR = 1 << 16  # characters
 MOST_DEPTH = 64
-MOST_PARTS = 1000  # properties of an object, or alternatives
+MOST_PARTS = 1000  # maximum properties of an object, or alternatives
 _MOST_RULES = 2000
-_WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded: small models would otherwise write white space endlessly
+_WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded, since small models would otherwise write white space endlessly
 _RULE = re.compile(r"(?m)^\s*[\w.\-?!]+\s*(?:::=|:)")
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Rules in llguidance's Lark syntax, with `answer` as the rule for the whole text, and the grammars they reference.
+    """Rules in llguidance's Lark syntax, and the grammars they reference. The rule `answer` matches the whole text.
 
     A part (name, {"json_schema": ...} or {"lark_grammar": ...}) is referenced as `@name`.
     """
@@ -41,9 +42,9 @@ class Grammar:
 
 
 def compile_structure(structure: Structure) -> Grammar:
-    """Return the grammar of a structure; raise StructureError if it is too large or malformed.
+    """Return the grammar of a structure; raise StructureError if the structure is too large or malformed.
 
-    Further errors show when a vocabulary begins it (`GrammarVocabulary.begin`).
+    Further errors appear when a vocabulary compiles the grammar (`GrammarVocabulary.begin`).
     """
     given = [structure.schema is not None, structure.any_object, *map(bool, (structure.gbnf, structure.lark))]
     if sum(given) + bool(structure.regex) != 1:
@@ -64,7 +65,7 @@ def compile_structure(structure: Structure) -> Grammar:
 
 
 def described(schema: Mapping[str, Any], lenient: bool = False) -> dict[str, Any]:
-    """Return a schema with our options for llguidance. `lenient`: ignore unsupported keywords."""
+    """Return a schema with localllm's options for llguidance. If `lenient`, unsupported keywords are ignored."""
     return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}}
 
 

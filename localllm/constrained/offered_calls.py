@@ -1,4 +1,4 @@
-"""Optional tool calls: free text, constrained by the call grammar from the marker of a call on.
+"""Optional tool calls: free text that is constrained by the call grammar from the start marker of a call.
 
 Small models often call a tool with an unknown name, or with arguments that do not match its schema. The constraint
 starts when the model begins a call. Text before a call, reasoning, and answers without a call stay unconstrained.
@@ -20,7 +20,7 @@ from localllm.template.reasoning import ReasoningState
 if TYPE_CHECKING:
     from localllm.sampling.constraint import Constraint
 
-_MOST_LEAD = 64  # characters of a token before the marker that it ends with
+_MOST_LEAD = 64  # characters of a token before the marker at its end
 
 
 def offered_calls(
@@ -30,7 +30,7 @@ def offered_calls(
     vocabulary: GrammarVocabulary,
     parallel: bool = True,
 ) -> Callable[[], Constraint] | None:
-    """Return a factory for the constraint of an answer that may call one of the `tools`.
+    """Return a factory for the constraint on an answer that may call one of the `tools`.
 
     Return None if calls cannot be constrained: the format has no start marker, or no grammar exists for the schemas.
     """
@@ -47,7 +47,7 @@ def offered_calls(
 
 
 def _marker(format_: AnswerFormat) -> str:
-    """Return the text that begins calls; "" if the format lacks one or uses headers."""
+    """Return the text that begins calls, or "" if the format lacks such a text or uses headers."""
     calls = format_.calls
     if format_.channels is not None or (isinstance(calls, JsonCalls) and calls.bare):
         return ""
@@ -70,7 +70,7 @@ class OfferedCalls:
         self._calls: Constraint | None = None
 
     def allowed(self) -> Mask | None:
-        """Return the mask (V,) of allowed next tokens; None if all are allowed."""
+        """Return the mask (V,) of allowed next tokens, or None if all are allowed."""
         return None if self._calls is None else self._calls.allowed()
 
     def accept(self, token: int) -> None:
@@ -89,7 +89,8 @@ class OfferedCalls:
         self._state = replace(self._state, recent=())
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that are allowed, at most up to the start of a call."""
+        """Return the number of leading tokens that are allowed, stopping after the token that completes a call's
+        opening marker."""
         if self._calls is not None:
             return self._calls.validate(tokens)
         state = self._state
@@ -117,7 +118,7 @@ class OfferedCalls:
         return sum(len(self._vocabulary.piece(token)) for token in tokens)
 
     def _begun(self, state: _State) -> Sequence[int]:
-        """Return the tokens from the one in which the marker begins; empty if it has not been written."""
+        """Return the tokens from the token in which the marker begins. The result is empty if the marker is missing."""
         text = b"".join(map(self._vocabulary.piece, state.recent))
         at = text.find(self._marker)
         if at < 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 
-_MOST_BEFORE = 64  # characters before reasoning that begins in the answer
+_MOST_BEFORE = 64  # characters before reasoning that begins in the output
 
 
 # -- grammars --------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ _MOST_BEFORE = 64  # characters before reasoning that begins in the answer
 def after_reasoning(
     grammar: Grammar, format_: AnswerFormat, state: ReasoningState, vocabulary: GrammarVocabulary
 ) -> Grammar:
-    """Return the grammar of optional reasoning followed by an answer of `grammar`."""
+    """Return the grammar of optional reasoning followed by text that matches `grammar`."""
     if state == "over":
         return grammar
     rules = [*ended_text("thought", format_.thinking.end, vocabulary), r"gap: /[ \t\r\n]{0,8}/"]
@@ -42,7 +42,7 @@ def after_reasoning(
 
 
 def ended_text(name: str, end: str, vocabulary: GrammarVocabulary) -> list[str]:
-    """Return rules for `name`: any text, followed by its end marker."""
+    """Return rules for `name`: any text, followed by the end marker."""
     plain = _plain_start(end, vocabulary)
     if not plain:
         return [f"{name}: TEXT_{name.upper()} {vocabulary.spelled(end)}", f"TEXT_{name.upper()}: /(?s:.*)/"]
@@ -75,15 +75,15 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 @dataclass(frozen=True, slots=True)
 class ReasoningProgress:
-    """The parse state of an answer: immutable, so that drafts can be tried."""
+    """The parse state of the output. It is immutable, so that drafts can be tried."""
 
     state: ReasoningState
     tail: bytes = b""
-    seen: int = 0  # bytes of the answer before reasoning
+    seen: int = 0  # bytes of the output before reasoning
 
 
 class ReasoningTracker:
-    """Tracks whether the text of an answer is inside reasoning."""
+    """Tracks whether the output is inside reasoning."""
 
     def __init__(self, format_: AnswerFormat) -> None:
         thinking = format_.thinking
@@ -109,9 +109,9 @@ class ReasoningTracker:
 
 
 class ReasoningBudget:
-    """Ends reasoning after `budget` tokens: then only the tokens of its end marker are allowed.
+    """Ends reasoning after `budget` tokens. From then on, only the tokens of the end marker are allowed.
 
-    An optional `inner` constraint sees all tokens and must allow such an end.
+    An optional `inner` constraint sees all tokens and must allow this end.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ReasoningBudget:
         self._state = _State(ReasoningProgress(state))
 
     def allowed(self) -> Mask | None:
-        """Return the mask (V,) of allowed next tokens; None if all are allowed."""
+        """Return the mask (V,) of allowed next tokens, or None if all are allowed."""
         token = self._next(self._state)
         if token is None:
             return self._inner.allowed() if self._inner is not None else None
@@ -157,7 +157,7 @@ class ReasoningBudget:
         return self._inner is not None and self._inner.finished
 
     def _next(self, state: _State) -> int | None:
-        """Return the only allowed next token, if there is one. An end marker begun by the model is not forced."""
+        """Return the only allowed next token, if there is one. An end marker that the model has begun is not forced."""
         if state.watched.state != "open" or state.count < self._budget or state.forced == len(self._forced):
             return None
         end, tail = self._watch.end, state.watched.tail
@@ -177,7 +177,7 @@ class ReasoningBudget:
 class _State:
     watched: ReasoningProgress
     count: int = 0  # tokens of reasoning
-    forced: int = 0  # tokens of the end marker already written
+    forced: int = 0  # tokens of the end marker written so far
 
 
 def budgeted(
@@ -187,7 +187,7 @@ def budgeted(
     vocabulary: GrammarVocabulary,
     inner: Callable[[], Constraint] | None = None,
 ) -> Callable[[], Constraint] | None:
-    """Return a factory for a constraint with a reasoning budget; None if the answer is unconstrained."""
+    """Return a factory for a constraint with a reasoning budget, or None if the output is unconstrained."""
     if budget is None or not format_.thinking.end or (state == "over"):
         return inner
     return lambda: ReasoningBudget(format_, state, budget, vocabulary, inner() if inner is not None else None)

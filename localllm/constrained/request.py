@@ -1,4 +1,5 @@
-"""Build the decoding constraint of a request (schema, grammar, tool calls). Grammars load when they are needed."""
+"""Build the decoding constraint of a request (schema, grammar, tool calls). Grammar modules are imported when they are
+needed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def prompt_tail(prompt: str) -> str:
 
 
 def text_constraint(model: ConstraintSource, structure: Structure | None) -> Callable[[], Constraint] | None:
-    """Return a factory for the constraint of a plain text; None without a structure. Raises StructureError."""
+    """Return a factory for the constraint on a plain text, or None without a structure. Raises StructureError."""
     if structure is None:
         return None
     from localllm.constrained.build import structured
@@ -42,7 +43,8 @@ def text_constraint(model: ConstraintSource, structure: Structure | None) -> Cal
 def answer_constraint(
     model: ConstraintSource, asked: ConstraintSpec, template: ChatTemplate, tail: str
 ) -> Callable[[], Constraint] | None:
-    """Return a factory for the constraint of an answer after a prompt that ends with `tail`; None if unconstrained."""
+    """Return a factory for the constraint on an answer, or None if it is unconstrained. `tail` is the end of the
+    prompt."""
     if not asked.forced and not model.tokenizer.eog:  # no grammar could end, but none was requested
         asked = replace(asked, tools=())
     if asked.free:

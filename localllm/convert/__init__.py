@@ -1,4 +1,5 @@
-"""Convert a Hugging Face folder, which gets the interface of an opened GGUF file; tensors are converted when read.
+"""Convert Hugging Face checkpoints. An open checkpoint has the interface of an open GGUF file, and each tensor is
+converted when it is read.
 
 May import: base, quant, plan, models, sandbox, tokenizer.
 Begin with: checkpoint.py (`open_checkpoint`), then recipes/table.py and recipe.py.

@@ -1,4 +1,5 @@
-"""Convert BPE vocabularies: SentencePiece (with or without its own file), byte-level (GPT-2) and UTF-8 (Gemma 4)."""
+"""Convert BPE vocabularies: SentencePiece (from tokenizer.model or tokenizer.json), byte-level (GPT-2) and UTF-8 (Gemma
+4)."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ from localllm.convert.tokens import (
     vocabulary,
 )
 
-# The folder marks these as special, but they are part of an answer. GGUF files store them as text, so that the output
-# parser sees them.
+# The checkpoint marks these as special tokens, but the model generates them as part of its output. GGUF files store
+# them as text, so that the output parser sees them.
 _GEMMA4_VISIBLE = (
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
 )  # fmt: skip
 
 
 def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a SentencePiece BPE model. tokenizer.json, if present, decides whether a text gets a leading space."""
+    """Convert a SentencePiece BPE model. tokenizer.json, if present, decides whether a space is prepended to the
+    text."""
     tokens = Tokens.padding(files.rows)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
         tokens.put(i, text, kind, score)
@@ -42,7 +44,8 @@ def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_merges(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a SentencePiece vocabulary from tokenizer.json only. Tokens that are merged earlier get higher scores."""
+    """Convert a SentencePiece vocabulary from tokenizer.json only. Scores follow the order of the merges: an earlier
+    merge gives its token a higher score."""
     tokens = Tokens.padding(files.rows)
     rank: dict[str, int] = {}
     for i, merge in enumerate(merges(files)):
@@ -76,7 +79,7 @@ def from_bytes(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_utf8(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert Gemma 4's vocabulary, which has SentencePiece's characters and an explicit list of merges."""
+    """Convert Gemma 4's vocabulary: SentencePiece characters with an explicit list of merges."""
     tokens = Tokens.padding(files.rows)
     for text, i in vocabulary(files):
         kind = UNKNOWN if text == files.model.get("unk_token") else BYTE if is_byte(text) else NORMAL
@@ -106,7 +109,7 @@ def _spm_keys(tokens: Tokens, space_prefix: bool) -> dict[str, Any]:
 
 
 def space_prefix(fast: Mapping[str, Any]) -> bool:
-    """Return whether the normalizer or pre-tokenizer of tokenizer.json prepends a space to a text."""
+    """Return whether the normalizer or pre-tokenizer in tokenizer.json prepends a space to the text."""
     for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":

@@ -1,4 +1,5 @@
-"""Read the metadata of a folder's model: its name, the front matter of its model card, and recommended sampling."""
+"""Read the metadata of a checkpoint: the model's name, the front matter of its model card, and recommended sampling
+options."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from localllm.convert.files import check_inside
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
 
-_MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its front matter has a few hundred
+_MAX_CARD = 1 << 16  # maximum bytes of README.md to read; the front matter has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
 _LISTS = {"tags": "tags", "language": "languages"}
-_SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # a folder in the cache of huggingface_hub: models--OWNER--NAME/snapshots/HASH
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # directory in the huggingface_hub cache: models--OWNER--NAME/snapshots/HASH
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 def general_keys(folder: Path, parameters: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return `general.*` for a model with this many parameters, and a note if its card cannot be read."""
+    """Return the `general.*` keys of a model with this number of parameters, and a note if its model card cannot be
+    read."""
     keys: dict[str, Any] = {
         "general.type": "model",
         "general.name": _name(folder),
@@ -45,7 +47,7 @@ def general_keys(folder: Path, parameters: int) -> tuple[dict[str, Any], tuple[s
 
 
 def sampling_keys(folder: Path) -> dict[str, Any]:
-    """Return `general.sampling.*` from generation_config.json."""
+    """Return the `general.sampling.*` keys from generation_config.json."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}
@@ -58,14 +60,14 @@ def sampling_keys(folder: Path) -> dict[str, Any]:
 
 
 def size_label(parameters: int) -> str:
-    """Format a count with at least two significant digits and K, M, B or T: 1.2B, 134M."""
+    """Format a parameter count with at least two significant digits and the suffix K, M, B or T: 1.2B, 134M."""
     scale, unit = next((s, u) for s, u in _UNITS if parameters > s or u == "K")
     number = parameters / scale
     return f"{number:.{1 if round(number) < 10 else 0}f}{unit}"
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name; in the cache of huggingface_hub, the model's name."""
+    """Return the folder's name or, in the huggingface_hub cache, the name of the model."""
     path = folder.resolve()
     if _SNAPSHOT.fullmatch(path.name) and path.parent.name == "snapshots":
         return path.parent.parent.name.split("--")[-1]
@@ -73,9 +75,10 @@ def _name(folder: Path) -> str:
 
 
 def _card(path: Path) -> dict[str, str | list[str]]:
-    """Return the strings and lists of strings at the top level of the card's YAML front matter (between two `---`).
+    """Return the strings and lists of strings at the top level of the model card's YAML front matter (between two
+    `---`).
 
-    Raises OSError if the card cannot be read, ConvertError if a link leads out of the folder.
+    Raises OSError if the card cannot be read, and ConvertError if a link leads out of the folder.
     """
     if not path.is_file():
         return {}

@@ -1,4 +1,5 @@
-"""An opened Hugging Face folder with the interface of an opened GGUF file: keys, and tensors read on demand."""
+"""An open Hugging Face checkpoint with the interface of an open GGUF file: metadata keys, and tensors that are read on
+demand."""
 
 from __future__ import annotations
 
@@ -55,14 +56,15 @@ _EXACT = (
     *("indexer.proj", "indexer.q_proj", "indexer.k_proj", "time_mix_first", "time_mix_lerp_fused"),
     *("time_mix_w1", "time_mix_w2", "time_mix_decay_w"),
 )
-_TABLES = (".ffn_gate_tid2eid.weight",)  # integer tables
+_TABLES = (".ffn_gate_tid2eid.weight",)  # tables of integers
 _PURPOSE = re.compile(r"(Model)?(For\w+|LM|LMHeadModel|Model)$")  # suffixes of class names
-# Architectures whose GGUF files store dense layers after the pooling, and the functions that make their keys.
+# Architectures whose GGUF files store the dense layers after pooling, and the functions that make the keys for them.
 _WITH_DENSE = {"gemma-embedding": dense_keys, "lfm2": width_keys}
 
 
 class Checkpoint(Closing):
-    """An opened folder; `with open_checkpoint(folder) as model:` closes it. `notes` list what the file omits."""
+    """An open checkpoint; `with open_checkpoint(folder) as model:` closes it. `notes` lists what the GGUF file leaves
+    out."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -80,7 +82,7 @@ class Checkpoint(Closing):
             modules = read_modules(folder)
             dense = dense_shards(modules) if recipe.name in _WITH_DENSE else []
             self._shards += dense
-            self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
+            self.size = sum(shard.size for shard in self._shards)  # total size of all shards in bytes
             head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
@@ -133,7 +135,7 @@ class Checkpoint(Closing):
             stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
-            elif recipe.name == "bert":  # DistilBERT has no token types, but llama.cpp requires the key
+            elif recipe.name == "bert":  # DistilBERT has no token types, but llama.cpp requires this key
                 stored["tokenizer.ggml.token_type_count"] = 1
         except LocalLLMError as error:
             self.close()
@@ -149,7 +151,7 @@ class Checkpoint(Closing):
         self.notes = (*notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes, *card_notes)
 
     def close(self) -> None:
-        """Close the file descriptors. Do not call it while another thread reads."""
+        """Close the file descriptors. No other thread may be reading."""
         for shard in self._shards:
             shard.close()
 
@@ -158,10 +160,10 @@ class Checkpoint(Closing):
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder as written by `save_pretrained`, and check everything except the weight values.
+    """Open a checkpoint written by `save_pretrained`, and check everything except the weights.
 
-    The check covers keys, the tokenizer, and tensor names and shapes against the architecture's forward. Raises
-    ConvertError with a one-line message for a folder that is incomplete or unsupported.
+    The check covers the metadata keys, the tokenizer, and the tensor names and shapes that the architecture's forward
+    pass expects. Raises ConvertError with a one-line message if the checkpoint is incomplete or unsupported.
     """
     return Checkpoint(Path(folder))
 
@@ -180,7 +182,7 @@ def _recipe(config: HfConfig) -> Recipe:
 
 
 def _similar(name: str) -> list[str]:
-    """Return up to three model classes with a similar name, for any task."""
+    """Return up to three model classes with similar names, for any task."""
     by_model: dict[str, list[str]] = {}
     for known in BY_CLASS:
         by_model.setdefault(_PURPOSE.sub("", known), []).append(known)
@@ -196,7 +198,7 @@ def _check_rest(rest: list[str], recipe: Recipe) -> None:
 
 
 def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
-    """Return notes on modules that the GGUF file cannot store."""
+    """Return notes about modules that a GGUF file cannot store."""
     if recipe.name in _WITH_DENSE:
         return []
     return [
@@ -209,7 +211,8 @@ def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
 def _tensors(
     registry: TensorRegistry, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]
 ) -> Iterator[LazyTensor]:
-    """Yield all tensors of the file in order: the embedding, computed tensors, the layers, the output."""
+    """Yield all tensors of the GGUF file in order: the token embedding, computed tensors, the layers, the output
+    matrix."""
     origins = {**_TOP, **recipe.top}
     top = {
         key: list(_made(registry, recipe, sizes, "", key, (origin,) if isinstance(origin, From) else origin))
@@ -220,7 +223,7 @@ def _tensors(
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and t.alike(top["output"][0], top["token_embd"][0]):
-        top["output"] = []  # tied, but the folder stores a copy
+        top["output"] = []  # the output matrix is tied, but the checkpoint stores a copy
     yield from top["token_embd"]
     yield from extra
     for key, sources in recipe.lone.items():
@@ -235,7 +238,7 @@ def _tensors(
 
 
 def _numbers(registry: TensorRegistry, name: str, layers: int) -> np.ndarray:
-    """Return the value of a one-element tensor in each layer: float32 (layers,)."""
+    """Return the one-element tensor of each layer as a float32 array (layers,)."""
     return np.array([_number(registry, f"model.layers.{layer}.", name) for layer in range(layers)], np.float32)
 
 
@@ -250,7 +253,7 @@ def _number(registry: TensorRegistry, prefix: str, name: str) -> float:
 
 
 def _integers(registry: TensorRegistry, recipe: Recipe, layers: int) -> dict[str, np.ndarray]:
-    """Return the integers (uint64) that the folder stores for these keys; a key without a tensor is left out."""
+    """Return the integer tensors (uint64) for the given keys. A key whose tensor is missing is left out."""
     found = {}
     for key, name in recipe.integers.items():
         for layer in range(layers):
@@ -275,7 +278,8 @@ def _made(
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for vectors, norms, routers, convolutions and others that llama.cpp requires so."""
+    """Choose the output format: F32 for vectors, norms, routers, convolutions, and other tensors that llama.cpp
+    requires in F32."""
     if tensor.format == "I32" and tensor.name.endswith(_TABLES):
         return tensor
     if tensor.format not in (*t.FLOATS, "MXFP4"):
@@ -300,7 +304,8 @@ def _verify(
 
 
 def _origin(error: str, recipe: Recipe, prefixes: list[str]) -> str:
-    """Return the folder's names for the GGUF tensor that an error begins with; `prefixes` are the layer prefixes."""
+    """Return the checkpoint's names of the GGUF tensor that an error message begins with. `prefixes` are the layer
+    prefixes."""
     if recipe.mapped is not None:
         return ""
     name = error.split(":")[0]

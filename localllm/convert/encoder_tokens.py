@@ -1,5 +1,5 @@
 """Convert the vocabularies of encoders: WordPiece (BERT) from tokenizer.json, and unigram models (XLM-RoBERTa, T5) from
-tokenizer.json or from SentencePiece's own file."""
+tokenizer.json or SentencePiece's tokenizer.model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def from_wordpiece(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert WordPiece. GGUF marks the tokens that begin a word; tokenizer.json marks those that continue one."""
+    """Convert a WordPiece vocabulary. GGUF marks the tokens that begin a word; tokenizer.json marks the tokens that
+    continue one."""
     inner = files.model.get("continuing_subword_prefix", "##")
     if not isinstance(inner, str) or not inner:
         raise ConvertError(f"{files.path}: model.continuing_subword_prefix is not a text; download it again")
@@ -59,7 +60,7 @@ def from_wordpiece(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_unigram(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert a unigram model: tokens with scores, and the character normalization table."""
+    """Convert a unigram model: tokens with scores, and the table that normalizes characters."""
     tokens, scored = Tokens.padding(files.rows), _scored(files)
     by_bytes, unknown = files.model.get("byte_fallback") is True, _unknown(files, files.model.get("unk_id"))
     for i, (text, score) in enumerate(scored):
@@ -77,7 +78,7 @@ def from_unigram(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def from_unigram_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
-    """Convert SentencePiece's own file, as in folders of mT5 and T5 1.1. T5's sentinels follow the pieces."""
+    """Convert tokenizer.model, as in checkpoints of mT5 and T5 1.1. T5's sentinel tokens follow the pieces."""
     tokens, count = Tokens.padding(files.rows), len(pieces.texts)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
         tokens.put(i, text, kind, score)
@@ -91,7 +92,8 @@ def from_unigram_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]
 
 
 def _unigram_keys(tokens: Tokens, unknown: int, prefix: bool, merged: bool, charsmap: bytes) -> dict[str, Any]:
-    """Return the GGUF keys. T5's sentinels can occur in an answer, so they are stored as text, as llama.cpp does."""
+    """Return the GGUF keys. T5's sentinel tokens can occur in the output, so they are stored as text, as in
+    llama.cpp."""
     for i, text in enumerate(tokens.texts):
         if _SENTINEL.fullmatch(text):
             tokens.types[i] = USER_DEFINED

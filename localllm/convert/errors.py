@@ -1,4 +1,4 @@
-"""The error of this package."""
+"""The error raised by this package."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from localllm.base.errors import LocalLLMError
 
 
 class ConvertError(LocalLLMError):
-    """A Hugging Face folder that cannot be converted. The message is one line: cause, place, and remedy."""
+    """A checkpoint cannot be converted. The one-line message gives the cause, the place and the remedy."""

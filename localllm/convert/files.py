@@ -1,7 +1,8 @@
-"""Open the files of a model's folder. They are untrusted: regular and bounded files only, and no links out of it.
+"""Open the files of a checkpoint. They are untrusted, so only regular files of limited size are read, and no link may
+lead out of the folder.
 
 A link such as `chat_template.jinja -> /etc/passwd` would copy a private file into a model that the user may share. The
-Hugging Face hub's cache stores files as links to `blobs` of the same model; these are followed.
+Hugging Face cache stores files as links to `blobs` of the same model; these links are followed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 from localllm.base.files.regular import inside, open_regular, read_regular
 from localllm.convert.errors import ConvertError
 
-MOST_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
+MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 35 MB
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Open a file of a folder; raise ConvertError if it cannot be opened or a link leaves the folder."""
+    """Open a file of a checkpoint; raise ConvertError if it cannot be opened or a link leaves the folder."""
     check_inside(path)
     try:
         return open_regular(path)
@@ -25,7 +26,8 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file of a folder; raise ConvertError as in `open_file`, or if it exceeds `most` bytes."""
+    """Return the content of a file of a checkpoint; raise ConvertError as in `open_file`, or if the file exceeds `most`
+    bytes."""
     check_inside(path)
     try:
         return read_regular(path, most)
@@ -34,7 +36,7 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
-    """Return the lines of a UTF-8 file of a folder, without line ends; raise ConvertError as in `read_file`."""
+    """Return the lines of a UTF-8 file of a checkpoint, without line ends; raise ConvertError as in `read_file`."""
     try:
         text = read_file(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -43,6 +45,6 @@ def read_lines(path: Path, most: int = MOST_BYTES) -> list[str]:
 
 
 def check_inside(path: Path, folder: Path | None = None) -> None:
-    """Raise ConvertError if links lead out of `folder`, by default the folder that contains the path."""
+    """Raise ConvertError if links lead out of `folder`, which defaults to the folder that contains the path."""
     if not inside(path, folder or path.parent):
         raise ConvertError(f"{path}: is a link to a file outside the folder; replace it by the file itself")

@@ -1,4 +1,4 @@
-"""Read config.json of a Hugging Face folder as one flat table; errors name the file and the key."""
+"""Read config.json of a Hugging Face checkpoint as one flat table. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
 
-# Names of the nested table with the text model's settings, outermost first. Qwen Omni nests it inside the table of its
-# thinker. InternVL's own code uses llm_config, DeepSeek-OCR language_config.
+# Names of the nested table with the text model's settings, outermost first. Qwen Omni nests it in the table of its
+# thinker. The reference implementation of InternVL calls it llm_config, and DeepSeek-OCR's language_config.
 _FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config", "language_config"))
-_MAX = 1 << 31  # maximum of any integer; GGUF stores most of them in 32 bits
+_MAX = 1 << 31  # maximum of any integer, since GGUF stores most integers in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The values of config.json, `null` counting as missing, and transformers' `defaults` for this architecture."""
+    """The values of config.json, and transformers' `defaults` for this architecture. A `null` counts as missing."""
 
     path: Path
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first name that the file has, else a default, else None."""
+        """Return the value of the first name in config.json, else a default, else None."""
         found = (table.get(name) for table in (self.values, self.defaults) for name in names)
         return next((value for value in found if value is not None), None)
 
@@ -91,7 +91,7 @@ def read_config(folder: Path) -> HfConfig:
 
 
 def class_of(config: HfConfig) -> str:
-    """Return the name of the model's class in transformers."""
+    """Return the name of the model class in transformers."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise config.error("architectures", names, "the name of one model class")

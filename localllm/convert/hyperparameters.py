@@ -1,4 +1,4 @@
-"""Convert config.json to the GGUF keys that describe the model's shape."""
+"""Convert config.json to the GGUF keys that describe the sizes and structure of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 from localllm.models.reading.config import eps_key
 
-# GGUF key without the architecture's prefix: its names in config.json. Missing values are not written.
+# GGUF key without the architecture prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
     "attention.head_count": ("num_attention_heads",),
     "attention.key_length": ("head_dim",),
@@ -55,7 +55,7 @@ _ACTIVATIONS = {
     "relu2": ("relu2", "sqrelu"),
     "xielu": ("xielu",),
     "situ": ("situ",),
-    "swiglu_oai": ("swigluoai", "silu"),  # transformers computes this unit under both names
+    "swiglu_oai": ("swigluoai", "silu"),  # transformers uses both names for the same activation
 }
 
 
@@ -69,7 +69,7 @@ def shape_keys(
 ) -> dict[str, Any]:
     """Return prefixed keys for `write_gguf`; raise ConvertError if config.json is incomplete or contradictory.
 
-    `pooling` and the `further` keys come from other files of the folder.
+    `pooling` and the `further` keys come from other files of the checkpoint.
     """
     _check(config, recipe)
     keys: dict[str, Any] = {
@@ -119,7 +119,7 @@ _KINDS = ("sliding_attention", "full_attention", "indexed_attention")
 
 
 def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
-    """Return the window size and which layers use it, for architectures with sliding windows."""
+    """Return the sliding-window size and which layers use it, for architectures with sliding-window attention."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}
@@ -137,7 +137,7 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
 
 
 def shape_notes(config: HfConfig, recipe: Recipe) -> tuple[str, ...]:
-    """Return notes on settings of config.json that the GGUF architecture ignores."""
+    """Return notes about settings in config.json that the GGUF architecture ignores."""
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
     if unused and window and window < config.needed("max_position_embeddings"):

@@ -1,4 +1,4 @@
-"""Read the JSON files of a model's folder. They are untrusted, so the size is limited."""
+"""Read the JSON files of a checkpoint. They are untrusted, so their size is limited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | bytearray, where: str) -> Any:
-    """Parse JSON text. Duplicate keys in an object are an error, because parsers disagree on which one counts."""
+    """Parse JSON text. Duplicate keys in an object are an error, because parsers disagree about which value counts."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -28,13 +28,13 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
 
 
 def steps(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a tokenizer.json component: the list `name` of a Sequence, or the component alone."""
+    """Return the steps of a component in tokenizer.json: the list `name` of a Sequence, or the component itself."""
     listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     return objects(listed)
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; empty if it is not a list."""
+    """Return the objects in a list; the result is empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

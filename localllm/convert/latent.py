@@ -1,4 +1,4 @@
-"""The keys of multi-head latent attention (DeepSeek 2, 3 and similar models)."""
+"""Metadata keys of multi-head latent attention (DeepSeek 2, 3 and similar models)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def _groups(config: HfConfig) -> int | None:
 
 
 def all_dimensions(config: HfConfig) -> float | None:
-    """Return the value of the key rope.scaling.yarn_log_multiplier; None omits the key."""
+    """Return the value of the key rope.scaling.yarn_log_multiplier, or None to omit the key."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     scale = rope.real("mscale_all_dim")
     if scale:
-        return 0.1 * scale  # GGUF files store a tenth of it
-    return 0.0 if rope.get("rope_type", "type") == "yarn" else None  # without the key, the reader assumes 1
+        return 0.1 * scale  # GGUF files store a tenth of the factor
+    return 0.0 if rope.get("rope_type", "type") == "yarn" else None  # a GGUF reader assumes 1 if the key is missing
 
 
 def one_mscale(config: HfConfig) -> str | None:

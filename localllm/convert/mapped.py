@@ -1,4 +1,4 @@
-"""Find tensors by the gguf package's name map for an architecture, instead of a recipe's own; used for encoders."""
+"""Find the tensors of encoders by the gguf package's tensor name map, instead of names in a recipe."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _COMPUTED = (
     *("position_ids", "token_type_ids", "rotary_emb.inv_freq"),
     *(".attention.bias", ".attention.masked_bias", ".attn.bias", ".attn.masked_bias"),  # causal masks (GPT-NeoX, GPT-2)
 )
-_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # norms in checkpoints of 2019
+_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # names of norm parameters in checkpoints of 2019
 _SUFFIXES = ("weight", "bias")
 _LAYER = re.compile(r"^(?:(enc|dec)\.)?blk\.(\d+)\.")
 _STACKS = (None, "enc", "dec")
 
 
 def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, sizes: Sizes) -> Iterator[LazyTensor]:
-    """Yield the tensors of the file, those outside layers first; raise ConvertError for a name that has no mapping.
+    """Yield the tensors of the GGUF file, starting with the tensors outside layers; raise ConvertError for a name
+    without a mapping.
 
-    A tensor that the folder stores twice with the same bytes is written once.
+    If the checkpoint stores a tensor twice with the same bytes, it is written once.
     """
     found: dict[str, LazyTensor] = {}
     of = _names(recipe.name, max(sizes.layers, sizes.config.integer("num_decoder_layers") or 0))
@@ -50,7 +51,7 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
 
 
 def _names(architecture: str, layers: int) -> dict[str, str]:
-    """Return the gguf package's name map, without suffixes."""
+    """Return the gguf package's tensor name map, without suffixes."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
@@ -58,7 +59,7 @@ def _names(architecture: str, layers: int) -> dict[str, str]:
 
 
 def _place(name: str) -> tuple[bool, int, int, str]:
-    """Return the sort key: token embedding, other tensors, then layer by layer; the encoder before the decoder."""
+    """Return the sort key: token embedding, other tensors, then layer by layer, with the encoder before the decoder."""
     layer = _LAYER.match(name)
     stack, number = (_STACKS.index(layer[1]), int(layer[2])) if layer else (0, -1)
     return not name.startswith("token_embd."), stack, number, name

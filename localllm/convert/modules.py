@@ -1,4 +1,5 @@
-"""Read the modules that sentence-transformers adds to a folder (modules.json): pooling, and dense layers after it."""
+"""Read the modules that sentence-transformers adds to a checkpoint (modules.json): pooling, and dense layers after
+it."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ from localllm.convert.jsonfile import objects, parse_json, read_json
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 
-_MAX_BYTES = 1 << 20  # for modules.json
+_MAX_BYTES = 1 << 20  # maximum bytes of modules.json
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # GGUF pooling types
 _FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A step after the model: its kind, and the folder of its files."""
+    """A step after the transformer: its kind, and the folder that contains its files."""
 
     kind: str  # last component of the module's type: Transformer, Pooling, Dense, Normalize
     folder: Path
 
 
 def read_modules(folder: Path) -> tuple[Module, ...]:
-    """Return the modules of a folder; empty without modules.json."""
+    """Return the modules of a checkpoint; the list is empty without modules.json."""
     path = folder / "modules.json"
     if not path.is_file():
         return ()
@@ -71,7 +72,8 @@ def dense_shards(modules: tuple[Module, ...]) -> list[Shard]:
 
 
 def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
-    """Yield the dense layers' matrices, `dense_2` and `dense_3`; raise ConvertError for a bias or activation."""
+    """Yield the weight matrices of the dense layers, `dense_2` and `dense_3`; raise ConvertError for a bias or
+    activation."""
     for number, shard in enumerate(shards, 2):
         config = read_json(shard.path.with_name("config.json"))
         activation = str(config.get("activation_function"))
@@ -84,13 +86,13 @@ def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
 
 
 def width_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
-    """Return the output width of the single dense layer, as a key without the architecture's prefix."""
+    """Return the output width of the single dense layer, under a key without the architecture prefix."""
     if len(tensors) > 1:
         raise ConvertError(f"holds {len(tensors)} dense layers behind the model; files of this architecture hold one")
     return {"embedding_length_out": tensors[0].shape[0]}
 
 
 def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
-    """Return the widths of the dense layers, as keys without the architecture's prefix."""
+    """Return the widths of the dense layers, under keys without the architecture prefix."""
     widths = {x.name.removesuffix(".weight"): x.shape for x in tensors if len(x.shape) == 2}
     return {f"{name}_feat_{way}": n for name, (out, into) in widths.items() for way, n in (("in", into), ("out", out))}

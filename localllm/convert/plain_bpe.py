@@ -1,4 +1,5 @@
-"""Byte-level BPE in folders without tokenizer.json: vocab.json, merges.txt, and a pre-tokenizer by class name."""
+"""Read byte-level BPE from checkpoints without tokenizer.json: vocab.json, merges.txt, and a pre-tokenizer chosen by
+class name."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from localllm.convert.jsonfile import read_json
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_RULES = {"DreamTokenizer": _QWEN2}  # classes from the models' own code, which is not run
-_MAX_BYTES = 1 << 26  # the largest seen has 2 MB
+_RULES = {"DreamTokenizer": _QWEN2}  # tokenizer classes of the reference implementations, whose code is not run
+_MAX_BYTES = 1 << 26  # the largest known file has 2 MB
 
 
 def as_fast(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

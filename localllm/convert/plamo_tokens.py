@@ -1,5 +1,5 @@
-"""Convert PLaMo's vocabulary, tokenizer.jsonl, whose lines are [text, score, kind, ...]. Its tokenizer chooses the
-segmentation with the highest total score, as the GGUF model "plamo2" does; its code is not run."""
+"""Convert PLaMo's vocabulary, tokenizer.jsonl, whose lines are [text, score, kind, ...]. The reference tokenizer
+chooses the segmentation with the highest total score, like the GGUF tokenizer model "plamo2". Its code is not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.convert.files import read_lines
 from localllm.convert.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Tokens
 
 FILE = "tokenizer.jsonl"
-_MAX_BYTES = 1 << 26  # PLaMo 2's has 6 MB
+_MAX_BYTES = 1 << 26  # PLaMo 2's file has 6 MB
 _KINDS = {"NORMAL": NORMAL, "UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
 _TURN = 4  # <|plamo:op|>, which begins the next turn
 

@@ -1,7 +1,7 @@
-r"""Find GGUF's name for the pre-tokenizer of a tokenizer.json by its definition, not by the vocabulary.
+r"""Find the GGUF name of the pre-tokenizer in a tokenizer.json from its definition, not from the vocabulary.
 
-The steps of `pre_tokenizer` end in the byte-level one. Spellings that split text alike compare equal here.
-`localllm.tokenizer.pretokenize` defines each name.
+The steps of `pre_tokenizer` end with the byte-level step. Definitions that split text in the same way compare equal
+here. `localllm.tokenizer.pretokenize` defines each name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
 _MAYBE_SHORT = _CAMEL.replace("{0}", _SHORT + "?")
-_NOT_HAN = _MAYBE_SHORT.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")  # Kimi K2's, in converted tokenizer.json files
+_NOT_HAN = _MAYBE_SHORT.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")  # Kimi K2's pattern in converted tokenizer.json files
 _THREE = r"\p{N}{1,3}"
 _ASIAN = "[一-龥ࠀ-一가-퟿]+"
 _KANA_HAN = "[一-龥぀-ゟ゠-ヿ]+"
@@ -31,9 +31,9 @@ _PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _CODE = rf"{_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA_HAN
-_DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps that have no regular expression in the file
+_DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps without a regular expression in tokenizer.json
 
-# Steps, and two names: with ignore_merges (a word that is a token skips merging), and without.
+# Steps, and two names: with ignore_merges (a word that is itself a token skips the merges), and without.
 _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
     (rf"{_SHORT}|{_WORD}|{_THREE}|{_SIGNS}|{_ENDS}",): ("llama-bpe", "dbrx"),
     **{
@@ -89,7 +89,8 @@ _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 
 
 def pre_tokenizer_name(pre_tokenizer: Any, ignore_merges: bool) -> str:
-    """Return the name for `tokenizer.ggml.pre`; raise ConvertError if none splits alike, since ids would be wrong."""
+    """Return the value of `tokenizer.ggml.pre`; raise ConvertError if no known pre-tokenizer splits text in the same
+    way, since the token ids would be wrong."""
     steps = tuple(step for part in parts(pre_tokenizer, "pretokenizers") for step in _steps(part))
     if steps not in _NAMES:
         shown = printable(" then ".join(steps) or "nothing", 200)

@@ -1,8 +1,9 @@
-"""Read quantized weights of Hugging Face folders: the scheme from config.json, and packed numbers as matrices.
+"""Read quantized weights of Hugging Face checkpoints: the scheme from config.json, and the packed integers as matrices.
 
 compressed-tensors (pack-quantized) stores a matrix (rows, columns) as unsigned integers in 32-bit words, the first in
-the lowest bits. A weight is (integer - middle - zero point) * scale of its group of columns; middle is 2^(bits-1).
-mxfp4-pack-quantized stores bytes of two codes, and scales (rows, columns / 32), as DeepSeek 4 and gpt-oss do.
+the lowest bits. A weight is (integer - middle - zero point) * scale, where the scale belongs to a group of columns and
+middle is 2^(bits-1). mxfp4-pack-quantized stores bytes of two codes each, and scales (rows, columns / 32), like
+DeepSeek 4 and gpt-oss.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ I32 = NDArray[np.int32]
 
 _PACKED, _PACKED_FP4 = "compressed-tensors pack-quantized", "compressed-tensors mxfp4-pack-quantized"
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized", _PACKED, _PACKED_FP4)
-_BITS = (2, 4, 8)  # widths that divide a word; libraries pack others differently
+_BITS = (2, 4, 8)  # widths that divide a 32-bit word; libraries pack other widths differently
 _MAX_SIDE = 1 << 31  # maximum rows or columns of a matrix
-_EXPERT = ".experts."  # part of the names of experts
+_EXPERT = ".experts."  # part of the tensor names of experts
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a folder's weights are quantized."""
+    """The quantization of a checkpoint's weights."""
 
     fp8_blocks: tuple[int, int] | None = None  # rows and columns of FP8 that share a scale; None: unknown
-    schemes: tuple[tuple[int, int], ...] = ()  # bits, and columns that share a scale (0: all), of packed integers
+    schemes: tuple[tuple[int, int], ...] = ()  # packed integers: bits, and columns that share a scale (0: all)
     fp4: bool = False  # packed as MXFP4
 
 
@@ -79,7 +80,7 @@ def _weights(packing: HfConfig) -> Iterator[HfConfig]:
 
 
 def _check_fp4(packing: HfConfig) -> None:
-    """Require MXFP4's parameters: 4-bit codes, and a scale for each 32 of them."""
+    """Require MXFP4's parameters: 4-bit codes, and one scale per 32 codes."""
     for weights in _weights(packing) if packing.get("config_groups") else ():
         for name, expected in (("num_bits", 4), ("type", "float"), ("group_size", 32)):
             if (found := weights.get(name)) != expected:
@@ -98,7 +99,7 @@ def _schemes(packing: HfConfig) -> Iterator[tuple[int, int]]:
 
 
 def fp4(codes: LazyTensor, scales: LazyTensor, name: str) -> LazyTensor:
-    """Return a matrix: MXFP4 for an expert, F32 for others, since their rows and columns may be reordered later."""
+    """Return a matrix: MXFP4 for an expert, F32 for other matrices, whose rows and columns may be reordered later."""
     matrix = t.renamed(t.mxfp4(codes, scales), name)
     return matrix if _EXPERT in name else t.expanded(matrix)
 

@@ -1,4 +1,4 @@
-"""The building blocks of recipes: sources of tensors, changes to them, and checks of config.json."""
+"""The building blocks of recipes: sources of tensors, conversions of tensors, and checks of config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.convert.tensor import LazyTensor
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that tensor conversions need; rarely used ones are read from `config`."""
+    """The sizes that tensor conversions need. Conversions read rarely used sizes from `config`."""
 
     layers: int
     heads: int
@@ -27,11 +27,11 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
+Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the key is not written
 TokenizerModel = Literal["", "gemma4", "llama"]
 Pieces = Literal["rows", "columns"]
 RopeTensors = bool | Literal["whole"]
-Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
+Check = Callable[[HfConfig], str | None]  # returns why the results would differ from transformers, or None
 
 
 def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
@@ -40,10 +40,11 @@ def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Names below `model.layers.N.`, and the change that combines the tensors; `{}` in a name counts from 0.
+    """The names of source tensors below `model.layers.N.`, and the change that combines them; `{}` in a name counts
+    from 0.
 
-    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`; a key that
-    ends with a dot has no suffix in the file.
+    The key in the recipe's table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`. A
+    key that ends with a dot has no suffix in the GGUF file.
     """
 
     names: tuple[str, ...]
@@ -80,7 +81,7 @@ def flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def take_half(which: int) -> Change:
-    """Return a change that picks the first or second half of every matrix's rows."""
+    """Return a change that picks the first or second half of the rows of every matrix."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 2
@@ -90,7 +91,7 @@ def take_half(which: int) -> Change:
 
 
 def quarter(which: int) -> Change:
-    """Return a change that picks one of the four quarters of every matrix's rows."""
+    """Return a change that picks one of the four quarters of the rows of every matrix."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 4
@@ -100,7 +101,7 @@ def quarter(which: int) -> Change:
 
 
 def first_half_turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the first half of each matrix's columns, transposed to rows."""
+    """Return the first half of the columns of each matrix, transposed to rows."""
     return take_half(0)([turned(parts, sizes)], sizes)
 
 
@@ -117,7 +118,7 @@ def turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def every_second(first: int, change: Change) -> Change:
-    """Return a change that keeps rows first, first + 2, ... of the result of `change`."""
+    """Return a change that applies `change` and keeps rows first, first + 2, ... of its result."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         whole = change(parts, sizes)
@@ -146,12 +147,12 @@ def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def column(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the values as a column: (n, 1)."""
+    """Return the values as a column (n, 1)."""
     return t.column(parts[0])
 
 
 def shaped(width: Callable[[Sizes], int]) -> Change:
-    """Return a change that reshapes a vector to rows of equal length."""
+    """Return a change that reshapes a vector to rows of equal width."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         return t.shaped(parts[0], width(sizes))
@@ -160,13 +161,13 @@ def shaped(width: Callable[[Sizes], int]) -> Change:
 
 
 def decay(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return -exp(x): the rates of a recurrence, which transformers stores as logarithms."""
+    """Return -exp(x): the decay rates of a recurrence, which transformers stores as logarithms."""
     return t.computed(parts[0], lambda values: -np.exp(values))
 
 
 def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which: int) -> Change:
     """Return a change that picks the parts `which` of all groups, part by part. `layout` returns the number of groups
-    and the number of rows in each of a group's parts.
+    and the number of rows of each part of a group.
 
     For a vector, a row is one value.
     """
@@ -183,13 +184,14 @@ def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which:
 
 
 def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return the number of latent attention's heads, and each head's rows of keys without rope and of values."""
+    """Return the number of heads in latent attention, and the rows per head of the keys without rope and of the
+    values."""
     widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
     return config.needed("num_attention_heads"), widths
 
 
 def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: int) -> Change:
-    """Return a change that picks one part of every group, as one matrix per group."""
+    """Return a change that picks one part of every group and returns it as one matrix per group."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         groups, heights = layout(sizes.config)
@@ -201,12 +203,13 @@ def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: in
 
 
 def height(tensor: LazyTensor) -> int:
-    """Return the number of rows, or of values in a vector."""
+    """Return the number of rows, or the number of values of a vector."""
     return tensor.shape[-2 if len(tensor.shape) > 1 else -1]
 
 
 def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
-    """Return the indices 0, 1, ... of `count` rows or columns as (groups, each), or raise ConvertError."""
+    """Return the indices 0, 1, ... of `count` rows or columns as an array (groups, each); raise ConvertError if they do
+    not fit."""
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
@@ -216,12 +219,13 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
 
 
 def by_name(*names: str) -> Callable[[HfConfig], int]:
-    """Return a reader for the first of several names."""
+    """Return a reader that takes the value of the first name in config.json."""
     return lambda config: config.needed(*names)
 
 
 def must_be(name: str, *allowed: Any) -> Check:
-    """Return a check: a key of config.json, if present, has an allowed value; `outer.name` is in a nested table."""
+    """Return a check that a key of config.json, if present, has an allowed value. `outer.name` is a key in a nested
+    table."""
 
     def check(config: HfConfig) -> str | None:
         *tables, key = name.split(".")
@@ -245,7 +249,7 @@ def every_fourth_without_rope(config: HfConfig) -> str | None:
 
 
 def slides_at_64_layers(config: HfConfig) -> str | None:
-    """Require sliding windows in models with 64 layers, and in no others."""
+    """Require sliding-window attention in models with 64 layers, and in no others."""
     slides = config.integer("sliding_window") is not None and "sliding_attention" in (config.get("layer_types") or ())
     if slides == (config.needed("num_hidden_layers") == 64):
         return None
@@ -253,7 +257,8 @@ def slides_at_64_layers(config: HfConfig) -> str | None:
 
 
 def score_scale(wide_layers: int) -> Check:
-    """Require attention scores scaled by 1/sqrt(head width) or, with `wide_layers` layers, by 1/sqrt(width/heads)."""
+    """Require attention scores scaled by 1/sqrt(head width) or, in models with `wide_layers` layers, by
+    1/sqrt(width/heads)."""
 
     def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
@@ -268,25 +273,25 @@ def score_scale(wide_layers: int) -> Check:
 
 
 def untied(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
-    """Drop an output matrix that equals the embedding."""
+    """Drop an output matrix that equals the token embedding."""
     table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     return [x for x in tensors if x.name != "output.weight" or table is None or not t.alike(x, table)]
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A recipe's additions to the gguf package's map from tensor names in a folder to names in a file."""
+    """A recipe's additions to the gguf package's map from checkpoint tensor names to GGUF tensor names."""
 
-    prefixes: tuple[str, ...] = ()  # prefixes that classes with a head add to all other names
-    names: Mapping[str, str] = field(default_factory=dict)  # full names with another meaning here
+    prefixes: tuple[str, ...] = ()  # prefixes that model classes with a head add to all other names
+    names: Mapping[str, str] = field(default_factory=dict)  # full names that have another meaning in this architecture
     skipped: tuple[str, ...] = ()  # prefixes of names to skip
-    changes: Mapping[str, Change] = field(default_factory=dict)  # by GGUF name after `blk.N.`
+    changes: Mapping[str, Change] = field(default_factory=dict)  # keys are GGUF names below `blk.N.`
     output: Callable[[list[LazyTensor], HfConfig], list[LazyTensor]] = untied  # chooses the output matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the text model is in a multimodal folder, and which other tensors are skipped."""
+    """The place of the text model in a multimodal checkpoint, and the other tensors, which are skipped."""
 
     inside: str = ""  # prefix of the text model's tensors, unless it is saved alone
     others: tuple[str, ...] = ()  # prefixes of image and audio tensors
@@ -294,48 +299,49 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A row of the table. `defaults` are the values that transformers assumes for missing keys, or functions."""
+    """One architecture in the table. `defaults` are the values that transformers assumes for missing keys, or functions
+    that compute them."""
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # the first source whose names exist is used
+    layer: Mapping[str, tuple[From, ...]]  # the first source whose tensors exist is used
     norm_offset: float = 0.0  # added to the weights of norms
-    plain_norms: tuple[str, ...] = ()  # except these
-    rope_tensors: RopeTensors = False  # whether files store frequency factors; whole: for partially rotated heads
+    plain_norms: tuple[str, ...] = ()  # norms without this offset
+    rope_tensors: RopeTensors = False  # whether GGUF files store frequency factors; whole: for partially rotated heads
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a value, or its source
+    keys: Mapping[str, Key] = field(default_factory=dict)  # other metadata keys: a value, or its source
     checks: tuple[Check, ...] = ()
-    head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if different
-    when: Callable[[HfConfig], bool] | None = None  # selects among several recipes for a class; the first match is used
+    head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if it differs
+    when: Callable[[HfConfig], bool] | None = None  # chooses among recipes of one class; the first match is used
     words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values under transformers' key names
-    # sources outside layers that differ from the default
+    # sources of tensors outside layers that differ from the default
     top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
-    unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the folder that no model reads
-    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json cannot show it
-    templates: Mapping[str, str] = field(default_factory=dict)  # additional templates for folders without them
-    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # without the architecture's prefix; None removes a key
-    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # in config.json, but in no tokenizer file
-    zeros_unused: bool = False  # special tokens with a zero embedding were never trained: suppress them
-    numbers: Mapping[str, str] = field(default_factory=dict)  # full keys: an array of one-element tensors by layer
+    unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the checkpoint that no model reads
+    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json does not show it
+    templates: Mapping[str, str] = field(default_factory=dict)  # templates added to checkpoints without them
+    whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without a prefix; None removes a key
+    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # tokens defined in config.json only
+    zeros_unused: bool = False  # suppress special tokens with a zero embedding, which were never trained
+    numbers: Mapping[str, str] = field(default_factory=dict)  # full keys: the one-element tensors of all layers
     number: Mapping[str, str] = field(default_factory=dict)  # full keys: a one-element tensor outside layers
     integers: Mapping[str, str] = field(default_factory=dict)  # full keys: an integer tensor of one layer
-    # name suffix: how to merge the shards of tensors in a tensor-parallel checkpoint
+    # name suffix: how to merge the shards of such tensors in a tensor-parallel checkpoint
     pieces: Mapping[str, Pieces] = field(default_factory=dict)
-    pooling: int | None = None  # GGUF pooling type, if the folder sets none
+    pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # top-level tensors whose source is in one layer
     layers: Callable[[HfConfig], list[str]] | None = None  # name prefixes of the layers; None: model.layers.N.
-    parts: Parts = field(default_factory=Parts)  # non-text parts of the folder
-    # dequantizes FP8 codes with scales that are not in regular blocks; None leaves it to the default
+    parts: Parts = field(default_factory=Parts)  # non-text parts of the checkpoint
+    # Dequantizes FP8 tensors whose scales are not in regular blocks. None: the default method.
     scaled: Callable[[LazyTensor, LazyTensor, HfConfig], LazyTensor | None] = lambda codes, scales, config: None
-    mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
+    mapped: Mapped | None = None  # use the gguf package's tensor names instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""
         return _values(self.defaults, config)
 
     def whole(self, config: HfConfig) -> dict[str, Any]:
-        """Return the keys without a prefix for this config.json."""
+        """Return the keys without an architecture prefix for this config.json."""
         return _values(self.whole_keys, config)
 
     def said(self, config: HfConfig) -> HfConfig:
@@ -344,7 +350,7 @@ class Recipe:
         return HfConfig(config.path, values, self.assumed(config))
 
     def prefixes(self, sizes: Sizes) -> list[str]:
-        """Return the name prefix of each layer's tensors, in the order of the file's layers."""
+        """Return the name prefix of each layer's tensors, in the layer order of the GGUF file."""
         if self.layers is not None:
             return self.layers(sizes.config)
         return [f"model.layers.{layer}." for layer in range(sizes.layers)]

@@ -1,4 +1,4 @@
-"""Convert rope_parameters of transformers (older: rope_scaling) to GGUF keys and tensors.
+"""Convert rope_parameters of transformers (formerly rope_scaling) to GGUF keys and tensors.
 
 Each rope type has its own function; the formulas follow modeling_rope_utils.py in transformers.
 """
@@ -20,13 +20,13 @@ from localllm.convert.tensor import LazyTensor, array_tensor
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # nested tables in rope_parameters
 
-_MOST_APART = 3e-4  # radians per position; GPT-OSS, whose published files accept it, has 2.2e-4
-GGUFKeys = dict[str, Any]  # without the architecture's prefix
+_MOST_APART = 3e-4  # radians per position; gpt-oss has 2.2e-4, and its published GGUF files accept that
+GGUFKeys = dict[str, Any]  # keys without the architecture prefix
 
 
 @dataclass(frozen=True, slots=True)
 class RopeKeys:
-    """A model's rope in GGUF form: keys, tensors, and notes for the user."""
+    """Rope settings in GGUF form: keys, tensors, and notes for the user."""
 
     keys: GGUFKeys
     tensors: tuple[LazyTensor, ...] = ()
@@ -56,7 +56,7 @@ class _Given:
 
 
 def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> RopeKeys:
-    """Return keys, tensors and notes; raise ConvertError if the architecture cannot store the type."""
+    """Return keys, tensors and notes; raise ConvertError if the architecture cannot store this rope type."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
     kind_of_full = next((kind for kind in _KINDS_OF_FULL if kind in parameters), None)
@@ -101,7 +101,7 @@ def _linear(given: _Given) -> RopeKeys:
 
 
 def _dynamic(given: _Given) -> RopeKeys:
-    """Hunyuan's models scale the base by a fixed alpha; other models scale it with the text's length."""
+    """Scale the base by Hunyuan's fixed alpha. In other models it depends on the text length, and is left out."""
     alpha, width = given.rope.real("alpha"), given.head_dim
     if alpha is not None and not alpha >= 1.0:
         raise given.rope.error("alpha", alpha, "a number from 1 up")
@@ -120,7 +120,7 @@ def _yarn(given: _Given) -> RopeKeys:
     for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
         if (value := rope.real(name)) is not None:
             keys["rope.scaling." + key] = value
-    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply it
+    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply this magnitude
     wanted = rope.real("attention_factor")
     mscale, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
     if wanted is None and mscale and all_dim:
@@ -133,10 +133,11 @@ def _yarn(given: _Given) -> RopeKeys:
 
 
 def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
-    """Return YaRN whose ramp starts and ends at fractional pairs (`truncate` false); GGUF's uses whole pairs.
+    """Return YaRN with a ramp that starts and ends at fractional pairs (`truncate` false). The GGUF form of YaRN uses
+    whole pairs.
 
     If the architecture has frequency factors, they store the exact values. Otherwise the difference must be small, and
-    is reported in a note.
+    a note reports it.
     """
     rope, factor, original = given.rope, given.factor(), given.original_context()
     fast, slow = rope.real("beta_fast") or 32.0, rope.real("beta_slow") or 1.0
@@ -158,7 +159,7 @@ def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
 
 
 def _yarn_factors(n_rot: int, factor: float, low: float, high: float) -> NDArray[np.float64]:
-    """Return the divisor of each pair's frequency; the ramp goes from pair `low` to pair `high`."""
+    """Return the divisor of each pair's frequency. The ramp goes from pair `low` to pair `high`."""
     low, high = max(low, 0.0), min(high, n_rot - 1.0)
     ramp = np.clip((np.arange(n_rot // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
     factors: NDArray[np.float64] = 1.0 / (ramp / factor + 1.0 - ramp)
@@ -170,11 +171,12 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _llama3(given: _Given) -> RopeKeys:
-    """Return Llama 3's scaling: divide low frequencies by the factor, keep high ones, and interpolate between."""
+    """Return Llama 3's scaling: divide low frequencies by the factor, keep high frequencies, and interpolate between
+    them."""
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
-    with np.errstate(divide="ignore", invalid="ignore"):  # the next line replaces these values
+    with np.errstate(divide="ignore", invalid="ignore"):  # the next line replaces the infinite values
         smooth = (original / waves - low) / (high - low)
         factors = 1.0 / ((1.0 - smooth) / factor + smooth)
     factors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, factors))
@@ -202,7 +204,8 @@ def _longrope(given: _Given) -> RopeKeys:
 
 
 def _proportional(given: _Given) -> RopeKeys:
-    """Rotate only the first pairs, at the frequencies of a fully rotated head; huge factors stop the others."""
+    """Rotate only the first pairs, at the frequencies of a fully rotated head. Huge factors stop the rotation of the
+    other pairs."""
     factors = np.where(np.arange(given.head_dim // 2) < given.n_rot // 2, 1.0, 1e30)
     return RopeKeys({}, (array_tensor("rope_freqs.weight", factors.astype(np.float32)),))
 
@@ -221,7 +224,7 @@ def _factors(given: _Given, name: str) -> NDArray[np.float32]:
 _KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "default": _default,
     "none": _default,
-    "mrope": _default,  # for text
+    "mrope": _default,  # text positions only
     "linear": _linear,
     "dynamic": _dynamic,
     "xdrope": _dynamic,

@@ -1,8 +1,8 @@
-"""Safetensors files, single or sharded with an index: list the tensors, and read their rows on demand.
+"""Read safetensors files, single or sharded with an index: list the tensors, and read rows on demand.
 
 A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. The
-`safetensors` package has no NumPy support for BF16 and FP8, and cannot read single rows, so this is our own reader. A
-header is untrusted until checked: every range must be inside the file and match its shape.
+`safetensors` package has no NumPy support for BF16 and FP8 and cannot read single rows, so this module does not use it.
+A header is untrusted until it is checked: every range must be inside the file and match its shape.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from localllm.convert.tensor import U8, LazyTensor
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8
-_MAX_TENSORS = 1 << 17  # per file; parsing a header at this limit takes 3 s; DeepSeek V3 has 91,991 in 163 files
-_MAX_NAME = 512  # characters; the longest seen has about 120
+# per file; parsing a header at this limit takes 3 s; DeepSeek V3 has 91,991 tensors in 163 files
+_MAX_TENSORS = 1 << 17
+_MAX_NAME = 512  # characters; the longest known name has about 120
 _BYTES = {
     **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "BOOL", "U8", "I8"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -38,7 +39,7 @@ _CARD = re.compile(r"-TP-(?:(\d{3})|common)\.safetensors$")  # file name of a te
 
 
 class Shard:
-    """An open file. It can be read from several threads at once."""
+    """An open safetensors file. Several threads can read it at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +56,8 @@ class Shard:
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
             raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
         text = self._read(8, length)
-        # Each tensor has one object, two lists and commas between its numbers; the remainder is for __metadata__.
+        # Each tensor has one JSON object, with two lists and commas between the numbers. The rest of the limit is left
+        # for __metadata__.
         if text.count(b"{") + text.count(b"[") > 4 * _MAX_TENSORS or text.count(b",") > 16 * _MAX_TENSORS:
             raise self._error(f"the header names more than {_MAX_TENSORS} tensors; save the model in several files")
         header = parse_json(text, str(self.path))
@@ -116,7 +118,7 @@ class Shard:
 
 
 def open_shards(folder: Path) -> list[Shard]:
-    """Open all shards of a folder's model and check them against its index; raise ConvertError without any."""
+    """Open all shards of a checkpoint and check them against the index; raise ConvertError without any shard."""
     places = _index(folder) if (folder / _INDEX).exists() else None
     names = sorted(set(places.values())) if places is not None else _without_index(folder)
     shards: list[Shard] = []
@@ -146,7 +148,7 @@ def _check(folder: Path, shards: list[Shard], places: dict[str, str] | None) -> 
 
 
 def _card(file: str) -> int:
-    """Return the tensor-parallel rank that a file belongs to, -1 for all ranks."""
+    """Return the tensor-parallel rank that a file belongs to, or -1 for all ranks."""
     found = _CARD.search(file)
     return int(found[1]) if found and found[1] else -1
 

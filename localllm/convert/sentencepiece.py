@@ -1,6 +1,6 @@
 """Read tokenizer.model, a SentencePiece model in protobuf format: pieces with scores and types.
 
-Only fields that GGUF stores are read (sentencepiece_model.proto: ModelProto.pieces = 1, trainer_spec = 2,
+Only the fields that GGUF stores are read (sentencepiece_model.proto: ModelProto.pieces = 1, trainer_spec = 2,
 normalizer_spec = 3).
 """
 
@@ -21,20 +21,20 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The vocabulary; each list has one entry per token. GGUF's types: 1 normal, 2 unknown, 3 control, 4 user-defined,
-    5 unused, 6 byte."""
+    """A SentencePiece vocabulary; each list has one entry per token. `types` are GGUF token types: 1 normal, 2 unknown,
+    3 control, 4 user-defined, 5 unused, 6 byte."""
 
     texts: list[str]
     scores: list[float]
     types: list[int]
     kind: int
-    space_prefix: bool  # prepend a space to a text
+    space_prefix: bool  # prepend a space to the text
     merge_spaces: bool  # collapse consecutive spaces
     charsmap: bytes  # normalization table, in the format that GGUF also stores
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Read a BPE or unigram model; raise ConvertError for another type or a damaged file."""
+    """Read a BPE or unigram model; raise ConvertError for other model types and for a damaged file."""
     data = read_file(path)
     try:
         return _pieces(path, data)
@@ -72,7 +72,7 @@ def _message(value: int | bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field: an int for a varint, bytes for other types."""
+    """Yield the number and value of each protobuf field: an int for a varint, bytes for other wire types."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)

@@ -1,4 +1,4 @@
-"""The sources of a layer's tensors in folders of transformers: shared parts, then complete layers."""
+"""The sources of a layer's tensors in checkpoints of transformers: shared parts, then complete layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ GEMMA3: Layer = {**FOUR_NORMS, **QKV, **OUT, **GATED, **HEAD_NORMS}
 
 
 def expert_sources(gate: str, up: str, down: str) -> Layer:
-    """Return the sources of experts: one matrix each or, in newer transformers, a stack with gate and up fused."""
+    """Return the sources of expert weights: one matrix per expert or, in newer versions of transformers, a stack with
+    gate and up fused."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
         "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), take_half(0))),

@@ -1,4 +1,5 @@
-"""Special tokens, and the tokens added around a text, from the files of a folder that can define them."""
+"""Special tokens, and the special tokens added before and after a text, from all files of a checkpoint that can define
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from localllm.quant import dequantize
 from localllm.tokenizer.vocab import read_vocab
 
 _KEY = "tokenizer.ggml."
-_ROLES = {  # name in the folder: name in GGUF
+_ROLES = {  # name in the checkpoint: name in GGUF
     "bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
 }  # fmt: skip
 
@@ -24,7 +25,8 @@ _ROLES = {  # name in the folder: name in GGUF
 def special_keys(
     folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: HfConfig, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return ids, add_bos_token, add_eos_token and suppress_tokens; `keys` already contains the tokens."""
+    """Return the token ids, add_bos_token, add_eos_token and suppress_tokens. `keys` must already contain the
+    vocabulary."""
     tokens: list[str] = keys[_KEY + "tokens"]
     ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
     # without generation_config.json, transformers reads config.json
@@ -33,7 +35,7 @@ def special_keys(
     texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
     first, last = _around(fast)
     texts["bos"] = texts["bos"] or first
-    if texts["eos"] is None and last is not None:  # an encoder's separator
+    if texts["eos"] is None and last is not None:  # the separator of an encoder
         texts["sep"] = texts["sep"] or last
         texts["eos"] = last if keys[_KEY + "model"] != "bert" else None
     found: dict[str, Any] = {}
@@ -53,7 +55,7 @@ def special_keys(
 
 
 def untrained_keys(embedding: Tensor, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return suppress_tokens: the list of generation_config.json, and special tokens with a zero embedding."""
+    """Return suppress_tokens: the list in generation_config.json, and special tokens with a zero embedding."""
     special = np.flatnonzero(~np.isin(keys[_KEY + "token_type"], (NORMAL, BYTE))).tolist()
     rows = [i for i in special if not dequantize(embedding.read(i, i + 1), embedding.format).any()]
     listed = np.union1d(keys.get(_KEY + "suppress_tokens", ()), rows).astype(np.int32)
@@ -71,7 +73,7 @@ def _text(value: Any) -> str | None:
 
 
 def _numbers(value: Any, count: int) -> Iterator[int]:
-    """Yield the valid ids in a number or a list."""
+    """Yield the valid token ids in an integer or a list."""
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and 0 <= number < count:
             yield number
@@ -99,7 +101,7 @@ def _processors(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _flag(
     role: str, text: str | None, role_text: str | None, fast: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bool | None:
-    """Return the flag from tokenizer.json, else from tokenizer_config.json; None if neither sets it."""
+    """Return the flag from tokenizer.json, else from tokenizer_config.json, or None if neither sets it."""
     if _processors(fast):
         return text is not None and text == role_text
     setting = settings.get(f"add_{role}_token")
@@ -109,7 +111,7 @@ def _flag(
 
 
 def _further_ends(generation: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, int]:
-    """Return end-of-generation tokens that only generation_config.json lists; GGUF has keys for two."""
+    """Return the end-of-generation tokens that only generation_config.json lists; GGUF has keys for two such tokens."""
     known = read_vocab(keys).ends
     further = [i for i in _numbers(generation.get("eos_token_id"), len(keys[_KEY + "tokens"])) if i not in known]
     return {f"{_KEY}{name}_token_id": i for name, i in zip(("eot", "eom"), further, strict=False)}

@@ -1,4 +1,4 @@
-"""The chat templates of a folder: one, or several by name."""
+"""The chat templates of a checkpoint: one, or several by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from localllm.convert.files import check_inside, read_file
 from localllm.convert.jsonfile import read_json
 
-_MAX_BYTES = 1 << 20  # the largest seen has 50 KB
+_MAX_BYTES = 1 << 20  # the largest known template has 50 KB
 _KEY = "tokenizer.chat_template"
 
 
 def template_keys(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
     """Return `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each additional template.
 
-    Separate files override the settings, and both override the `known` ones.
+    Templates in separate files override tokenizer_config.json, and both override the `known` templates.
     """
     templates = dict(known)
     stored = settings.get("chat_template")

@@ -1,7 +1,7 @@
-"""A tensor that is read row by row, and its conversions: pick, stack, transpose, repack.
+"""Tensors that are read row by row, and their conversions: pick, stack, transpose, repack.
 
-No data is held here. A converted tensor is a function that reads from its sources on demand, so a model larger than
-memory can be converted.
+A converted tensor is a function that reads its source tensors on demand. No data is kept, so a model larger than memory
+can be converted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # unquantized formats
 FLOATS = ("F32", "F16", "BF16", "F64")
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte for the scale, 16 for the codes
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """`rows` rows of `row_bytes` bytes, with all leading dimensions flattened, as in `localllm.gguf.GGUFTensor`."""
+    """`rows` rows of `row_bytes` bytes, with all leading dimensions flattened, like `localllm.gguf.GGUFTensor`."""
 
     name: str
-    format: str  # a key of quant.FORMATS; inside this package also F8_E4M3 and U8
+    format: str  # a key of quant.FORMATS; in this package also F8_E4M3 and U8
     shape: tuple[int, ...]  # row-major: (..., rows, columns), or (columns,) for a single row
     row_bytes: int
     _read: Callable[[int, int], U8] = field(repr=False, compare=False)
@@ -42,7 +42,8 @@ class LazyTensor:
         return self.rows * self.row_bytes
 
     def read(self, start: int, stop: int) -> U8:
-        """Return rows start..stop, contiguous: uint8 (stop - start, row_bytes). Threads may call it concurrently."""
+        """Return rows start..stop as a contiguous uint8 array (stop - start, row_bytes). Threads may call it
+        concurrently."""
         if not 0 <= start <= stop <= self.rows:
             raise ConvertError(f"{self.name}: rows {start} to {stop} requested; it has {self.rows}")
         if start == stop:
@@ -61,7 +62,7 @@ def renamed(tensor: LazyTensor, name: str) -> LazyTensor:
 
 
 def flattened(tensor: LazyTensor) -> LazyTensor:
-    """Return a small tensor as one vector."""
+    """Return a small tensor flattened to one vector."""
 
     def read(start: int, stop: int) -> U8:
         return tensor.read(0, tensor.rows).reshape(1, -1)[start:stop]
@@ -70,14 +71,14 @@ def flattened(tensor: LazyTensor) -> LazyTensor:
 
 
 def squeezed(tensor: LazyTensor) -> LazyTensor:
-    """Remove the dimension before the last, which must be 1."""
+    """Remove the second-last dimension, which must be 1."""
     if len(tensor.shape) < 3 or tensor.shape[-2] != 1:
         raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected (..., 1, n)")
     return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
 
 
 def column(tensor: LazyTensor) -> LazyTensor:
-    """Return the values of a small tensor as a column: (n, 1)."""
+    """Return the values of a small tensor as a column (n, 1)."""
     if tensor.format not in ITEM_BYTES:
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
     size = ITEM_BYTES[tensor.format]
@@ -102,7 +103,7 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
 
 
 def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
-    """Multiply every row by its factor, keeping the format."""
+    """Multiply every row by its factor, and keep the format."""
 
     def read(start: int, stop: int) -> U8:
         values = quant.dequantize(tensor.read(start, stop), tensor.format)
@@ -124,7 +125,7 @@ def padded_rows(tensor: LazyTensor, rows: int) -> LazyTensor:
 
 
 def divided(tensor: LazyTensor, count: int) -> LazyTensor:
-    """Split a matrix into `count` matrices with equal numbers of rows."""
+    """Split a matrix into `count` matrices of equal height."""
     _check_matrix(tensor)
     return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))
 
@@ -214,7 +215,8 @@ def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
-    """Pick the rows `index`, counted over all matrices, as matrices of `rows` rows. For a vector, pick values."""
+    """Pick the rows `index`, counted over all matrices, and return them as matrices of `rows` rows. For a vector, pick
+    values."""
     if len(tensor.shape) == 1:
         return picked_columns(tensor, index)
 
@@ -227,7 +229,7 @@ def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTenso
 
 
 def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Pick rows start, start + step, ... of every matrix (or values of a vector)."""
+    """Pick rows start, start + step, ... of every matrix, or the values at these indices of a vector."""
     height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
     matrices = prod(tensor.shape[:-2])
     wanted = np.arange(start, min(stop, height), step)
@@ -235,7 +237,7 @@ def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTen
 
 
 def picked_columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
-    """Pick the values `index` of every row."""
+    """Pick the columns `index` of every row."""
     size = ITEM_BYTES[tensor.format]
 
     def read(first: int, last: int) -> U8:
@@ -245,7 +247,7 @@ def picked_columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """Transpose (..., a, b) to (..., b, a). A read loads every matrix that it touches as a whole."""
+    """Transpose (..., a, b) to (..., b, a). Reading any row of a matrix loads the whole matrix."""
     a, b = tensor.shape[-2:]
     size = ITEM_BYTES[tensor.format]
 
@@ -261,7 +263,7 @@ def transposed(tensor: LazyTensor) -> LazyTensor:
 
 
 def alike(one: LazyTensor, other: LazyTensor) -> bool:
-    """Return whether the bytes are equal. Stops at the first difference."""
+    """Return whether two tensors have equal bytes. The comparison stops at the first difference."""
     if (one.shape, one.format) != (other.shape, other.format):
         return False
     step = max(1, (1 << 22) // one.row_bytes)
@@ -279,7 +281,7 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
 
 
 def as_int32(tensor: LazyTensor) -> LazyTensor:
-    """Convert I64 to I32; a read raises ConvertError for a number out of range."""
+    """Convert I64 to I32. Reading raises ConvertError if a value is out of range."""
     if tensor.format == "I32":
         return tensor
     if tensor.format != "I64":
@@ -296,7 +298,7 @@ def as_int32(tensor: LazyTensor) -> LazyTensor:
 
 
 def powers(tensor: LazyTensor) -> LazyTensor:
-    """Convert F8_E8M0 to F32: a byte is an exponent of 2 plus 127; 255 is NaN."""
+    """Convert F8_E8M0 to F32. A byte is the exponent of 2 plus 127; 255 is NaN."""
 
     def read(start: int, stop: int) -> U8:
         return _E8M0[tensor.read(start, stop)].view(np.uint8)
@@ -316,7 +318,7 @@ def expanded(tensor: LazyTensor) -> LazyTensor:
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """Repack bytes (..., rows, n, 16) or (..., rows, 16 n) and scales (..., rows, n) to MXFP4 (..., rows, 32 n).
 
-    A byte of the checkpoint holds two neighbouring weights, the first in its low half; a byte of ggml holds weights i
+    A byte of the checkpoint holds two neighbouring weights, the first in its low half. A byte of ggml holds weights i
     and i + 16.
     """
     n, half = scales.shape[-1], MXFP4_BLOCK // 2
@@ -327,7 +329,7 @@ def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
             f"{blocks.name}: {blocks.format} {blocks.shape} with scales {scales.format} {scales.shape}; expected "
             "bytes of two codes, and one byte of scale for each 16 of them"
         )
-    each = 1 if joined else n  # rows of codes in a row of weights
+    each = 1 if joined else n  # rows of codes per row of weights
 
     def read(start: int, stop: int) -> U8:
         codes = blocks.read(start * each, stop * each).reshape(-1, half)  # (blocks, 16)
@@ -345,10 +347,11 @@ def scaled_fp8(
     blocks: tuple[int, int] | None = None,
     places: NDArray[np.int64] | None = None,
 ) -> LazyTensor:
-    """Multiply FP8 (rows, columns) by its scales (one, one per row, or one per block), as F32.
+    """Dequantize FP8 (rows, columns) to F32 with its scales: one, one per row, or one per block.
 
-    `blocks` is the (rows, columns) of a block. Without it, the number of scales determines the size; the last blocks
-    are smaller. `places` (rows) gives each row's row of scales, if these are not in regular blocks.
+    `blocks` is the (rows, columns) of a block. If it is missing, the number of scales determines the block size, and
+    the last blocks are smaller. `places` (rows) gives the scale row of each weight row, if the scales are not in
+    regular blocks.
     """
     rows, width = tensor.shape[-2:]
     values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
@@ -370,12 +373,12 @@ def scaled_fp8(
 
 
 def _block(size: int, parts: int) -> int:
-    """Return the block size: 128 if it gives the right number of parts, else the size of equal parts."""
+    """Return the block size: 128 if that gives the right number of blocks, else the size of equal blocks."""
     return 128 if -(-size // 128) == parts else -(-size // parts)
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the values of all 256 bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits.
+    """Return the values of all 256 E4M3 bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits.
 
     0x7F and 0xFF are NaN.
     """

@@ -1,4 +1,4 @@
-"""The tensors of a folder, taken one by one by the names in recipes; tensors left at the end are an error."""
+"""The tensors of a checkpoint. Recipes take them one by one by name; a tensor that no recipe took is an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NUMBER = re.compile(r"\.(?:shard_)?([0-9]{1,5})(?=\.)")
 
 
 class TensorRegistry:
-    """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
+    """`take` returns tensors by name, and `rest` lists the tensors that were not taken."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class TensorRegistry:
         parts: Parts = _ONE_MODEL,
         scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None] = lambda codes, scales: None,
     ) -> None:
-        """`scaled` dequantizes FP8 tensors whose scales are not in regular blocks of rows."""
+        """Create a registry of the tensors in these shards. `scaled` dequantizes FP8 tensors whose scales are not in
+        regular blocks of rows."""
         self.notes: list[str] = []
         shards = list(shards)
         within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
@@ -75,7 +76,7 @@ class TensorRegistry:
         self._apply_fp8_scales(packing.fp8_blocks, scaled)
         self._apply_fp4_scales()
         self._unpack(packing)
-        self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest number + 1
+        self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest index + 1
         for name in self._tensors:
             layer = _LAYER.match(name)
             prefix = layer[0] if layer else ""
@@ -127,7 +128,7 @@ class TensorRegistry:
                 self._tensors.pop(base + other, None)
 
     def _apply_fp4_scales(self) -> None:
-        """Combine 4-bit codes and their scales, under DeepSeek 4's names, into matrices."""
+        """Combine 4-bit codes and their scales, named as in DeepSeek 4, into matrices."""
         for name in [name for name, tensor in self._tensors.items() if tensor.format in _BYTES]:
             if name.endswith(".weight") and (scales := self._tensors.pop(name.removesuffix("weight") + "scale", None)):
                 self._tensors[name] = fp4(self._tensors[name], scales, name)
@@ -153,7 +154,7 @@ class TensorRegistry:
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if not unread(name)}
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
-        """Take the tensors with these names (`{}` counts from 0 to the last); return None if the first is missing."""
+        """Take the tensors with these names (`{}` counts up from 0); return None if the first tensor is missing."""
         found: list[LazyTensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)
@@ -173,7 +174,7 @@ class TensorRegistry:
 
 
 def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> LazyTensor:
-    """Return a tensor, merged if the folder stores it in tensor-parallel shards."""
+    """Return a tensor, merged if the checkpoint stores it in tensor-parallel shards."""
     if len(parts) == 1:
         return parts[0]
     sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)

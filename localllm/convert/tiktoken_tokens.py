@@ -1,8 +1,8 @@
-"""Convert vocabularies of folders that only have a tiktoken file: Kimi, Qwen 1 and GLM 4 (2024). Their tokenizer code
-is not run; its pre-tokenizer is known by class name.
+"""Convert vocabularies of checkpoints that only have a tiktoken file: Kimi, Qwen 1 and GLM 4 (2024). Their tokenizer
+code is not run; the class name determines the pre-tokenizer.
 
 A line is a token in base64 and its rank, which is its id. tiktoken merges the adjacent pair with the lowest rank first,
-so the last pair that makes up a token is that token's merge.
+so a token's merge is the last pair that forms it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from localllm.convert.tokens import CONTROL, NORMAL, TokenizerFiles, Tokens, add
 from localllm.tokenizer.encoders import BYTE_LETTERS
 
 FILE = "tiktoken.model"
-_MAX_BYTES = 1 << 24  # Kimi's has 3 MB
+_MAX_BYTES = 1 << 24  # Kimi's file has 3 MB
 _MAX_TOKEN = 256  # bytes; Kimi's longest token has 128
 
 
 @dataclass(frozen=True, slots=True)
 class TiktokenKind:
-    """A tokenizer with a known pre-tokenizer. `specials` are the texts of ids after the file's; {} is the id."""
+    """A tokenizer with a known pre-tokenizer. `specials` are the texts of the ids after the file's last id; {} is the
+    id."""
 
-    name: str  # part of the class name in tokenizer_config.json, lower case
+    name: str  # part of the class name in tokenizer_config.json, in lower case
     file: str
     pre: str
     specials: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class TiktokenKind:
 
 _KINDS = (
     TiktokenKind(
-        "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # unnamed ones
+        "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # unnamed special tokens
         note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",
     ),
     TiktokenKind(
@@ -55,12 +56,13 @@ _KINDS = (
 
 
 def tiktoken_kind(files: TokenizerFiles) -> TiktokenKind | None:
-    """Return the kind of the folder's file, None without one; raise ConvertError if its pre-tokenizer is unknown."""
+    """Return the kind of the checkpoint's tiktoken file, or None without one; raise ConvertError if its pre-tokenizer
+    is unknown."""
     said = f"{files.settings.get('auto_map')} {files.settings.get('tokenizer_class')}".lower()
     for kind in _KINDS:
         if kind.name in said and (files.folder / kind.file).is_file():
             return kind
-    for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # tokenizer.model may be SentencePiece's
+    for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # tokenizer.model may be a SentencePiece model
         if (path := files.folder / name).is_file():
             raise ConvertError(
                 f"{path}: tokenizer_config.json names no tokenizer of Kimi or Qwen, so the rule that cuts text is "
@@ -114,7 +116,8 @@ def _read(path: Path, rows: int) -> dict[bytes, int]:
 
 
 def _merge(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
-    """Return a token's parts before its last merge: usually two; a byte has one, an unreachable token more."""
+    """Return a token's parts before its last merge: usually two. A byte has one part, and an unreachable token has more
+    than two."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 1:
         rank, at = min((ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1))

@@ -1,5 +1,5 @@
-"""Convert the tokenizer of a Hugging Face folder to GGUF keys: tokens, types, scores or merges, special tokens, chat
-templates. Then encode a sample text with both tokenizers; a note reports different ids."""
+"""Convert the tokenizer of a Hugging Face checkpoint to GGUF keys: tokens, types, scores or merges, special tokens, and
+chat templates. Afterwards a sample text is encoded with both tokenizers; a note reports different ids."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _CHECK = (
 )
 
 
-_INCOMPLETE = {  # classes whose code is not run
+_INCOMPLETE = {  # tokenizer classes whose code is not run
     "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
-_SGLANG = "tokenizer.tok.json"  # Grok 2's
-_BY_SCORE = (  # GGUF has no unigram model with byte fallback
+_SGLANG = "tokenizer.tok.json"  # the tokenizer file of Grok 2
+_BY_SCORE = (  # GGUF has no unigram tokenizer model with byte fallback.
     "tokenizer.model is a unigram model; the file merges its pieces by score, as llama.cpp's does, and may cut a text "
     "elsewhere"
 )
@@ -62,19 +62,20 @@ def tokenizer_keys(
     templates: Mapping[str, str] = MappingProxyType({}),
     further: Mapping[int, str] = MappingProxyType({}),
 ) -> TokenizerKeys:
-    """Return `tokenizer.*` for an embedding with this many rows; raise ConvertError for an unsupported tokenizer.
+    """Return the `tokenizer.*` keys for an embedding with this number of rows; raise ConvertError for an unsupported
+    tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model`, if the folder does not show it or shows another. `templates`
-    are chat templates by name for a folder that lacks them. `further` are control tokens by id, for rows beyond the
-    vocabulary.
+    `kind` is the architecture's `tokenizer.ggml.model`, if the checkpoint's files do not show it or show another.
+    `templates` are chat templates by name for a checkpoint without templates. `further` are control tokens by id, for
+    rows beyond the vocabulary.
     """
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)
     keys = _with_further(_vocabulary(files, kind), further)
-    if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of RWKV folders has ids of another tokenizer
+    if keys["tokenizer.ggml.model"] != "rwkv":  # config.json of RWKV checkpoints has the ids of another tokenizer
         keys |= special_keys(folder, files.fast, files.settings, config, keys)
     keys |= template_keys(folder, files.settings, templates)
-    if kind == "gemma4":  # output degrades without BOS; the folder relies on the chat template for it
+    if kind == "gemma4":  # output degrades without BOS, which the checkpoint adds in its chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
     if not fast and kind == "llama" and (pieces := _pieces_file(folder)) and read_pieces(pieces).kind == UNIGRAM:
@@ -129,12 +130,13 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
 
 
 def _pieces_file(folder: Path) -> Path | None:
-    """Return the path of the folder's SentencePiece file."""
+    """Return the path of the checkpoint's SentencePiece file."""
     return next((path for name in ("tokenizer.model", "spiece.model") if (path := folder / name).is_file()), None)
 
 
 def _differences(path: Path, ours: Tokenizer, around: bool) -> tuple[str, ...]:
-    """Encode a text with both tokenizers. Return a note if ids or, with `around`, special tokens differ."""
+    """Encode a text with both tokenizers. Return a note if the ids or, with `around`, the added special tokens
+    differ."""
     json = read_file(path).decode("utf-8", "replace")
     try:
         with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:

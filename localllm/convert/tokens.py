@@ -1,4 +1,4 @@
-"""The arrays of a GGUF vocabulary, and the folder's files that fill them."""
+"""The arrays of a GGUF vocabulary, and the checkpoint files that define them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token
 SPACE = "\u2581"
 ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's files; text never merges into such a token
 _LOOKS_SPECIAL = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
-_SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked as control tokens in some folders
+_SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked as control tokens in some checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The content of a folder's tokenizer files, and the number of rows in the model's embedding."""
+    """The content of a checkpoint's tokenizer files, and the number of rows in the token embedding."""
 
     folder: Path
     fast: Mapping[str, Any]  # tokenizer.json
@@ -33,7 +33,7 @@ class TokenizerFiles:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Return the table `model` of tokenizer.json."""
+        """Return the `model` table of tokenizer.json."""
         model = self.fast.get("model") or {}
         if not isinstance(model, dict):
             raise ConvertError(f"{self.path}: model is not an object; download it again")
@@ -42,7 +42,7 @@ class TokenizerFiles:
 
 @dataclass(slots=True)
 class Tokens:
-    """The three arrays of a GGUF vocabulary; ids that the folder does not define are padding."""
+    """The three arrays of a GGUF vocabulary. Ids that the checkpoint does not define are padding."""
 
     texts: list[str]
     types: list[int]
@@ -53,13 +53,13 @@ class Tokens:
         return cls([f"[PAD{i}]" for i in range(count)], [UNUSED] * count, [_PADDING_SCORE] * count)
 
     def put(self, i: int, text: str, kind: int, score: float) -> None:
-        """Set token i. A token beyond the embedding's rows has no weights and is dropped."""
+        """Set token i. A token beyond the rows of the embedding has no weights and is dropped."""
         if i < len(self.texts):
             self.texts[i], self.types[i], self.scores[i] = text, kind, score
 
 
 def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:
-    """Return tokens and ids of a vocabulary stored as an object."""
+    """Return the tokens and ids of a vocabulary stored as a JSON object."""
     found = files.model.get("vocab")
     if not isinstance(found, dict) or not found:
         raise ConvertError(f"{files.path}: model.vocab is not an object of tokens; download it again")
@@ -73,7 +73,7 @@ def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:
 
 
 def merges(files: TokenizerFiles) -> list[tuple[str, str]]:
-    """Return the merges, highest priority first; older files write a pair as one string with a space."""
+    """Return the merges, highest priority first. Older files write a pair as one string with a space."""
     listed = files.model.get("merges")
     pairs = [m.split(" ") if isinstance(m, str) else m for m in listed] if isinstance(listed, list) else [None]
     for pair in pairs:
@@ -87,7 +87,8 @@ def is_byte(text: str) -> bool:
 
 
 def add_tokens(tokens: Tokens, files: TokenizerFiles) -> None:
-    """Apply the added tokens of all files over the vocabulary; more reliable files come later and override others."""
+    """Add the added tokens of all files to the vocabulary. More reliable files come later and override earlier
+    files."""
     listed: dict[int, tuple[str, bool]] = {}
     for text, i in optional(files.folder / "added_tokens.json").items():
         if type(i) is int and i >= 0:

@@ -1,4 +1,4 @@
-r"""Convert RWKV's "world" vocabulary: a text file with one token per line, `ID LITERAL LENGTH`, in Python's syntax."""
+r"""Convert RWKV's "world" vocabulary: a text file with one token per line, `ID LITERAL LENGTH`, in Python syntax."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FILE = "rwkv_vocab_v20230424.txt"
 _MAX_BYTES = 1 << 24  # the only known file has 1 MB
 _MAX_LINE = 2000  # characters
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
-_START = "<s>"  # id 0, which has no line: it starts texts and ends answers
-_TURN = b"\n\n"  # also ends an answer
+_START = "<s>"  # id 0, which has no line in the file; it begins a text and ends the output
+_TURN = b"\n\n"  # also ends the output
 
-# The dialogue format that these models were trained with. It drops the reasoning of earlier answers.
+# The dialogue format that these models were trained with. It omits the reasoning of earlier turns.
 TEMPLATE = (
     "{{ bos_token }}{% set told = messages | selectattr('role', 'equalto', 'system') | list %}"
     "{% if told and told[-1].content %}{{ 'System: ' + told[-1].content + '\n\n' }}{% endif %}"
@@ -35,7 +35,8 @@ TEMPLATE = (
 
 
 def from_world(files: TokenizerFiles) -> dict[str, Any]:
-    """Convert the file to GGUF keys with the special token ids; raise a one-line ConvertError if it is damaged."""
+    """Convert the file to GGUF keys, including the special token ids; raise a one-line ConvertError if it is
+    damaged."""
     tokens = Tokens.padding(files.rows)
     tokens.put(0, _START, CONTROL, 0.0)
     keys: dict[str, Any] = {"tokenizer.ggml.model": "rwkv"}
@@ -53,7 +54,7 @@ def from_world(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def _read(files: TokenizerFiles) -> dict[int, bytes]:
-    """Return each token's bytes by id."""
+    """Return the bytes of each token by id."""
     path = files.folder / FILE
     lines = read_lines(path, _MAX_BYTES)
     found: dict[int, bytes] = {}
@@ -77,7 +78,7 @@ def _read(files: TokenizerFiles) -> dict[int, bytes]:
 
 
 def _literal(text: str) -> bytes | None:
-    """Return the bytes of a literal; None if it is invalid."""
+    """Return the bytes of a literal, or None if it is invalid."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

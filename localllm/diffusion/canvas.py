@@ -1,4 +1,4 @@
-"""Fill in a canvas: run a schedule's steps over a model's forward, and yield the canvas when tokens are unmasked."""
+"""Fills in a canvas: runs a schedule's steps over the model's forward pass, and yields the canvas after each change."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Forward = Callable[[Sequence[int], Sequence[int]], F32]  # tokens and n requeste
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The text after a step. Masked positions hold the mask token; after the last step there are none."""
+    """The tokens after a diffusion step. Masked positions contain the mask token; none are left after the last step."""
 
     tokens: tuple[int, ...]  # the prompt, then the answer
-    prompt: int  # tokens of the prompt
+    prompt: int  # number of prompt tokens
     mask: int
-    step: int  # steps done
+    step: int  # number of completed steps
     steps: int
 
     @property
@@ -40,13 +40,13 @@ class Diffusion:
     steps: int
     algorithm: str
     eps: float
-    block_length: int  # 0: use the time schedule
+    block_length: int  # 0: time schedule
     alg_temp: float
     cfg_scale: float
 
     @classmethod
     def of(cls, options: DiffusionOptions, masking: Masking) -> Diffusion:
-        """Fill in the defaults: without a schedule, LLaDA's models use blocks, and others the time schedule."""
+        """Fill in the defaults: without a schedule, LLaDA models use blocks, and others the time schedule."""
         block = options.diffusion_block_length or 0
         if options.diffusion_eps is None and not block and not masking.shifted:
             block = BLOCK_LENGTH
@@ -71,7 +71,7 @@ def fill(
 ) -> Iterator[Canvas]:
     """Yield the canvas before the first step and after every step that unmasks tokens.
 
-    A step for which the schedule unmasks nothing is not evaluated. The same seed gives the same tokens. Raises
+    Steps in which the schedule unmasks no token are skipped. The same seed gives the same tokens. Raises
     SamplingError for invalid logits.
     """
     bits = np.random.PCG64(seed)
@@ -113,7 +113,7 @@ def _settle(
 ) -> bool:
     """Unmask about `count` of the masked positions; return whether any was unmasked."""
     places = list(masked)
-    if diffusion.algorithm == "origin":  # each position at random
+    if diffusion.algorithm == "origin":  # unmask each position at random
         share = count / len(places)
         places = [place for place in places if uniform() < share]
         if not places:

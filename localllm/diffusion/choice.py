@@ -1,6 +1,6 @@
 """One diffusion step as pure functions: propose a token for every masked position, and select the positions to unmask.
 
-The rules follow Dream's and LLaDA's own code; docs/diffusion.md lists where llama.cpp differs.
+The rules follow the reference implementations of Dream and LLaDA; docs/diffusion.md lists where llama.cpp differs.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _TINY = 1e-10  # added before a logarithm
 
 
 class Proposal(NamedTuple):
-    """The token proposed for a position, and the model's confidence in it."""
+    """The token proposed for a position, and its confidence."""
 
     token: int
     confidence: float
 
 
 def guided(with_prompt: F32, without: F32, scale: float) -> F32:
-    """Return logits of classifier-free guidance: moved away from the logits of a masked prompt (LLaDA)."""
+    """Return the logits of classifier-free guidance, extrapolated away from the logits with a masked prompt (LLaDA)."""
     return without + np.float32(scale + 1) * (with_prompt - without)
 
 
 def propose(logits: F32, mask: int, options: SamplingOptions, algorithm: str, uniform: float) -> Proposal:
-    """Return a token for one position from logits (V,): drawn by `uniform` in [0, 1), or at temperature 0 the top one.
+    """Return a token for one position from logits (V,): drawn with `uniform` in [0, 1), or the top token at temperature
+    0.
 
-    The mask token is never proposed. Probabilities are taken after top-k, top-p and temperature (1 instead of 0).
+    The mask token is never proposed. The confidence is computed after top-k, top-p and temperature (1 instead of 0).
     """
     candidates = _candidates(logits, mask, options)
     probabilities = softmax(candidates)
@@ -93,7 +94,8 @@ _CONFIDENCE: dict[str, Callable[[F64, int], float]] = {
 def settling(confidences: F64, count: int, alg_temp: float, uniform: Callable[[], float]) -> Places:
     """Return the positions (count,) to unmask: the most confident, ties to the left; or drawn without replacement.
 
-    At temperature `alg_temp`, a position is drawn in proportion to exp(confidence / alg_temp), by `uniform` in [0, 1).
+    At temperature `alg_temp`, a position is drawn in proportion to exp(confidence / alg_temp), with `uniform` in [0,
+    1).
     """
     if alg_temp <= 0:
         return np.argsort(-confidences, kind="stable")[:count]
@@ -101,7 +103,7 @@ def settling(confidences: F64, count: int, alg_temp: float, uniform: Callable[[]
     drawn: list[int] = []
     for _ in range(min(count, len(weights))):
         left = np.flatnonzero(weights)
-        if not len(left):  # the other weights underflowed: take the most confident of them
+        if not len(left):  # the other weights underflowed: take the most confident positions
             rest = np.argsort(-confidences, kind="stable")
             drawn += [place for place in rest if place not in drawn][: min(count, len(weights)) - len(drawn)]
             break

@@ -1,4 +1,4 @@
-"""Run a diffusion model: the engine's forward of a whole canvas, the length of an answer, and its text."""
+"""Runs a diffusion model: the forward pass over a whole canvas, and the text of the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def diffuse(
     model: LoadedModel, ids: Sequence[int], options: DiffusionOptions, sampling: SamplingOptions, max_tokens: int | None
 ) -> Iterator[Canvas]:
-    """Yield the canvas whenever tokens are unmasked. Raise LocalLLMError early for unsupported requests."""
+    """Yield the canvas after every step that unmasks tokens. Raise LocalLLMError early for unsupported requests."""
     if not model.diffuses:
         raise LocalLLMError(
             f"{model.file.path}: not a diffusion model, so it cannot fill in a text; use model.generate"
@@ -45,13 +45,13 @@ def diffuse(
 
 
 class Forward:
-    """The logits of a canvas's rows. Attention is bidirectional, so each pass starts over and nothing is cached."""
+    """The forward pass over a canvas. Attention is bidirectional, so nothing is cached between passes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def __call__(self, tokens: Sequence[int], wanted: Sequence[int]) -> NDArray[np.float32]:
-        """Return float32 (wanted, vocabulary)."""
+        """Return logits, float32 (wanted, vocabulary)."""
         sequence = self._engine.add()
         with self._engine.alone:
             try:
@@ -62,7 +62,7 @@ class Forward:
 
 
 def answer_ids(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> list[int]:
-    """Return the unmasked tokens of an answer, up to the first end-of-generation token."""
+    """Return the unmasked answer tokens before the first end-of-generation token."""
     found: list[int] = []
     for token in canvas.answer:
         if token in model.tokenizer.eog and not ignore_eos:

@@ -1,4 +1,4 @@
-"""Read the diffusion settings of a model file."""
+"""Reads the diffusion settings of a GGUF."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHIFTED = "diffusion.shift_logits"
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """The mask token, and whether logits predict the next position's token (Dream, RND1)."""
+    """The mask token id, and whether logits predict the next position's token (Dream, RND1)."""
 
     mask: int
     shifted: bool
 
 
 def masking_of(metadata: Mapping[str, Any], vocabulary: int) -> Masking:
-    """Return the file's settings; raise LocalLLMError that names an invalid or missing key."""
+    """Return the GGUF's diffusion settings. Raise LocalLLMError naming an invalid or missing key."""
     mask, shifted = metadata.get(_MASK), metadata.get(_SHIFTED, True)
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
         found = "the key is missing" if mask is None else f"expected a token from 0 to {vocabulary - 1}, found {mask!r}"

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class DenoisingStage(NamedTuple):
-    """A part of the canvas that is unmasked in a number of steps."""
+    """A range of the canvas that is unmasked in a number of steps."""
 
     start: int
     stop: int
@@ -17,9 +17,9 @@ class DenoisingStage(NamedTuple):
 
 
 def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[DenoisingStage]:
-    """Yield the blocks from `start` to `stop` with their steps; with a block length of 0, a single stage.
+    """Yield the blocks from `start` to `stop` with their numbers of steps; with a block length of 0, a single stage.
 
-    Steps are distributed evenly, with one more for the first blocks. Every block has at least one.
+    Steps are distributed evenly, with one more for the first blocks. Every block has at least one step.
     """
     if not block_length:
         yield DenoisingStage(start, stop, steps)
@@ -31,9 +31,9 @@ def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[Den
 
 
 def over_time(step: int, steps: int, masked: int, eps: float) -> int:
-    """Return how many of `masked` tokens to unmask: the share 1 - s/t, where time falls from 1 to `eps` (Dream 7B).
+    """Return how many of `masked` tokens to unmask: the fraction 1 - s/t, where time falls from 1 to `eps` (Dream 7B).
 
-    Rounded down, in float32, as in llama.cpp. The last step unmasks all.
+    The result is rounded down in float32, as in llama.cpp. The last step unmasks all tokens.
     """
     if step >= steps - 1:
         return masked
@@ -44,5 +44,7 @@ def over_time(step: int, steps: int, masked: int, eps: float) -> int:
 
 
 def evenly(step: int, steps: int, masked: int) -> int:
-    """Return how many of a new block's `masked` tokens to unmask now: equal numbers, with the remainder first."""
+    """Return how many of a block's `masked` tokens to unmask in this step: evenly, with the remainder in the first
+    steps.
+    """
     return masked // steps + (step < masked % steps)

@@ -1,4 +1,4 @@
-"""Rows in, logits out: an engine steps many sequences over one paged key-value cache and shares their prefixes.
+"""The engine: batched forward passes of many sequences over one paged KV cache, with prefix sharing.
 
 May import: base, plan, backends.
 Begin with: engine.py, then paging.py (blocks), prefix.py (finished sequences) and cache_types.py.

@@ -1,7 +1,7 @@
-"""Choose the tokens of a text so that the cache can be reused.
+"""Chooses the tokenization of a text that reuses the most of the KV cache.
 
-A text has many tokenizations, and a model need not generate the tokenizer's. The cache contains the generated tokens. A
-conversation that is rendered again keeps them as long as their bytes match the text.
+A text has many tokenizations, and generated tokens need not match the tokenizer's. The cache contains the generated
+tokens. When a conversation is rendered again, they are kept as long as their bytes match the text.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 def align_tokens(
     cached: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
 ) -> list[int]:
-    """Return `held[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
+    """Return `cached[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
-    `fresh` is the text as the tokenizer encodes it. The switch is at a byte where a token of both ends. A token in
-    `special` only matches itself, never its text.
+    `fresh` is the tokenizer's encoding of the text. The switch is at a byte offset where a token of each ends. A token
+    in `special` matches only itself, never its text.
     """
     length = min(len(cached), len(fresh))
     equal = next((i for i in range(length) if cached[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
-    ours = theirs = b""  # bytes that one side has and the other has not reached yet; one of the two is empty
+    ours = theirs = b""  # bytes of one side that the other has not reached yet; at least one is empty
     while True:
         if not ours and not theirs and i < len(cached) and j < len(fresh) and cached[i] == fresh[j]:
             i, j = i + 1, j + 1

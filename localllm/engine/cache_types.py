@@ -1,7 +1,8 @@
-"""Choose the cache types of a model: the requested ones unless known to be harmful, and the types for `auto`.
+"""Chooses KV cache types: the requested types unless known to be harmful, and the types for `auto`.
 
-Measured by `benchmarks/cache_quality.py` (`benchmarks/results/cache_quality.jsonl`): q4_0 costs 1 to 2 % of perplexity
-with heads of 64, 62 % with heads of 8. Attention sinks made no difference, on the random model that has them.
+Measured by `benchmarks/cache_quality.py` (`benchmarks/results/cache_quality.jsonl`): q4_0 increases perplexity by 1 to
+2 % with head size 64, by 62 % with head size 8. Attention sinks made no difference in the tested model, which has
+random weights.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from localllm.base.notices import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
 
 AUTO = "auto"
-SMALL = "q8_0"  # measured KL divergence from f16: at most 0.0003 with heads of 16 and 64, 0.0018 with heads of 8
-WORTH = 0.1  # minimum cache size, as a share of the weights, for which a smaller type is worthwhile
+SMALL = "q8_0"  # measured KL divergence from f16: at most 0.0003 for head sizes 16 and 64, 0.0018 for head size 8
+WORTH = 0.1  # minimum ratio of cache size to weight size for which a smaller type is worthwhile
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """The types, and a line that explains the choice of `auto`; "" if the user gave both."""
+    """The cache types, and a note that explains the choice of `auto`; "" if the user gave both types."""
 
     types: CacheTypes
     note: str
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Return the cache size in bytes without a backend's padding. Sliding-window layers store little more than their
-    window."""
+    """Return the KV cache size in bytes without the backend's padding. Sliding-window layers store little more than
+    their window.
+    """
     keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
         limits.blocks_of(layer)
@@ -45,12 +47,12 @@ def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
 
 
 def harm(name: str, plan: Plan) -> str:
-    """Return why this type is harmful for the model, or "". See the module for measurements."""
+    """Return why this cache type is harmful for the model, or "". The module docstring gives the measurements."""
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
     widths = [width for layer in plan.attention_layers for width in (layer.head_dim, layer.value_dim) if width]
-    least = min(widths, default=QUERY_BLOCK)  # an indexer has no values
+    least = min(widths, default=QUERY_BLOCK)  # an indexer has keys only
     if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
         return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
     if type_.rotated and least < QUERY_BLOCK:

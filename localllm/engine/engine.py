@@ -1,12 +1,13 @@
-"""Run a bound model for many sequences: a step takes rows of any sequences and returns the requested logits.
+"""Runs a bound model for many sequences: a step evaluates tokens of any sequences and returns the requested logits.
 
     sequence = engine.add()
-    [result] = engine.step([Rows(sequence, prompt)])  # result.logits: float32 (1, vocabulary)
+    [result] = engine.step([SequenceRows(sequence, prompt)])  # result.logits: float32 (1, vocabulary)
     fork = engine.fork(sequence)  # shares the blocks; the first to write gets a copy
 
-On the CPU the bits of a sequence do not depend on the other sequences of a step, or on how its tokens are split into
-steps. On a GPU this holds for rows of up to 16 tokens per sequence. The engine knows executables and cache blocks;
-tokenizers, samplers, conversations and speculation are built on top.
+On the CPU, results are batch-invariant: the logits of a sequence are bitwise independent of the other sequences in a
+step, and of how its tokens are split into steps. On a GPU this holds for up to 16 tokens per sequence and step. The
+engine deals with executables and cache blocks only; tokenizers, samplers, conversations and speculation are built on
+top.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from localllm.plan import Batch
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
-Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # numbers: these rows of the step, in this order
+Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # a tuple: these tokens of the step, in this order
 
 _NO_LOGITS = np.empty((0, 0), np.float32)
 _NO_TOP_K = TopK(np.empty((0, 0), np.int32), _NO_LOGITS)
@@ -40,41 +41,41 @@ class ContextFull(LocalLLMError):
 
 
 class StepTooLarge(LocalLLMError):
-    """A step exceeds the limit of rows or of logit rows; nothing has changed."""
+    """A step exceeds the maximum number of tokens or of logits; nothing has changed."""
 
 
 class SequenceRows(NamedTuple):
-    """The next tokens of a sequence in a step, and the rows whose logits are requested."""
+    """The next tokens of a sequence in a step, and the positions whose logits are requested."""
 
     sequence: CacheSequence
     tokens: Sequence[int]
     wanted: Wanted = "last"
-    top_k: int = 0  # top-k: the number of largest logits per requested row; 0: all logits
+    top_k: int = 0  # number of largest logits to return per requested token; 0: all logits
 
 
 class Result(NamedTuple):
-    """The results for one `SequenceRows` with n requested rows: views that the next step overwrites."""
+    """The logits for one `SequenceRows` with n requested tokens. Arrays are views that the next step overwrites."""
 
     logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
     top_k: TopK  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
 
 
 class Watches(Protocol):
-    """An observer of an engine's steps."""
+    """An observer of the engine's steps."""
 
     def step(self, rows: Sequence[SequenceRows]) -> AbstractContextManager[None]:
-        """Return a context manager around a step; its rows are not in their sequences yet."""
+        """Return a context manager around a step, entered before the tokens are appended to their sequences."""
         ...
 
 
 class Engine:
-    """The sequences of an executable and its cache. Not thread-safe; `alone` makes a second thread wait.
+    """The sequences of an executable and its KV cache. Not thread-safe; the lock `alone` makes a second thread wait.
 
     `limits` are at most the executable's: `rows` and `logit_rows` per step, and `positions`, the maximum tokens of a
     sequence. `pool` allocates the executable's blocks.
 
-    With an encoder, `start` is the token between a text and its answer. The first step of a sequence has the whole text
-    and that token. The tokens before it go to the encoder, all others to the decoder.
+    For an encoder-decoder model, `start` is the token that separates the text from its answer. The first step of a
+    sequence contains the whole text and that token. The encoder reads the tokens before it, the decoder all others.
     """
 
     def __init__(self, executable: Executable, pool: BlockPool, limits: Limits, start: int | None = None) -> None:
@@ -82,21 +83,21 @@ class Engine:
         self.start = start
         self.watch: Watches | None = None  # observer of every step
         self.steps = 0  # number of finished steps
-        self.alone = Exclusive()  # entered by every step, and by callers that use a step's results
-        self.closed = False  # the executable is closed, so no step can run
+        self.alone = Exclusive()  # lock held during every step, and by callers while they read its results
+        self.closed = False  # whether the executable is closed, so that no step can run
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def add(self) -> CacheSequence:
-        """Return a new, empty sequence. It takes a block with its first token."""
+        """Return a new, empty sequence. Its first block is allocated with its first token."""
         return self.pool.new_sequence()
 
     def fork(self, sequence: CacheSequence) -> CacheSequence:
-        """Return a second sequence with the same tokens. It shares the blocks, so it costs no memory until it grows."""
+        """Return a second sequence with the same tokens. It shares the blocks and takes no memory until it grows."""
         return sequence.fork()
 
     def truncate(self, sequence: CacheSequence, length: int) -> int:
-        """Keep the first `length` tokens, or none if a sliding window dropped needed ones; return the number kept."""
+        """Keep the first `length` tokens, or none if a sliding window dropped needed ones; return the length."""
         with self.alone:
             length = sequence.reach(length)
             sequence.truncate(length)
@@ -107,7 +108,8 @@ class Engine:
         sequence.free()
 
     def opened(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt as its sequence stores it: with an encoder, followed by the token that starts the answer."""
+        """Return a prompt as its sequence stores it: for an encoder-decoder model, followed by the
+        decoder start token."""
         return prompt if self.start is None or self.start in prompt else [*prompt, self.start]
 
     # -- capacity --------------------------------------------------------------------------------------------------
@@ -124,19 +126,19 @@ class Engine:
 
     @property
     def free_blocks(self) -> int:
-        """Number of free cache blocks, in the pool with the fewest."""
+        """Number of free cache blocks in the pool with the fewest free blocks."""
         return min(pool.takeable for pool in self.pool.pools)
 
     def room(self, sequence: CacheSequence) -> int:
-        """Return how many more tokens a sequence can hold now; all sequences share the free blocks."""
+        """Return how many more tokens a sequence can hold at present. All sequences compete for the free blocks."""
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
     def read_after(self, tokens: int) -> int:
-        """Return the weight and cache bytes that a step for a sequence's next token reads."""
+        """Return the bytes of weights and KV cache read when decoding one token after `tokens` tokens."""
         return int(self.executable.memory.read_after(tokens))
 
     def fits(self, wanted: Sequence[tuple[CacheSequence, int]]) -> bool:
-        """Return whether the cache has room for a step with these numbers of tokens per sequence.
+        """Return whether a step with these numbers of tokens per sequence fits into the KV cache.
 
         Sliding-window layers free blocks between steps, so tokens that do not fit in one step may fit in several.
         """
@@ -146,7 +148,7 @@ class Engine:
 
     @contextmanager
     def taking(self, sequence: CacheSequence, tokens: Sequence[int]) -> Iterator[None]:
-        """Reserve blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
+        """Allocate blocks of an empty sequence for tokens (whole blocks), which the caller fills inside the `with`."""
         with self.alone:
             self.copy_shared()  # copy shared blocks before the caller fills them
             sequence.occupy(tokens)
@@ -161,11 +163,12 @@ class Engine:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, rows: Sequence[SequenceRows]) -> list[Result]:
-        """Append tokens to sequences and evaluate them in one pass; return a result for each of `rows`, in order.
+        """Append tokens to sequences and evaluate them in one forward pass. Return one result per entry of `rows`, in
+        order.
 
-        A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
+        A sequence may occur only once in `rows`. On any failure, all sequences are unchanged. Raises ContextFull and
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
-        outside the vocabulary, and LocalLLMError for a closed model. A second thread waits.
+        outside the vocabulary, and LocalLLMError for a closed model. Blocks while another thread is in a step.
         """
         with self.alone:
             if self.closed:
@@ -191,7 +194,7 @@ class Engine:
             raise
 
     def copy_shared(self) -> None:
-        """Copy the shared blocks that forks are about to write. `step` calls this itself."""
+        """Copy the shared blocks that forks are about to write (copy-on-write). `step` calls this itself."""
         for pool in self.pool.pools:
             if pool.has_copies:
                 source, target = pool.take_copies()
@@ -202,7 +205,9 @@ class Engine:
                     raise
 
     def _checked(self, rows: Sequence[SequenceRows]) -> tuple[list[int], list[int], list[int]]:
-        """Return the first position, tokens and number of requested logits for each of `rows`; or raise an error."""
+        """Return, per entry of `rows`, the start position, token count and number of requested logits; or raise an
+        error.
+        """
         limits = self.limits
         starts: list[int] = []
         counts: list[int] = []
@@ -228,7 +233,7 @@ class Engine:
                 f"a step of {total} tokens, {sum(wanted)} of them with logits: this model takes up to {limits.rows} "
                 f"and {limits.logit_rows} at a time; evaluate the rest in another step"
             )
-        if len(rows) > 1:  # `append` checks a single one
+        if len(rows) > 1:  # `append` checks a single sequence
             sequences = [part.sequence for part in rows]
             assert len(set(map(id, sequences))) == len(rows), "a sequence occurs twice in a step"
             fit = how_many_fit(list(zip(sequences, counts, strict=True)))
@@ -237,7 +242,7 @@ class Engine:
         return starts, counts, wanted
 
     def _check_text(self, sequence: CacheSequence, tokens: Sequence[int], which: Wanted) -> None:
-        """Raise LocalLLMError unless new sequences get a whole text, with no logits requested for its rows."""
+        """Raise LocalLLMError unless a new sequence gets its whole text, with no logits requested for the text."""
         if sequence.tokens:
             return
         border = tokens.index(self.start) if self.start in tokens else 0
@@ -285,7 +290,7 @@ class Engine:
     def _run(self, rows: Sequence[SequenceRows], batch: Batch, wanted: list[int]) -> list[Result]:
         """Evaluate the batch. If possible, copy only the top-k logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].top_k:  # decode: this path is kept short
+        if len(rows) == 1 and not rows[0].top_k:  # fast path for decode
             return [Result(executable.step(batch), _NO_TOP_K)]
         most = max(part.top_k for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
@@ -309,7 +314,7 @@ def top_k_of(logits: F32, count: int) -> TopK:
     for into, row in zip(ids, logits, strict=True):
         none = np.isnan(row)
         into[:] = (np.lexsort((-row, ~none)) if none.any() else top_k_indices(row, count))[:count]
-    return TopK(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # negative zero becomes zero
+    return TopK(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # adding 0 converts -0 to +0
 
 
 def _joined(arrays: Sequence[Int32s]) -> Int32s:

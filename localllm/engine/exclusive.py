@@ -1,4 +1,4 @@
-"""A lock for an engine, with cleanups that run when it is free."""
+"""A lock for an engine, with cleanup functions that run when it is released."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Exclusive:
             self._clean()
 
     def afterwards(self, cleanup: Callable[[], None]) -> None:
-        """Run `cleanup` when no thread holds the lock: now, or when its holder releases it. Never waits."""
+        """Run `cleanup` while no other thread holds the lock: now, or when the holder releases it. Never blocks."""
         self._cleanups.append(cleanup)
         self._clean()
 
     def _clean(self) -> None:
-        """Run cleanups unless a thread holds the lock, which then runs them when it releases it."""
+        """Run the cleanups unless another thread holds the lock; that thread runs them on release."""
         while self._cleanups and self._lock.acquire(blocking=False):
             try:
                 if self._depth:  # this thread holds the lock

@@ -1,11 +1,11 @@
-"""Ownership of key-value cache blocks: block tables, reference counts, copy-on-write. No tensors here.
+"""Ownership of KV cache blocks: block tables, reference counts, copy-on-write. This module handles no tensors.
 
-A block holds the keys and values of `block_size` consecutive positions, in every layer of its pool. Sequences share
+A block holds the keys and values of `block_size` consecutive positions in every layer of its pool. Sequences share
 blocks after `fork`; the first to write into a shared block gets a copy. Before each step the backend must carry out
 `BlockPool.take_copies()` of every pool.
 
-Layers with a sliding window may have a separate pool. Blocks that have left the window stay there until others need
-them, so that a sequence can be rolled back far.
+Sliding-window layers may have a separate pool. Blocks outside the window are kept until other sequences need them, so
+that a sequence can be rolled back further.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from localllm.base.notices import Notice, Setting
 
 Int32s = NDArray[np.int32]
 
-SLACK = 128  # tokens that can be rolled back even after blocks were freed; half of it for a sequence from a file
+SLACK = 128  # tokens that can be rolled back even after blocks were freed; half of it for a sequence loaded from a file
 
 
 class CacheFull(LocalLLMError):
-    """The tokens do not fit into the cache; nothing has changed. `fit` is the number that would fit."""
+    """The tokens do not fit into the KV cache; nothing has changed. `fit` is the number of tokens that would fit."""
 
     def __init__(self, wanted: int, fit: int, blocks: int, block_size: int) -> None:
         counts = f"{wanted} more tokens do not fit, {fit} do (the cache holds {blocks * block_size})"
@@ -35,10 +35,10 @@ class CacheFull(LocalLLMError):
 
 
 class BlockPool:
-    """`blocks` cache blocks of `block_size` tokens, with a reference count each.
+    """A pool of `blocks` cache blocks of `block_size` tokens, with reference counts.
 
-    A token attends to the last `window` tokens including itself (0: all). `windowed` is the second pool of a model that
-    has both layers with and without a sliding window.
+    A token attends to the last `window` tokens including itself (0: all). `windowed` is the pool of sliding-window
+    layers in a model that also has full-attention layers.
     """
 
     def __init__(self, blocks: int, block_size: int, window: int = 0, windowed: BlockPool | None = None) -> None:
@@ -47,7 +47,7 @@ class BlockPool:
         self.window = window
         self.windowed = windowed
         self._users = [0] * blocks
-        self._free = list(range(blocks - 1, -1, -1))  # a stack; the last one is taken next
+        self._free = list(range(blocks - 1, -1, -1))  # a stack
         self._copies: dict[int, int] = {}  # target -> source
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
@@ -61,7 +61,7 @@ class BlockPool:
         return (self, self.windowed) if self.windowed is not None else (self,)
 
     def new_sequence(self) -> CacheSequence:
-        """Return an empty sequence. It takes a block with its first token."""
+        """Return an empty sequence. Its first block is allocated with its first token."""
         return CacheSequence([_Table(pool) for pool in self.pools])
 
     @property
@@ -70,9 +70,9 @@ class BlockPool:
         return bool(self._copies)
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
-        """Return the blocks to copy before the next step, source (n,) -> target (n,), each once.
+        """Return the pending block copies, source (n,) -> target (n,), each once.
 
-        Read all sources before writing the first copy: `cache[target] = cache[source]` is correct.
+        Read all sources before writing the first copy; `cache[target] = cache[source]` does so.
         """
         source = np.fromiter(self._copies.values(), np.int32, len(self._copies))
         target = np.fromiter(self._copies, np.int32, len(self._copies))
@@ -80,7 +80,7 @@ class BlockPool:
         return source, target
 
     def put_back(self, source: Int32s, target: Int32s) -> None:
-        """Put copies back that `take_copies` returned and that were not made."""
+        """Requeue copies that `take_copies` returned but that were not carried out."""
         self._copies.update(zip(target.tolist(), source.tolist(), strict=True))
 
     def first_seen(self, length: int) -> int:
@@ -88,19 +88,19 @@ class BlockPool:
         return max(0, length + 1 - self.window) // self.block_size if self.window else 0
 
     def first_kept(self, length: int) -> int:
-        """Return the first block of a sequence of whole blocks that a file stores."""
+        """Return the first block of a sequence of whole blocks that is saved to a file."""
         return self.first_seen(max(0, length - SLACK // 2))
 
     @property
     def takeable(self) -> int:
-        """Number of blocks that are free, or would be if every sequence freed its unneeded blocks."""
+        """Number of free blocks, including the blocks that sequences could give up."""
         if not self.window:
             return len(self._free)
         unneeded = Counter(block for table in self._tables for block in table.unneeded)
         return len(self._free) + sum(self._users[block] == count for block, count in unneeded.items())
 
     def _make_free(self, count: int, first: _Table) -> None:
-        """Free unneeded blocks, starting with those in `first`, until `count` blocks are free."""
+        """Free unneeded blocks, starting with the table `first`, until `count` blocks are free."""
         if len(self._free) >= count:
             return
         for table in (first, *(table for table in self._tables if table is not first)):
@@ -110,7 +110,7 @@ class BlockPool:
     def _take(self) -> int:
         block = self._free.pop()
         self._users[block] = 1
-        self._copies.pop(block, None)  # a pending copy of an earlier owner
+        self._copies.pop(block, None)  # pending copy of a previous owner
         return block
 
     def _share(self, block: int) -> None:
@@ -126,21 +126,21 @@ class BlockPool:
         return self._users[block] > 1
 
     def _copy(self, source: int) -> int:
-        """Return a copy of a shared block for one of its owners."""
+        """Return a copy of a shared block for one owner."""
         target = self._take()
-        self._copies[target] = self._copies.get(source, source)  # the pending copy of a copy reads the original source
+        self._copies[target] = self._copies.get(source, source)  # a pending copy reads the original source
         self._release(source)
         return target
 
 
 class _Table:
-    """The blocks of one sequence in one pool."""
+    """The block table of one sequence in one pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.start = 0  # number of blocks freed at the start
-        self.blocks: list[int] = []  # block i holds the positions from (start + i) * block_size on
-        self.length = 0  # tokens
+        self.blocks: list[int] = []  # block i contains the positions from (start + i) * block_size on
+        self.length = 0  # number of tokens
         self._newest = 0  # length before the last `append`, until its tokens are evaluated
         pool._tables.add(self)
 
@@ -155,13 +155,13 @@ class _Table:
 
     @property
     def room(self) -> int:
-        """Number of tokens that fit now; other sequences compete for the same blocks."""
+        """Number of tokens that fit at present; other sequences compete for the same blocks."""
         size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
         return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
 
     def fits(self, count: int) -> bool:
-        """Return whether `count` tokens fit now; other sequences use the same blocks."""
-        within = (self.start + len(self.blocks)) * self.pool.block_size - self.length  # what the last block takes
+        """Return whether `count` tokens fit at present; other sequences compete for the same blocks."""
+        within = (self.start + len(self.blocks)) * self.pool.block_size - self.length  # free slots in the last block
         return (0 < count <= within and not self._must_copy()) or count <= self.room
 
     def append(self, count: int) -> Int32s:
@@ -183,11 +183,11 @@ class _Table:
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def settle(self) -> None:
-        """Record that all tokens are evaluated, so that blocks that have left the window may be freed."""
+        """Record that all tokens are evaluated, so that blocks outside the window may be freed."""
         self._newest = self.length
 
     def reaches(self, length: int) -> bool:
-        """Return whether the cache holds everything that the token at position `length` attends to."""
+        """Return whether all positions that the token at position `length` attends to are cached."""
         return not length or self.pool.first_seen(length) >= self.start
 
     def truncate(self, length: int) -> None:
@@ -200,40 +200,40 @@ class _Table:
             self.start = 0
 
     def skip(self, length: int) -> None:
-        """Set an empty table to `length` tokens, without blocks for positions that have left the window."""
+        """Set an empty table to `length` tokens, without blocks for positions outside the window."""
         self.start = self.pool.first_kept(length)
         self.length = self.start * self.pool.block_size
 
     def share(self, other: _Table) -> None:
-        """Share the blocks of another table; this one must be empty."""
+        """Share the blocks of another table; this table must be empty."""
         self.start, self.blocks, self.length = other.start, other.blocks.copy(), other.length
         self._newest = other._newest
         for block in self.blocks:
             self.pool._share(block)
 
     def numbers(self) -> Int32s:
-        """Return physical blocks (blocks,) in order of position; freed ones are 0, which is never read."""
+        """Return physical blocks (blocks,) in order of position; freed blocks are 0, which is never read."""
         return np.array([0] * self.start + self.blocks if self.start else self.blocks, np.int32)
 
     def _more(self, count: int) -> int:
-        """Return how many additional blocks these tokens take, not counting copies."""
+        """Return how many additional blocks `count` tokens take, not counting copies."""
         return -(-(self.length + count) // self.pool.block_size) - self.start - len(self.blocks)
 
     def _must_copy(self) -> bool:
-        """Return whether the next token goes into a shared block."""
+        """Return whether the next token is written to a shared block, which must be copied first."""
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
 
 
 class CacheSequence:
-    """One conversation's part of the cache: the tokens at positions 0, 1, ... and their blocks.
+    """The cached tokens of one conversation, at positions 0, 1, ..., and their blocks.
 
-    It has one table for layers with full attention, then, if needed, one for layers with a sliding window.
+    It has one table for full-attention layers and, if needed, one for sliding-window layers.
     """
 
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
         self._tables = tables
         self.tokens: list[int] = []
-        self.border = 0  # tokens that an encoder has read; the next one starts the answer
+        self.border = 0  # number of tokens read by the encoder; the next token starts the answer
 
     @property
     def blocks(self) -> list[int]:
@@ -245,11 +245,11 @@ class CacheSequence:
 
     @property
     def room(self) -> int:
-        """Number of tokens that fit now; other sequences compete for the same blocks."""
+        """Number of tokens that fit at present; other sequences compete for the same blocks."""
         return min(map(_room, self._tables))
 
     def fits(self, count: int) -> bool:
-        """Return whether `count` tokens fit now; other sequences use the same blocks."""
+        """Return whether `count` tokens fit at present; other sequences compete for the same blocks."""
         return all(table.fits(count) for table in self._tables)
 
     @property
@@ -260,7 +260,8 @@ class CacheSequence:
     def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
         """Append tokens, and return their cache slots (n,) per table: physical block * block_size + offset.
 
-        The next step must evaluate them; if it cannot, `truncate` removes them. Raises CacheFull before any change.
+        The next step must evaluate the tokens; if it fails, `truncate` removes them. Raises CacheFull before any
+        change.
         """
         if not self.fits(len(tokens)):
             raise self._full(len(tokens))
@@ -269,12 +270,14 @@ class CacheSequence:
         return slots
 
     def settle(self) -> None:
-        """Record that all tokens have been evaluated. Sliding windows then free what only the last step needed."""
+        """Record that all tokens have been evaluated. Sliding-window blocks needed only by the last step may then be
+        freed.
+        """
         for table in self._tables:
             table.settle()
 
     def occupy(self, tokens: abc.Sequence[int]) -> None:
-        """Take whole blocks for tokens whose keys and values the caller writes. The sequence must be empty."""
+        """Allocate whole blocks for tokens whose keys and values the caller writes. The sequence must be empty."""
         assert not self.tokens
         for table in self._tables:
             table.skip(len(tokens))
@@ -291,17 +294,18 @@ class CacheSequence:
         return CacheFull(wanted, self.room, tightest.pool.blocks, tightest.pool.block_size)
 
     def reach(self, length: int) -> int:
-        """Return the length after truncating to `length` tokens: `length`, or 0 if a window has moved too far.
+        """Return the length after truncating to `length` tokens: `length`, or 0 if a sliding window has dropped needed
+        ones.
 
-        In that case the tokens inside the window, and those after them, must be evaluated again. A text that an encoder
-        has read is kept as a whole with the token after it, or dropped.
+        If it is 0, all tokens must be evaluated again. A text read by an encoder is kept as a whole, together with the
+        token after it, or dropped.
         """
         if self.border and length <= self.border:
             return 0
         return length if all(table.reaches(length) for table in self._tables) else 0
 
     def truncate(self, length: int) -> None:
-        """Remove every token from position `length` on."""
+        """Remove all tokens from position `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         assert self.reach(length) == length, f"what {length} tokens see has been given up"
         del self.tokens[length:]
@@ -323,11 +327,11 @@ class CacheSequence:
         self.truncate(0)
 
     def tables(self) -> list[Int32s]:
-        """Return physical blocks (blocks,) in order of position, per table; freed ones are 0, which is never read."""
+        """Return physical blocks (blocks,) in order of position, per table; freed blocks are 0, which is never read."""
         return [table.numbers() for table in self._tables]
 
     def common_prefix(self, tokens: abc.Sequence[int]) -> int:
-        """Return the number of leading `tokens` that are cached together with everything that they attend to."""
+        """Return the number of leading `tokens` that are cached together with all positions that they attend to."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
 
@@ -337,9 +341,9 @@ def _room(table: _Table) -> int:
 
 
 def how_many_fit(wanted: abc.Sequence[tuple[CacheSequence, int]]) -> int:
-    """Return how many leading sequences can together append their numbers of tokens now.
+    """Return how many of the leading sequences can append their numbers of tokens in the same step.
 
-    All belong to one pool, and each occurs once.
+    All sequences belong to one pool, and each occurs once.
     """
     fit = len(wanted)
     for tables in zip(*(sequence._tables for sequence, _ in wanted), strict=True):

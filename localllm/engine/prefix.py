@@ -1,7 +1,8 @@
-"""The prefix cache: finished sequences are kept, so that later prompts with the same prefix need not evaluate it again.
+"""The prefix cache keeps finished sequences, so that later prompts with the same prefix need not evaluate it again.
 
-Kept sequences share blocks with running ones by reference. A prompt finds them by the hashes of its blocks; the tokens
-are then compared, so a collision only costs time. When blocks run out, the least recently used sequence is evicted.
+Cached sequences share blocks with running sequences by reference counting. A prompt is looked up by the hashes of its
+blocks. The tokens are then compared, so a hash collision only costs time. When blocks run out, the least recently used
+sequence is evicted.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import NamedTuple
 
 from localllm.engine.paging import CacheSequence
 
-MOST = 256  # maximum kept sequences; the pool limits their blocks, this limits the search time
+MOST = 256  # maximum cached sequences; the pool limits their blocks, this limits the search time
 _TRIED = 16  # maximum candidates to compare token by token
 
 
 class PrefixMatch(NamedTuple):
-    """A kept sequence that shares the first `length` tokens with a prompt. `alike` is the number of equal tokens.
+    """A cached sequence that shares the first `length` tokens with a prompt. `alike` is the number of equal tokens.
 
-    `alike` exceeds `length` if sliding-window or recurrent layers no longer have what those tokens need.
+    `alike` exceeds `length` if sliding-window or recurrent layers no longer hold the state needed for all equal tokens.
     """
 
     sequence: CacheSequence | None
@@ -29,10 +30,10 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixCache:
-    """The kept sequences of one engine, least recently used first."""
+    """The cached sequences of one engine, least recently used first."""
 
     def __init__(self, block_tokens: int, leaving: Callable[[CacheSequence], None] | None = None) -> None:
-        """`leaving` is called with a sequence that is evicted, before its blocks are freed."""
+        """`leaving` is called with an evicted sequence before its blocks are freed."""
         self._size, self._leaving = block_tokens, leaving
         self._kept: OrderedDict[CacheSequence, tuple[int, ...]] = (
             OrderedDict()
@@ -46,7 +47,7 @@ class PrefixCache:
         return iter(self._kept)
 
     def find(self, tokens: Sequence[int]) -> PrefixMatch:
-        """Return the kept sequence that saves the most of `tokens`. This counts as a use."""
+        """Return the cached sequence that saves the most of `tokens`, and mark it as recently used."""
         best = PrefixMatch(None, 0, 0)
         for sequence in islice(self._candidates(tokens), _TRIED):
             alike = same(sequence.tokens, tokens)
@@ -60,7 +61,7 @@ class PrefixCache:
         return best
 
     def keep(self, sequence: CacheSequence) -> None:
-        """Keep a sequence, which must not change from now on."""
+        """Cache a sequence, which must not change afterwards."""
         hashes = tuple(chain(sequence.tokens, self._size))
         self._kept[sequence] = hashes
         for key in hashes:
@@ -79,7 +80,7 @@ class PrefixCache:
         return True
 
     def drop(self, sequence: CacheSequence) -> None:
-        """Remove a kept sequence and free its blocks."""
+        """Remove a cached sequence and free its blocks."""
         for key in self._kept.pop(sequence):
             holders = self._by_hash[key]
             holders.remove(sequence)
@@ -92,7 +93,9 @@ class PrefixCache:
             pass
 
     def _candidates(self, tokens: Sequence[int]) -> Iterator[CacheSequence]:
-        """Yield kept sequences with equal first blocks: longest common run first, then newest; short ones last."""
+        """Yield cached sequences that share leading blocks, longest prefix first, then newest; then those that share
+        the first token.
+        """
         seen: set[int] = set()
         for key in reversed(list(chain(tokens, self._size))):
             for sequence in reversed(self._by_hash.get(key, ())):
@@ -106,7 +109,7 @@ class PrefixCache:
 
 
 def chain(tokens: Sequence[int], size: int) -> Iterator[int]:
-    """Yield a hash for each whole block of `tokens`, which covers all tokens up to its end."""
+    """Yield a hash for each whole block of `tokens`; it covers all tokens up to the end of the block."""
     key = 0
     for start in range(0, len(tokens) - size + 1, size):
         key = hash((key, *tokens[start : start + size]))

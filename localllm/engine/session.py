@@ -1,4 +1,4 @@
-"""A sequence in an engine, to evaluate tokens without sampling: for measurements, calibration and benchmarks."""
+"""A sequence for evaluating tokens without sampling, used by measurements, calibration and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from localllm.engine.engine import Engine, SequenceRows
 
 
 class Session:
-    """A sequence of an engine. Close it to return its blocks."""
+    """A sequence of an engine. `close` frees its blocks."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.sequence = engine.add()
-        self.batch_rows = engine.limits.rows  # maximum rows per pass over a prompt
+        self.batch_rows = engine.limits.rows  # maximum rows per forward pass in prefill
 
     @property
     def tokens(self) -> list[int]:
@@ -30,17 +30,18 @@ class Session:
 
     @property
     def room(self) -> int:
-        """Number of tokens that still fit now."""
+        """Number of tokens that still fit at present."""
         return self.engine.room(self.sequence)
 
     def close(self) -> None:
-        """Return the blocks: now, or when the thread that uses the engine releases it."""
+        """Free the blocks: now, or when the thread that holds the engine's lock releases it."""
         self.engine.alone.afterwards(lambda: self.engine.release(self.sequence))
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        """Append at most `batch_rows` tokens; return float32 logits (T, V), or (1, V) of the last one unless `logits`.
+        """Append at most `batch_rows` tokens. Return float32 logits (T, V), or (1, V) of the last token unless
+        `logits`.
 
         The result is a view that the next evaluation overwrites.
         """
@@ -51,5 +52,5 @@ class Session:
         return self.sequence.common_prefix(tokens)
 
     def rewind(self, length: int) -> int:
-        """Keep the first `length` tokens, or none if a sliding window has dropped needed ones; return the number."""
+        """Keep the first `length` tokens, or none if a sliding window has dropped needed ones; return the length."""
         return self.engine.truncate(self.sequence, length)

@@ -1,6 +1,6 @@
-"""Select the largest of many numbers, in the same order on every machine: equal numbers are ordered by index.
+"""Selects the k largest of many values, with a platform-independent order: ties are ordered by index.
 
-Every token needs the 40 largest of 128,000 logits, so this part of sampling must be fast.
+Sampling each token needs, for example, the 40 largest of 128,000 logits, so the selection must be fast.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Doubles = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Ids = NDArray[np.int32]
 
-_COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to search
-_MANY = 2048  # from this size one sort of 64-bit keys beats a stable argsort: 2 ms instead of 20 for 128,000
-FIRST = 256  # usually enough to reach a total probability
-_DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # distances below the 256th largest score: searched in turn if 256 are too few
+_COLUMNS = 1024  # long rows suit SIMD units, and 1024 column maxima are still quick to search
+_MANY = 2048  # from this size on, sorting 64-bit keys is faster than a stable argsort: 2 ms instead of 20 for 128,000
+FIRST = 256  # number of top scores, usually enough to reach a total probability
+_DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # distances below the 256th largest score, searched in turn if 256 are too few
 
 
 def top_k_indices(values: Floats, k: int) -> Indices:
@@ -36,7 +36,7 @@ def top_k_indices(values: Floats, k: int) -> Indices:
 
 
 def _from_columns(values: Floats, k: int) -> Indices | None:
-    """Return ascending indices of the k largest, usually with a few more; None if a full search is as fast.
+    """Return ascending indices of a few more than the k largest values; None if a full search is as fast.
 
     The k-th largest of the 1024 column maxima is a lower bound that at least k values reach, so only columns that reach
     it are searched.
@@ -48,7 +48,7 @@ def _from_columns(values: Floats, k: int) -> Indices | None:
     maxima = table.max(axis=0)
     floor = np.partition(maxima, _COLUMNS - k)[_COLUMNS - k]
     columns = np.flatnonzero(maxima >= floor)
-    if len(columns) > 2 * k:  # many equal numbers, such as -inf
+    if len(columns) > 2 * k:  # many equal values, such as -inf
         found = np.flatnonzero(values >= floor)
         return found if len(found) <= len(values) // 16 else None
     row, column = np.divmod(np.flatnonzero(table[:, columns] >= floor), len(columns))
@@ -70,10 +70,10 @@ def descending(values: Floats) -> Indices:
 def leading(
     scores: Floats, probabilities: Doubles, total: float, side: Literal["left", "right"], at_least: int
 ) -> Indices:
-    """Return the indices of the shortest run, in descending order, whose probabilities reach `total`.
+    """Return the indices, by descending score, of the shortest prefix whose probabilities reach `total`.
 
-    With side "left" the sum must be at least `total`, with "right" above it. The run has at least `at_least` members,
-    and at least one.
+    With side "left" the sum must be at least `total`, with "right" above it. The prefix has at least `at_least`
+    members, and never fewer than one.
     """
     for order in _growing(scores, probabilities, total):
         needed = max(int(probabilities[order].cumsum().searchsorted(total, side)) + 1, at_least)
@@ -83,8 +83,9 @@ def leading(
 
 
 def _growing(scores: Floats, probabilities: Doubles, total: float) -> Iterator[Indices]:
-    """Yield the indices of the largest `scores`, in descending order: 256, then roughly enough to reach the total
-    probability, then all. Sorting all of 128,000 takes 2 to 6 ms."""
+    """Yield indices by descending score: the 256 largest, then roughly enough to reach the total probability, then all.
+    Sorting all of 128,000 takes 2 to 6 ms.
+    """
     first = top_k_indices(scores, FIRST)
     yield first
     if len(scores) > _MANY:
@@ -92,6 +93,6 @@ def _growing(scores: Floats, probabilities: Doubles, total: float) -> Iterator[I
         for depth in _DEPTHS:
             rows = np.flatnonzero(scores >= floor - np.float32(depth))
             if probabilities[rows].sum() > total:
-                yield rows[descending(scores[rows])]  # if rounding leaves them below the total, all follow
+                yield rows[descending(scores[rows])]  # due to rounding, the sum may still be below the total
                 break
     yield descending(scores)

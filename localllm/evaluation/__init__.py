@@ -1,7 +1,7 @@
 """Measure a model on a text: perplexity, and KL divergence from a base model.
 
 May import: base, model.
-Begin with: windows.py (`cut`, `evaluate`), then likelihood.py (`statistics`).
+Begin with: windows.py (`cut_windows`, `evaluate`), then likelihood.py (`statistics`).
 """
 
 from __future__ import annotations

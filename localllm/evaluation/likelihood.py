@@ -1,7 +1,7 @@
 """Statistics over log probabilities, as pure functions: scores of single tokens, and their summary.
 
-Definitions and names match llama.cpp's perplexity tool, so that numbers can be compared. "Base" is the model to compare
-with, usually the same one before quantization.
+Definitions and names match llama.cpp's perplexity tool, so that the values can be compared. "Base" is the reference
+model, usually the same model before quantization.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores, one number per scored token. Without a base only `nll` is filled; the others are empty."""
+    """The scores of a text, one value per scored token. Without a base only `nll` is filled, and the other arrays are
+    empty."""
 
-    nll: F64  # -ln p(the text's token)
+    nll: F64  # -ln p of the text's token
     base_nll: F64
     kld: F64  # sum over the vocabulary of p_base ln(p_base / p)
-    same_top: NDArray[np.bool_]  # whether both have the same top token
+    same_top: NDArray[np.bool_]  # whether both models have the same top token
 
     @staticmethod
     def join(parts: Sequence[Scores]) -> Scores:
@@ -48,7 +49,8 @@ class Mean:
 
 
 def log_softmax(logits: F32) -> F32:
-    """Return natural logarithms of probabilities, float32 (rows, vocabulary); NaN in a row with NaN or +infinity."""
+    """Return the natural logarithms of the probabilities, float32 (rows, vocabulary). A row with NaN or +infinity
+    becomes NaN."""
     highest = logits.max(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         shifted: F32 = logits - highest
@@ -81,7 +83,7 @@ def _nll(log_p: F32, targets: NDArray[np.int32]) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log likelihood. The error is the mean's error, propagated through the exponential."""
+    """exp of the mean negative log likelihood. The error is the standard error of the mean, propagated through exp."""
 
     tokens: int  # number of scored tokens
     nll: Mean
@@ -99,12 +101,12 @@ class Divergence:
     kld_minimum: float
     kld_percentiles: dict[str, float]
     same_top: Mean
-    p_difference: Mean  # mean change of p(the text's token), model minus base
+    p_difference: Mean  # mean change in the probability of the text's token, model minus base
     p_difference_rms: float
 
 
 def statistics(scores: Scores) -> tuple[Perplexity, Divergence | None]:
-    """Return a summary of all scores; the divergence is None without a base."""
+    """Return a summary of all scores. Without a base, the divergence is None."""
     own = _perplexity(scores.nll)
     if not scores.kld.size:
         return own, None
@@ -136,7 +138,7 @@ def mean_of(values: F64) -> Mean:
 
 def _perplexity(nll: F64) -> Perplexity:
     mean = mean_of(nll)
-    value = math.exp(min(mean.value, 700.0))  # above this a float overflows, and the number is meaningless
+    value = math.exp(min(mean.value, 700.0))  # a larger exponent overflows a float, and the value is meaningless
     return Perplexity(len(nll), mean, Mean(value, value * mean.error))
 
 

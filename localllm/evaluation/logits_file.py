@@ -1,8 +1,8 @@
 """Log probabilities of a base model on disk, in llama.cpp's --kl-divergence-base format.
 
 The file has "_logits_", then int32 ctx, vocabulary and windows, then the tokens int32 (windows, ctx). Each scored token
-has a row of uint16: two float32 (scale, lowest), then one number n per token of the vocabulary, which represents lowest
-+ scale * n. Rows are padded to an even length. Values below e^-16 times the largest probability are clamped.
+has a row of uint16: two float32 (scale, lowest), then one integer n per token of the vocabulary, which represents
+lowest + scale * n. Rows are padded to an even length. Values below e^-16 times the largest probability are clamped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12
 DEPTH = np.float32(16.0)  # distance from the highest to the lowest stored logarithm
 STEPS = np.float32(65535.0)
-LIMIT = 1 << 24  # maximum of ctx, vocabulary and windows; a larger number means another kind of file
+LIMIT = 1 << 24  # maximum of ctx, vocabulary and windows; a larger value means another kind of file
 
 
 def _row(vocabulary: int) -> int:
-    """Return the number of uint16 per row."""
+    """Return the number of uint16 values per row."""
     return 2 * ((vocabulary + 1) // 2) + 4
 
 
@@ -72,7 +72,7 @@ class LogitsFile:
         return Windows(tokens), vocabulary
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Return rows start..stop of a window's scored tokens, (stop - start, vocabulary)."""
+        """Return rows start..stop of the scored tokens in a window, (stop - start, vocabulary)."""
         row = 2 * _row(self.vocabulary)
         before = HEAD + self.windows.tokens.nbytes
         self._file.seek(before + (window * self.windows.scored + start) * row)
@@ -111,7 +111,7 @@ def save_base(
 ) -> Iterator[Callable[[F32], None]]:
     """Yield a function that takes the log probabilities in order. The file appears only after everything succeeded.
 
-    Raises OutputError for an existing file without `overwrite`, and if the disk fails.
+    Raises OutputError for an existing file without `overwrite`, and if a write fails.
     """
     with new_file(path, overwrite) as file:
         file.write(MAGIC + np.array([windows.ctx_size, vocabulary, len(windows.tokens)], "<i4").tobytes())

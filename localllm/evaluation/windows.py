@@ -1,10 +1,10 @@
-"""Split a text into windows as llama.cpp's perplexity tool does, and compute a model's log probabilities inside them.
+"""Split a text into windows as llama.cpp's perplexity tool does, and compute the log probabilities of a model for them.
 
-A text of n tokens has n // ctx independent windows. If the vocabulary requires BOS, it replaces the first token of
-each. The tokens of the second half are scored, except its first.
+A text of n tokens has n // ctx independent windows. If the vocabulary requires BOS, it replaces the first token of each
+window. The tokens in the second half of a window are scored, except the first of them.
 
-With a stride, windows overlap: each starts `stride` tokens after the previous one, and its last `stride` tokens are
-scored. BOS is not inserted.
+With a stride, windows overlap: each window starts `stride` tokens after the previous window, and its last `stride`
+tokens are scored. BOS is not inserted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class LogitsSource(Protocol):
     vocabulary: int
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Return rows start..stop of a window's scored tokens, (stop - start, vocabulary). Call it in order."""
+        """Return rows start..stop of the scored tokens in a window, (stop - start, vocabulary). Calls must be in
+        order."""
         ...
 
 
@@ -70,7 +71,8 @@ def strided_size(ctx_size: int, stride: int) -> int:
 
 
 def cut_windows(model: Model, text: str, ctx_size: int, limit: int | None = None, stride: int = 0) -> Windows:
-    """Split a text into at most `limit` windows; raise TextTooShort for fewer than two without overlap."""
+    """Split a text into at most `limit` windows. Raise TextTooShort if there are fewer than two windows and no
+    overlap."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
         raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
@@ -89,7 +91,7 @@ def cut_windows(model: Model, text: str, ctx_size: int, limit: int | None = None
 
 
 class ModelSource:
-    """An open model whose context holds a window."""
+    """An open model whose context is large enough for a window."""
 
     def __init__(self, model: Model, windows: Windows) -> None:
         assert model.config is not None
@@ -118,7 +120,7 @@ class ModelSource:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read(self, window: int) -> None:
-        """Evaluate the first half, which is not scored."""
+        """Evaluate the first half of the window, which is not scored."""
         tokens = self._windows.tokens[window, : self._windows.first].tolist()
         tokenizer = self._model.maybe_tokenizer
         if tokenizer is not None and tokenizer.add_bos and tokenizer.bos is not None and not self._windows.stride:

@@ -1,4 +1,4 @@
-"""The account of an answer: its time, the bytes read and operations done, and the hardware limits of both."""
+"""The costs of an answer: time, bytes read and operations, and the hardware limits of both."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from localllm.model import Model
 from localllm.plan import BLOCK
 
 MEASURE_SECONDS = 0.1
-MOST_SHARE = 1.05  # maximum plausible share of a limit; more means that other threads did part of the work
+MOST_SHARE = 1.05  # maximum plausible share of a limit; a larger share means that other threads did part of the work
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Resources used by some operations in some passes. Rates and shares are 0 if the limit or the time is unknown."""
+    """Resources used by some operations in some forward passes. Rates and shares are 0 if the limit or the time is
+    unknown."""
 
     kind: str
-    calls: int  # operations in one pass
+    calls: int  # operations per forward pass
     seconds: float
-    waited: float  # seconds within `seconds` in which the first thread waited for others
+    waited: float  # seconds, included in `seconds`, in which the first thread waited for others
     bytes: int
     operations: int
     roofs: Roofs
@@ -54,7 +55,7 @@ class Spent:
 
     @property
     def compute_seconds(self) -> float:
-        """Minimum seconds for the operations, at the rate of byte products."""
+        """Minimum seconds for the operations, at the rate of int8 products."""
         return self.operations / self.roofs.operations if self.roofs.operations else 0.0
 
     @property
@@ -73,7 +74,7 @@ class Spent:
     def bound(self) -> str:
         """The bottleneck: "memory", "arithmetic", or "waiting" if threads waited for each other most of the time.
 
-        "" if nothing is read or multiplied, or no limit is known.
+        It is "" if nothing is read or multiplied, or no limit is known.
         """
         if not self.memory_seconds or not self.roofs.operations:
             return ""
@@ -84,13 +85,13 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Passes of one kind: prefill, decode of one row, or verification of several drafted rows."""
+    """Forward passes of one kind: prefill, decode of one token, or verification of several drafted tokens."""
 
     name: str
     steps: tuple[StepRecord, ...]
-    kinds: tuple[Spent, ...]  # by kind of operation, the longest first
+    kinds: tuple[Spent, ...]  # costs by kind of operation, the longest first
     whole: Spent  # all operations
-    seconds: float  # time of the passes, including Python code around the operations
+    seconds: float  # time of the forward passes, including Python code around the operations
 
     @property
     def rows(self) -> int:
@@ -99,21 +100,21 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class DraftTotals:
-    """Statistics of speculation."""
+    """Statistics of speculative decoding."""
 
     drafted: int  # verified drafts
     accepted: int
     unverified: int  # drafts not worth verifying
-    rounds: int  # verifying passes
+    rounds: int  # number of verify passes
     tokens: int  # answer tokens after the first
-    passes: int  # passes of the draft model
-    one_row: float  # median seconds of a one-row pass; 0 without any
-    several_rows: float  # median seconds of a verifying pass
-    drafting: float  # seconds of the draft model's passes
+    passes: int  # forward passes of the draft model
+    one_row: float  # median seconds of a forward pass over one token; 0 without such a pass
+    several_rows: float  # median seconds of a verify pass
+    drafting: float  # seconds of the draft model's forward passes
 
 
 class Account:
-    """The numbers of a recorded answer."""
+    """The measurements of a recorded answer."""
 
     def __init__(self, record: Record, model: Model, roofs: Roofs, end: Finished) -> None:
         assert model.plan is not None
@@ -127,7 +128,7 @@ class Account:
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The passes of the model: prefill, decode, verify; only those that occurred."""
+        """The forward passes of the model by phase: prefill, decode, verify. Phases that did not occur are missing."""
         later = self.record.later("model")
         sorts = (
             ("prompt", self.record.chunks()),
@@ -141,7 +142,7 @@ class Account:
 
     @cached_property
     def time(self) -> tuple[tuple[str, float], ...]:
-        """Seconds by activity, which add up to the whole answer."""
+        """Seconds by activity, which add up to the total time of the answer."""
         record = self.record
         parts = [("template and tokens", record.prepared)]
         parts += [(phase.name, phase.seconds) for phase in self.phases]
@@ -180,15 +181,16 @@ class Account:
 
     @property
     def cache_per_token(self) -> int:
-        """Cache bytes per token."""
+        """KV cache bytes per token."""
         return self.block_bytes // BLOCK
 
     def cache_bytes(self, step: StepRecord) -> int:
-        """Return the cache bytes that a pass reads."""
+        """Return the KV cache bytes that a forward pass reads."""
         return sum(cost.bytes(step) for cost in self.costs if cost.cache)
 
     def operations_without_cache(self) -> int:
-        """Return the operations for the last token if all previous tokens were evaluated again."""
+        """Return the operations that the last token would need without a KV cache, with all previous tokens evaluated
+        again."""
         count = self.record.held
         again = StepRecord("model", 0.0, 0.0, 0, (0,) * count, 1, None)
         return sum(cost.operations(again) for cost in self.costs)
@@ -197,7 +199,7 @@ class Account:
 
     @cached_property
     def drafts(self) -> DraftTotals | None:
-        """The speculation statistics; None without speculation."""
+        """The statistics of speculative decoding, or None without speculation."""
         record = self.record
         if not self.usage.drafting:
             return None
@@ -217,7 +219,7 @@ class Account:
 
 
 def measure_roofs(model: Model) -> Roofs:
-    """Measure the limits of the processor; a limit that this executable cannot measure is 0."""
+    """Measure the limits of the processor. A limit that this executable cannot measure is 0."""
     executable, began, found = model.executable, perf_counter(), Roofs(0.0, 0.0, 0.0)
     while perf_counter() - began < MEASURE_SECONDS:  # other programs disturb single measurements
         if isinstance(executable, Clocked):

@@ -16,7 +16,7 @@ from localllm.sampling.chain import Candidates, enabled_names, softmax
 
 
 class Seen(NamedTuple):
-    """Statistics of a choice's candidates; the fields match `record.Choice`."""
+    """Statistics of the candidates for one token. The fields match `record.Choice`."""
 
     candidates: tuple[Candidate, ...]
     others: int
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     stages: tuple[StageRecord, ...]
 
 
-# The settings of each sampler, by the names in `SamplingOptions`.
+# The settings of each sampler, under the names in `SamplingOptions`.
 _SETTINGS = {
     "penalties": ("repeat_last_n", "repeat_penalty", "frequency_penalty", "presence_penalty"),
     "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
@@ -60,7 +60,8 @@ class _Spread(NamedTuple):
 
 
 def seen(stages: Iterable[tuple[str, Candidates]], most: int, also: Iterable[int]) -> Seen:
-    """Compare the stages that `Sampler.stages` yields; list the model's `most` likely tokens, and those in `also`."""
+    """Compare the stages that `Sampler.stages` yields. List the `most` likely tokens of the model, and the tokens in
+    `also`."""
     spread = list(_spread(stages))
     first, last = spread[0], spread[-1]
     listed = top_k_indices(first.logits, most).tolist()

@@ -1,7 +1,8 @@
-"""Compute what a plan's operations read and multiply in a pass, from the plan alone; a run adds the time.
+"""Compute the bytes and operations of a plan's operations in one forward pass, from the plan alone. A run adds the
+time.
 
-Bytes are memory traffic: weights once per pass, and the cache once for all rows of a sequence. Activations stay in the
-processor's caches and are not counted; neither are lookups in the file before a pass.
+Bytes are memory traffic: the weights once per forward pass, and the KV cache once for all tokens of a sequence.
+Activations stay in the processor's caches and are not counted; neither are lookups in the file before a forward pass.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """Reads of one cache layer by an operation."""
+    """Reads of one layer of the KV cache by an operation."""
 
-    bytes: int  # per position; for a compressed pool, the row's share
-    flops: int  # per position
-    window: int  # positions visible to a row; 0: all
-    each: bool = False  # every row reads its own positions
+    bytes: int  # bytes per position; for a compressed pool, the share of one position
+    flops: int  # operations per position
+    window: int  # positions visible to a token; 0: all
+    each: bool = False  # whether every token reads different positions
 
     def total_bytes(self, rows: int, seen: int) -> int:
-        """Return the bytes that `rows` rows read, if the last row sees `seen` positions."""
+        """Return the bytes read for `rows` tokens, if the last token attends to `seen` positions."""
         if self.each:
             return rows * self.bytes * (min(seen, self.window) if self.window else seen)
         return self.bytes * (min(seen, self.window + rows - 1) if self.window else seen)
@@ -53,20 +54,20 @@ class CacheRead:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one operation in a pass."""
+    """The cost of one operation in a forward pass."""
 
-    kind: str  # role of its weights, or the operation's name
-    batch: bool  # whether it runs on all rows, not only on rows with logits
-    weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a row reads `used` of `of` equal shares
-    per_row: int  # bytes of an embedding or recurrent state
+    kind: str  # the role of its weights, or the name of the operation
+    batch: bool  # whether it runs on all tokens, not only on tokens with logits
+    weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a token reads `used` of `of` equal shares
+    per_row: int  # bytes of an embedding or recurrent state per token
     cache: tuple[CacheRead, ...]
-    flops: int  # per row
+    flops: int  # operations per token
 
     def rows(self, step: StepRecord) -> int:
         return len(step.tokens) if self.batch else step.logit_rows
 
     def bytes(self, step: StepRecord) -> int:
-        """Return the bytes read. With experts this is an upper bound, since rows may share experts."""
+        """Return the bytes read. With experts this is an upper bound, since tokens may share experts."""
         rows = self.rows(step)
         if not rows:
             return 0
@@ -75,7 +76,7 @@ class Cost:
         return shares + rows * self.per_row + cached
 
     def operations(self, step: StepRecord) -> int:
-        """Return the multiplications and additions."""
+        """Return the number of multiplications and additions."""
         rows, end = self.rows(step), step.first + len(step.tokens)
         return rows * self.flops + sum(read.operations(rows, end) for read in self.cache if read.flops)
 
@@ -83,8 +84,8 @@ class Cost:
 def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
     """Return the cost of every operation that a plan's executable runs, in order.
 
-    If an operation has several kernel calls, the last one carries the cost and the others zero, so that costs align
-    with the calls' timings.
+    If an operation has several kernel calls, the last call carries the cost and the others zero, so that the costs
+    align with the timings of the calls.
     """
     cache = executable.block_bytes
     if not isinstance(executable, Clocked):
@@ -100,8 +101,8 @@ def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
 def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cost]:
     """Merge the kinds of all calls between two barriers.
 
-    Between barriers, one thread may run an operation while another already runs the next. So only their total time is
-    known.
+    Between barriers, one thread may run an operation while another thread already runs the next. Only the total time of
+    these calls is known.
     """
     found: list[Cost] = []
     since: list[Cost] = []
@@ -115,7 +116,7 @@ def _named_together(costs: Sequence[Cost], barriers: Sequence[bool]) -> list[Cos
 
 
 def kind_of(op: Operation) -> str:
-    """Return the role of an operation's weights, without the layer, or the operation's name."""
+    """Return the role of an operation's weights, without the layer, or the name of the operation."""
     parts = flattened([op])
     if any(isinstance(part, Embed | EmbedNgrams) for part in parts):
         return "embedding"
@@ -147,7 +148,7 @@ def _cost(op: Operation, plan: Plan, stored: Callable[[Weight], int], cache: Seq
 
 
 def _cache_read(op: Operation, number: int, layer: CacheLayer, block_bytes: int) -> CacheRead:
-    """Return the reads of a cache layer by attention or an indexer."""
+    """Return the reads of a KV cache layer by attention or an indexer."""
     size = block_bytes // rows_of_block(layer.every) // layer.every
     if isinstance(op, Attention):
         window = layer.selected or (op.window if number == op.layer else 0)

@@ -1,4 +1,4 @@
-"""An explanation: the account of an answer, and the texts to present it."""
+"""An explanation: the account of an answer, and functions that format it as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An explanation of how a model answered a question."""
+    """An explanation of how a model generated an answer."""
 
     model: str
     device: str
@@ -43,7 +43,7 @@ class Explanation:
 
     @property
     def limits(self) -> str:
-        """A note on what this executable cannot measure, or ""."""
+        """A note about the limits that this executable cannot measure, or ""."""
         if self.account.clocked:
             return ""
         return "Only the cpu backend has a clock for single operations; on this device only whole passes are timed."

@@ -12,7 +12,7 @@ from localllm.explain.record import StepRecord
 
 
 def facts(it: Explanation) -> dict[str, Any]:
-    """Return all data of the page; times in seconds, sizes in bytes."""
+    """Return all data of the HTML page. Times are in seconds, sizes in bytes."""
     account, record = it.account, it.account.record
     drafts = account.drafts
     return {

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from localllm.base.printable import printable
 
-_EMPTY = {"meta", "line", "rect"}  # void elements; the last two are SVG's and self-closing
+_EMPTY = {"meta", "line", "rect"}  # void elements; the last two are SVG elements and self-closing
 
 
 class Node(str):
-    """Text that is HTML."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def html_table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
-    """Return a table that scrolls if it is too wide; the columns in `right` are right-aligned."""
+    """Return a table that scrolls if it is too wide. The columns in `right` are right-aligned."""
     sides = ["n" if at in right else "" for at in range(len(header))]
     named = [element("th", name, cls=side, scope="col") for name, side in zip(header, sides, strict=True)]
     body = [

@@ -1,4 +1,4 @@
-"""Conclusions from an answer's numbers, in sentences; the page and the terminal show the same ones."""
+"""Conclusions from the measurements of an answer, in sentences. The page and the terminal show the same sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Lesson(NamedTuple):
 
 
 def lessons(account: Account) -> list[Lesson]:
-    """Return the conclusions from an account; those without data are omitted."""
+    """Return the conclusions from an account. A conclusion without data is omitted."""
     found = [
         Lesson("Prompt", " ".join(_prompt(account))),
         Lesson("Decoding", " ".join(_decoding(account))),

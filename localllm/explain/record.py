@@ -1,4 +1,4 @@
-"""The observations of an answer. Times are in seconds since its start, without the time spent recording."""
+"""The observations of an answer. Times are in seconds since the start, without the time spent recording."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Who = Literal["model", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A pass of the model or the draft model."""
+    """A forward pass of the model or the draft model."""
 
     who: Who
     began: float
     ended: float
     first: int  # position of the first token
     tokens: tuple[int, ...]
-    logit_rows: int  # rows with logits
+    logit_rows: int  # number of tokens with logits
     cycles: NDArray[np.int64] | None  # (kernel calls, 2): total and waiting; None if the executable has no clock
 
     @property
@@ -33,9 +33,9 @@ class StageRecord:
     """The effect of one sampler on the candidates."""
 
     name: str
-    left: int  # candidates left after it
+    left: int  # candidates left after the sampler
     removed: int
-    mass: float  # probability of the removed ones, before it
+    mass: float  # probability of the removed candidates, before the sampler
     changed: int  # remaining candidates whose logit changed
 
 
@@ -56,19 +56,19 @@ class TokenChoice:
     token: int
     began: float
     ended: float
-    step: int  # number of the pass with the deciding logits
-    row: int  # row of the deciding logits in that pass
-    candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant ones
+    step: int  # number of the forward pass that computed the logits
+    row: int  # row that has these logits, in that forward pass
+    candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant tokens
     others: int  # number of all other candidates
-    others_mass: float  # their probability from the model's logits
+    others_mass: float  # the probability of all other candidates from the model's logits
     stages: tuple[StageRecord, ...]
-    draft: int | None = None  # token drafted here
+    draft: int | None = None  # the token drafted at this position
     verified: bool = False  # whether the draft was verified
     drafter: str = ""
 
     @property
     def accepted(self) -> bool:
-        """Whether the draft was accepted, which saved a pass."""
+        """Whether the draft was accepted, which saved a forward pass."""
         return self.verified and self.draft == self.token
 
     def of(self, token: int) -> Candidate:
@@ -83,25 +83,25 @@ class Record:
     prompt: list[int] = field(default_factory=list)
     seed: int = 0  # the seed in use
     chain: tuple[str, ...] = ()  # the samplers with their settings, in order
-    reused: int = 0  # prompt tokens found in the cache
+    reused: int = 0  # prompt tokens found in the KV cache
     reused_blocks: int = 0
-    prepared: float = 0.0  # when the prompt was tokenized
+    prepared: float = 0.0  # time at which the prompt was tokenized
     steps: list[StepRecord] = field(default_factory=list)
     choices: list[TokenChoice] = field(default_factory=list)
-    held: int = 0  # tokens in the cache at the end
+    held: int = 0  # tokens in the KV cache at the end
     watching: float = 0.0  # seconds spent recording; excluded from all other times
 
     @property
     def ended(self) -> float:
-        """The end of the last pass or choice."""
+        """The end of the last forward pass or choice."""
         return max([self.prepared, *(s.ended for s in self.steps), *(c.ended for c in self.choices[-1:])])
 
     def chunks(self) -> list[StepRecord]:
-        """Return the prefill passes."""
+        """Return the prefill steps."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[: first + 1] if step.who == "model"]
 
     def later(self, who: Who) -> list[StepRecord]:
-        """Return the passes after prefill."""
+        """Return the forward passes after prefill."""
         first = self.choices[0].step if self.choices else len(self.steps)
         return [step for step in self.steps[first + 1 :] if step.who == who]

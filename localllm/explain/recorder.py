@@ -1,4 +1,4 @@
-"""Record an answer while it is made. All times exclude the time spent recording."""
+"""Record the generation of an answer. All times exclude the time spent recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localllm.sampling.sampler import Sampler
 
 
 class AnswerRecorder:
-    """Records the next answer of `model`, with at most `top` candidates per choice."""
+    """Records the next answer of `model`, with at most `top` candidates per token."""
 
     def __init__(self, model: Model, top: int) -> None:
         self.record, self._top = Record(), top
@@ -29,12 +29,13 @@ class AnswerRecorder:
         if model.draft is not None:
             self._engines["draft"] = model.draft.engine
         self._zero = perf_counter()
-        self._row = 0  # next row with logits of the last pass
-        self._began = 0.0  # when the current choice began
+        self._row = 0  # next row of the last pass's logits
+        self._began = 0.0  # start time of the current choice
 
     @contextmanager
     def watching(self) -> Iterator[Record]:
-        """Record the answer made inside the block, starting now. The request must have this object as `observer`."""
+        """Record the answer generated inside the block, starting now. The request must have this object as its
+        `observer`."""
         for who, engine in self._engines.items():
             engine.watch = _Steps(self, who, engine)
         self._zero = perf_counter()
@@ -45,12 +46,12 @@ class AnswerRecorder:
                 engine.watch = None
 
     def now(self) -> float:
-        """Return the seconds since the answer's start, without the time spent recording."""
+        """Return the seconds since the start of the answer, without the time spent recording."""
         return perf_counter() - self._zero - self.record.watching
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Count the time of the block as recording."""
+        """Count the time of the block as recording time."""
         began = perf_counter()
         try:
             yield
@@ -79,13 +80,13 @@ class AnswerRecorder:
         self.record.held = length
 
     def stepped(self, step: StepRecord) -> None:
-        """Add a pass."""
+        """Add a forward pass."""
         self.record.steps.append(step)
         if step.who == "model":
             self._row = 0
 
     def _chose(self, token: int, deciding: Choosing, sampler: Sampler, began: float, ended: float) -> None:
-        """Add the choice of a token."""
+        """Record how a token was chosen."""
         also = [token] if deciding.draft is None else [token, deciding.draft]
         found = seen(sampler.stages(deciding.logits), self._top, also)
         steps = self.record.steps
@@ -110,7 +111,7 @@ class _Steps:
     @contextmanager
     def step(self, rows: Sequence[SequenceRows]) -> Iterator[None]:
         recorder = self.recorder
-        [part] = rows  # the answer is made alone
+        [part] = rows  # the answer is generated alone, without other sequences
         with recorder.aside():
             first, before = part.sequence.length, self._clock()
         began = recorder.now()

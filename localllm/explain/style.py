@@ -1,4 +1,4 @@
-"""The page's style sheet: light and dark, no scripts, no external resources."""
+"""The style sheet of the page, for light and dark themes. It uses no scripts and no external resources."""
 
 CSS = """
 :root { color-scheme: light dark; --back: #fff; --ink: #1c1e21; --soft: #5b6168; --line: #d9dde2; --box: #f5f6f8;

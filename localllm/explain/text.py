@@ -1,4 +1,4 @@
-"""Format an explanation's numbers and tokens as text, the same in the terminal and on the page."""
+"""Format the values and tokens of an explanation as text, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from localllm.explain.record import StageRecord, TokenChoice
 
 
 def shown(raw: bytes) -> str:
-    """Return a token's bytes as one printable line: spaces are visible, incomplete UTF-8 is in hex."""
+    """Return the bytes of a token as one printable line. Spaces are visible, and incomplete UTF-8 is in hex."""
     return printable(raw.decode("utf-8", "backslashreplace").replace(" ", "\u2423"), None)
 
 
@@ -37,7 +37,7 @@ def amount(count: float, unit: str) -> str:
 
 
 def share(part: float) -> str:
-    """Return a share in percent; a small share is not rounded to 0."""
+    """Format a share in percent. A small share is not rounded to 0."""
     percent = 100 * part
     if 0 < percent < 0.1:
         return "< 0.1 %"
@@ -60,14 +60,14 @@ def stage_line(stage: StageRecord) -> str:
 
 
 def short_stage(stage: StageRecord) -> str:
-    """Describe a sampler's effect briefly: "top_k -4056 (29.6 %)"; "" if it had none."""
+    """Describe a sampler's effect briefly: "top_k -4056 (29.6 %)", or "" if it had no effect."""
     done = f" -{stage.removed} ({share(stage.mass)})" if stage.removed else ""
     done += f" changed {stage.changed}" if stage.changed else ""
     return f"{stage.name}{done}" if done else ""
 
 
 def draft_line(choice: TokenChoice) -> str:
-    """Describe the outcome of a draft; "" without one."""
+    """Describe the outcome of a draft, or return "" without a draft."""
     if choice.draft is None:
         return ""
     if not choice.verified:

@@ -1,4 +1,4 @@
-"""The time line of an answer as SVG: passes of the model and the draft model, and token choices."""
+"""The timeline of an answer as SVG: forward passes of the model and the draft model, and token choices."""
 
 from __future__ import annotations
 

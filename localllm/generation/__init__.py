@@ -1,5 +1,5 @@
-"""From requests to tokens: the loop that admits, batches and samples, speculative decoding, stop strings, usage.
+"""The generation loop: admission, continuous batching, sampling, speculative decoding, stop strings and usage counts.
 
 May import: base, backends, options, tokenizer, engine, sampling.
-Begin with: core.py (`step`), then request.py, schedule.py and running.py; stream.py and scheduler.py run it.
+Begin with: core.py (`step`), then request.py, schedule.py and running.py; stream.py and scheduler.py drive the loop.
 """

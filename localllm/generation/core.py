@@ -1,8 +1,9 @@
-"""The generation loop: `step` admits requests, runs a batch of their rows, and samples the next tokens of each.
+"""The generation loop: `step` admits requests, evaluates a batch of their tokens, and samples the next tokens.
 
-The tokens of a request do not depend on the other requests in the batch: the engine computes each row independently,
-drafts are accepted only if the sampler chooses the same tokens, and each request has its own random numbers. stream.py
-steps the core in the threads that consume events; `localllm.generation.scheduler` steps it in one thread, for a server.
+The tokens of a request do not depend on the other requests in the batch. The engine computes each row independently,
+drafts are accepted only if the sampler chooses the same tokens, and each request has its own random generator.
+stream.py steps the core in the threads that consume events; `localllm.generation.scheduler` steps it in one server
+thread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The requests of one engine. `new_state` may be called from any thread; only one thread at a time may step."""
+    """Runs the requests of one engine. `new_state` may be called from any thread, `step` from one thread at a time."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Core:
         observer: Observer | None = None,
         store: PrefixStore | None = None,
     ) -> None:
-        """`observer` is called for each step. `store` keeps sequences that the cache evicts."""
+        """`observer` is called after each step. `store` saves sequences evicted from the prefix cache."""
         self.engine, self.limits = engine, limits or SchedulerLimits()
         self._tokenizer, self._sampler, self._observer = tokenizer, sampler, observer
         self.running = Running(engine, self.limits, drafts, store)
@@ -55,7 +56,7 @@ class Core:
     def new_state(self, ticket: Ticket, sampler: Sampler | None = None) -> RequestState:
         """Return the state of a new request.
 
-        Raise ContextFull if the prompt does not fit, and LocalLLMError if it is empty.
+        Raise ContextFull if the prompt does not fit into the context, and LocalLLMError if it is empty.
         """
         request = ticket.request
         if not request.prompt:
@@ -70,7 +71,9 @@ class Core:
         return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
 
     def step(self) -> bool:
-        """Admit requests, run their next rows in one pass, and sample tokens. Return whether there was work."""
+        """Admit requests, evaluate their next tokens in one forward pass, and sample. Return whether there was
+        work.
+        """
         worked = not self.inbox.empty() and self.receive()
         self.running.drop_cancelled()
         self.running.admit()
@@ -91,7 +94,7 @@ class Core:
         return worked
 
     def _run(self, parts: list[StepPart]) -> list[Result]:
-        """Run the rows in one pass. An error of the backend fails the requests; an interrupt propagates."""
+        """Evaluate the tokens in one forward pass. A backend error fails the requests; an interrupt propagates."""
         if not parts:
             return []
         try:
@@ -103,7 +106,8 @@ class Core:
             return []
 
     def _process(self, parts: list[StepPart], results: list[Result], seconds: float, passing: float) -> None:
-        """Sample the next tokens of each request. `seconds` is the time of the step, `passing` the time of its pass."""
+        """Sample the next tokens of each request. `seconds` is the duration of the step, `passing`
+        of the forward pass."""
         if not results:
             return
         self._schedule.observe(parts, passing)
@@ -112,7 +116,7 @@ class Core:
         for number, (part, result) in enumerate(zip(parts, results, strict=True)):
             try:
                 self.running.take(part.state, result, part.prompt, seconds)
-            except BaseException:  # an interrupt: the other results are lost
+            except BaseException:  # on an interrupt, the remaining results are lost
                 for lost in parts[number:]:
                     lost.state.fail(LocalLLMError("the answer was interrupted"))
                     self.running.leave(lost.state)

@@ -1,4 +1,4 @@
-"""The scheduler's limits, the interfaces that it calls, and the load that it reports."""
+"""The scheduler's limits, its observer and store interfaces, and its load report."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from localllm.engine import CacheSequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Limits on the number of requests and on the time of a step."""
+    """Limits on the number of requests and on the duration of a step."""
 
     parallel: int = 4  # maximum running requests
-    client_parallel: int = 0  # maximum running requests of one account; its others wait (0: same as `parallel`)
+    client_parallel: int = 0  # maximum running requests of one account; the rest wait (0: same as `parallel`)
     waiting: int = 256  # maximum waiting requests
-    slice_seconds: float = 1.0  # decode time after which an account with nothing running may preempt a request
-    step_seconds: float = 0.4  # target for a step with both prompt rows and decode rows
-    aligned: int = 1  # prefill chunks end at multiples of this: on a GPU, bits depend on the number of rows
+    slice_seconds: float = 1.0  # decode time after which an account without running requests may preempt a request
+    step_seconds: float = 0.4  # target duration of a step with both prefill and decode
+    aligned: int = 1  # prefill chunks end at multiples of this: on a GPU, results depend on the number of rows
 
 
 class PrefixStore(Protocol):
-    """Sequences on disk. The prefix cache saves the sequences that it evicts there."""
+    """Saved sequences on disk. The prefix cache saves evicted sequences here."""
 
     def best(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that `load` would restore."""
@@ -34,16 +34,16 @@ class PrefixStore(Protocol):
 
 
 class Observer(Protocol):
-    """Observes the scheduler, in its thread."""
+    """Observes the scheduler, in the stepping thread."""
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Called after each step with its number of sequences; `drafts` is how many sequences verified drafts."""
+        """Called after each step with the number of sequences in it; `drafts` is the number that verified drafts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A running request, for monitoring."""
+    """A running request, as reported to monitoring."""
 
     number: int
     client: str
@@ -58,7 +58,7 @@ class Load:
 
     running: tuple[Slot, ...]
     waiting: int
-    kept_tokens: int  # in the prefix cache, for later prompts
+    kept_tokens: int  # tokens in the prefix cache, reusable by later prompts
     kept_blocks: int  # blocks in the prefix cache
     free_blocks: int
     blocks: int

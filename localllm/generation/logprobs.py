@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, either under the model or after the sampling options."""
+"""Log-probabilities of tokens, either under the model or under the distribution after the sampling options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bytes = Callable[[int], bytes]  # returns the bytes of a token
 
 
 def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes) -> Logprob:
-    """Return the log-probability of a token under the logits (V,), and of the `top` most likely tokens."""
+    """Return the log-probabilities of `token` and of the `top` most likely tokens under the logits (V,)."""
     numbers = logits.astype(np.float64)
     total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
     best = top_k_indices(logits, min(top, len(logits))).tolist() if top else []
@@ -22,7 +22,7 @@ def logprob_of(logits: NDArray[np.float32], token: int, top: int, bytes_: Bytes)
 
 
 def sampled_logprob(ids: Ids, probabilities: Doubles, token: int, top: int, bytes_: Bytes) -> Logprob:
-    """Return the log-probability of a token that was sampled from `ids` (n,), and of the `top` most likely ids."""
+    """Return the log-probabilities of a token sampled from `ids` (n,) and of the `top` most likely ids."""
     numbers = np.log(probabilities)
     best = np.lexsort((ids, -probabilities))[:top].tolist()
     found = float(numbers[np.flatnonzero(ids == token)[0]])

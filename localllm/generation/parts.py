@@ -1,6 +1,6 @@
-"""The parts of an answer to messages: reasoning, content and tool calls, as they stream.
+"""The streamed parts of a chat answer: reasoning, content and tool calls.
 
-`localllm.output.reader` splits a model's text into these; each protocol of the server converts them to its own format.
+`localllm.output.reader` splits the model's text into these parts; each server protocol converts them to its own format.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of reasoning."""
+    """A piece of reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of the answer."""
+    """A piece of the answer's content."""
 
     text: str
 
@@ -33,7 +33,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments. All pieces together are one JSON object."""
+    """A piece of a tool call's arguments. The concatenated pieces are one JSON object."""
 
     index: int
     json: str

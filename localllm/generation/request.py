@@ -1,6 +1,6 @@
 """A `Request` to a core, and the events that the core sends back. The last event is `Finished` or `Failed`.
 
-The Python API, the chat and every protocol of the server use these events. The core fills in token ids and text;
+The Python API, the chat and every server protocol use these events. The core fills in token ids and text;
 `localllm.output.reader.with_parts` adds the `parts` of an answer.
 """
 
@@ -33,19 +33,20 @@ def account_of(client: str) -> str:
 
 
 def within_share(mine: int, left: int) -> bool:
-    """Return whether an account with `mine` places may take one more of the `left` free ones.
+    """Return whether an account with `mine` open requests may take one of the `left` free places.
 
-    A single account gets half of the total, two get a third each, and so on, so a new account always finds a place.
+    A single account can take half of the total, two accounts a third each, and so on. A new account therefore always
+    finds a free place.
     """
     return left > 0 and mine <= left
 
 
 class Choosing(NamedTuple):
-    """The logits that a token is sampled from, and the token that was drafted for its position."""
+    """The logits from which a token is sampled, and the token that was drafted for its position."""
 
     logits: NDArray[np.float32]  # (V,), a view that the next step overwrites
     draft: int | None = None
-    verified: bool = False  # whether the step verified the draft, so that accepting it saves a step
+    verified: bool = False  # whether the step verified the draft; accepting a verified draft saves a step
     drafter: str = ""
 
 
@@ -53,7 +54,7 @@ class AnswerObserver(Protocol):
     """Observes how one answer is generated, in the thread that generates it."""
 
     def started(self, prompt: Sequence[int], sequence: CacheSequence, sampler: Sampler) -> None:
-        """Called when the answer begins; `sequence` holds the prompt tokens reused from the cache."""
+        """Called when the answer begins; `sequence` contains the prompt tokens reused from the cache."""
         ...
 
     def choosing(self) -> None:
@@ -75,31 +76,31 @@ LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.floa
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one answer: the prompt, the sampling options, and when to stop."""
+    """A request for one answer: the prompt, the sampling options and the stop conditions."""
 
     prompt: Sequence[int]
     sampling: SamplingOptions
     max_tokens: int | None = None  # None: until the context is full
-    stops: tuple[str, ...] = ()  # stop strings, which are not part of the answer
+    stops: tuple[str, ...] = ()  # stop strings, excluded from the answer
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives per token; None: no log-probabilities
-    sampled: bool = False  # take the answer's log-probabilities after the sampling options, not before
-    prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
+    sampled: bool = False  # take log-probabilities after the sampling options, not before
+    prompt_logprobs: bool = False  # also return log-probabilities of the prompt tokens (`echo`)
     dry_breakers: Breakers | None = None  # DRY sequence breakers, if already known
-    constraint: Callable[[], Constraint] | None = None  # makes a grammar state; called once per answer
-    visible: frozenset[int] = frozenset()  # control tokens to include in the text, for `localllm.output`
-    resumed: bool = False  # the answer continues a text, so its leading space is kept
-    reuse: bool = True  # whether to use the prefix cache, and to leave the request's tokens there
+    constraint: Callable[[], Constraint] | None = None  # returns a new grammar state; called once per answer
+    visible: frozenset[int] = frozenset()  # ids of control tokens to include in the text, for `localllm.output`
+    resumed: bool = False  # whether the answer continues a text, so that its leading space is kept
+    reuse: bool = True  # whether to use the prefix cache and to leave the request's tokens there
     slot: int = -1  # slot to use; -1: a free one
-    choice: int = 0  # index of this answer among several answers to one prompt; its events repeat it
+    choice: int = 0  # index of this answer among several answers to one prompt; repeated in its events
     priority: int = 0  # higher runs first
-    client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between users
-    processor: LogitsProcessor | None = None  # changes the logits before sampling
-    observer: AnswerObserver | None = None  # observes each token; all logits are then computed
+    client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between their users
+    processor: LogitsProcessor | None = None  # modifies the logits before sampling
+    observer: AnswerObserver | None = None  # observes each token; requires all logits to be computed
 
     @property
     def account(self) -> str:
-        """The API key or address of the client. A request can name any user, so limits are per account."""
+        """The client's API key or address. Limits apply per account, because a request can name any user."""
         return account_of(self.client)
 
 
@@ -107,23 +108,23 @@ class Request:
 class Logprob:
     """The log-probabilities of a token and of the most likely tokens under the model, before the sampling options.
 
-    With `Request.sampled`, they are log-probabilities of the distribution that the token was sampled from.
+    With `Request.sampled`, they refer to the distribution that the token was sampled from.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob), most likely first
-    data: bytes = b""  # bytes of the token, possibly only part of a UTF-8 character
+    data: bytes = b""  # bytes of the token, possibly an incomplete UTF-8 character
     top_data: tuple[bytes, ...] = ()  # bytes of each token in `top`
 
     @property
     def text(self) -> str:
-        """The token as text; U+FFFD for bytes that are part of a character."""
+        """The token as text, with U+FFFD in place of an incomplete character."""
         return self.data.decode("utf-8", "replace")
 
     @property
     def alternatives(self) -> tuple[Logprob, ...]:
-        """The tokens in `top` with their bytes."""
+        """The tokens in `top` as `Logprob` objects with their bytes."""
         return tuple(
             Logprob(token, logprob, (), data) for (token, logprob), data in zip(self.top, self.top_data, strict=True)
         )
@@ -131,7 +132,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was admitted. `reused_tokens` of its prompt tokens were in the cache."""
+    """The request was admitted. `reused_tokens` of its prompt tokens were already in the cache."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -143,13 +144,13 @@ class Prefilled:
     """Prefill progress: `evaluated` prompt tokens are in the cache, including reused ones."""
 
     evaluated: int
-    logprobs: tuple[Logprob, ...] = ()  # of the prompt tokens since the last event, if requested
+    logprobs: tuple[Logprob, ...] = ()  # log-probabilities of the prompt tokens since the last event, if requested
     choice: int = 0
 
 
 @dataclass(slots=True)
 class Token:
-    """A token of the answer, and the text that it completed (empty within a character or a possible stop string)."""
+    """A token of the answer, and the text that it completed (empty inside a character or a possible stop string)."""
 
     token: int
     text: str
@@ -160,13 +161,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of an answer. `text` is the last of its text, which was held back until now."""
+    """The end of an answer. `text` is the remaining text, which was held back until now."""
 
     reason: Reason
     text: str
     usage: Usage
-    stop: str = ""  # the stop string that ended it
-    cached_tokens: int = 0  # tokens of the prompt and the answer that are in the cache
+    stop: str = ""  # the stop string that ended the answer
+    cached_tokens: int = 0  # number of prompt and answer tokens that are in the cache
     parts: tuple[Part, ...] = ()  # the last parts, added by `with_parts`
     choice: int = 0
 

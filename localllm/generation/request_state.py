@@ -1,8 +1,8 @@
-"""The state of one request: its tokens, its sequence in the cache, and the text generated so far.
+"""The state of one request: its tokens, its sequence in the KV cache, and the text generated so far.
 
-`tokens` are the prompt and the answer so far. Tokens that the sequence does not contain are pending: first the prompt,
-then the newest token, and after a preemption everything that the cache lost. When all pending tokens are evaluated, the
-logits of the last one give the next token.
+`tokens` are the prompt and the answer so far. Tokens that are not in the cache are pending: at first the prompt, later
+the newest token, and after a preemption all tokens evicted from the cache. Once all pending tokens are evaluated, the
+next token is sampled from the logits of the last one.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ F32 = NDArray[np.float32]
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A submitted request. `cancel` may be called from any thread; it ends the request at the next step."""
+    """A submitted request. `cancel` may be called from any thread and ends the request at the next step."""
 
     request: Request
     listener: Callable[[Event], None]  # called by the stepping thread; must not block
-    wanted: Callable[[], bool] | None = None  # whether the consumer can take more events; None: always
+    wanted: Callable[[], bool] | None = None  # returns whether the consumer can take more events; None: always
     stop: threading.Event | None = None  # cancels the request when set
     ended: Callable[[], None] | None = None  # called by the stepping thread when the request has ended
     _cancelled: bool = False
@@ -64,12 +64,12 @@ class Ticket:
 
     @property
     def paused(self) -> bool:
-        """Whether the consumer cannot take more events for now."""
+        """Whether the consumer cannot take more events at present."""
         return self.wanted is not None and not self.wanted()
 
 
 class RequestState:
-    """The state of one ticket. Only the stepping thread uses it."""
+    """The state of one ticket. Only the stepping thread accesses it."""
 
     def __init__(
         self,
@@ -79,21 +79,21 @@ class RequestState:
         tokenizer: Tokenizer | None,
         read_after: Callable[[int], int] = lambda length: 0,
     ) -> None:
-        """`read_after(length)` returns the bytes that a decode pass reads with `length` tokens in the cache."""
+        """`read_after(length)` returns the bytes that a decode step reads with `length` tokens in the cache."""
         request = ticket.request
         self.ticket, self.request, self.number = ticket, request, number
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
         self.sequence: CacheSequence | None = None  # None while the request waits
-        self.slot = -1  # slot, once the request runs
-        self.checkpoints: list[int] = []  # ascending lengths at which to keep a copy for later prompts
+        self.slot = -1  # slot number, set when the request starts to run
+        self.checkpoints: list[int] = []  # ascending lengths at which to copy the sequence for later prompts
         self.drafts: list[DraftToken] = []  # drafted tokens for the next step
-        self.verified = 0  # number of drafts that the step verifies
-        self.modelled = False  # whether the draft model made the drafts
-        self.outcome: list[tuple[int, bool]] = []  # per draft: its class, and whether it was right
+        self.verified = 0  # number of drafted tokens that the step verifies
+        self.modelled = False  # whether the draft model drafted the tokens
+        self.outcome: list[tuple[int, bool]] = []  # per draft: trust class, and whether it was accepted
         self.drafter: NgramDrafter | None = None
-        self.ended = ""  # the reason, once the request has ended
-        self._complete = False  # whether an end token was chosen
+        self.ended = ""  # finish reason, set when the request has ended
+        self._complete = False  # whether an end-of-generation token was sampled
         self.sampler = sampler
         self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
         self._bytes: Callable[[int], bytes] = tokenizer.piece if tokenizer is not None else lambda token: b""
@@ -102,23 +102,23 @@ class RequestState:
         self._resumed = self.decoding_since = 0.0  # time of the last admission, and of the first token after it
         self._admitted = self._prompted = self._first = 0.0
         self._reused = -1
-        self._told = 0  # prompt tokens reported by `Prefilled`
+        self._told = 0  # number of prompt tokens reported by `Prefilled` events
         self._drafted = self._accepted = self._rounds = self._passes = 0
         self._decode_seconds = self._plain_seconds = 0.0
-        self._plain = 0.0  # estimated seconds of this step without drafts
-        self.drafting = False  # whether tokens may be drafted
+        self._plain = 0.0  # estimated duration of this step without drafts, in seconds
+        self.drafting = False  # whether speculation is enabled for this request
         self._read_after = read_after
 
     # -- what to evaluate ------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """Number of tokens to evaluate before the next one can be chosen."""
+        """Number of tokens to evaluate before the next token can be sampled."""
         return len(self.tokens) - (self.sequence.length if self.sequence is not None else 0)
 
     @property
     def prefilling(self) -> bool:
-        """Whether the request is in prefill: its prompt is pending, or an answer that was preempted."""
+        """Whether the request is in prefill, of its prompt or, after a preemption, of prompt and answer."""
         return self.pending > 1 or not self._prompted
 
     @property
@@ -127,10 +127,10 @@ class RequestState:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of tokens to keep in the cache.
+        """Return the number of tokens to keep in the cache.
 
-        Rejected drafts are not kept, nor is the newest token unless an end token followed it. This is so even if the
-        newest token was drafted, because the next step evaluates it.
+        Rejected drafts are dropped. The newest token is dropped too unless an end token followed it, even if it was
+        drafted: the next step evaluates it.
         """
         if self.sequence is None:
             return 0
@@ -144,18 +144,20 @@ class RequestState:
 
     @property
     def required_top_k(self) -> int:
-        """The k of the top-k logits that decide the next token; 0 if all logits are needed."""
+        """The k of the top-k logits from which the next token can be sampled; 0 if all logits are needed."""
         request = self.request
         whole = request.logprobs is not None or request.observer is not None or request.processor is not None
         return 0 if whole else self.sampler.required_top_k
 
     @property
     def pace(self) -> float:
-        """Ratio of the decode time so far to the estimated time without drafts; at most 1."""
+        """Ratio of the measured decode time to the estimated decode time without drafts; at most 1."""
         return min(self._decode_seconds / self._plain_seconds, 1.0) if self._plain_seconds else 1.0
 
     def had_its_turn(self, seconds: float) -> bool:
-        """Whether it has decoded for at least `seconds`, and twice as long as its prefill took, since its admission."""
+        """Whether the request, since its admission, has decoded for at least `seconds` and twice as long as its prefill
+        took.
+        """
         if not self.decoding_since:
             return False
         return perf_counter() - self.decoding_since >= max(seconds, 2 * (self.decoding_since - self._resumed))
@@ -166,11 +168,11 @@ class RequestState:
         """Pass an event to the listener. If the listener raises, cancel the request."""
         try:
             self.ticket.listener(event)
-        except Exception:  # the listener is the caller's code
+        except Exception:  # the listener is user code
             self.ticket.cancel()
 
     def admitted(self, sequence: CacheSequence, reused: int) -> None:
-        """Start with `reused` tokens in the cache, for the first time or after a preemption."""
+        """Start to run with `reused` tokens in the cache, for the first time or after a preemption."""
         self.sequence = sequence
         self._resumed, self.decoding_since = perf_counter(), 0.0
         if self._reused < 0:
@@ -185,7 +187,7 @@ class RequestState:
             self.tell(Started(self.prompt_tokens, reused, self.request.choice))
 
     def evaluated(self, logits: F32) -> None:
-        """Report prefill progress. `logits` has a row for each new prompt token if `prompt_logprobs` is requested."""
+        """Report prefill progress. With `prompt_logprobs`, `logits` has one row per new prompt token."""
         assert self.sequence is not None
         length = min(self.sequence.length, self.prompt_tokens)
         if length <= self._told:
@@ -203,7 +205,7 @@ class RequestState:
     # -- choosing tokens -------------------------------------------------------------------------------------------
 
     def decoded(self, seconds: float, plain: float) -> None:
-        """Record a decode step: the seconds it took, and the seconds expected without drafts (`plain`)."""
+        """Record a decode step: its duration, and its estimated duration without drafts (`plain`), in seconds."""
         self._decode_seconds += seconds
         self._plain_seconds += plain
         self._plain = plain
@@ -212,7 +214,7 @@ class RequestState:
     def take(self, logits: F32) -> None:
         """Sample tokens from the logits (1 + verified, V) after the newest token and after each verified draft.
 
-        A draft is accepted if the sampler chooses the same token, so the answer is the same as with plain decoding.
+        A draft is accepted if the sampler chooses the same token, so the output is identical to plain decoding.
         """
         self._drafted += self.verified
         self._rounds += self.verified > 0
@@ -234,7 +236,7 @@ class RequestState:
                 return
 
     def take_top_k(self, found: TopK) -> None:
-        """Sample the next token from its top-k logits (1, `required_top_k`)."""
+        """Sample the next token from the top-k logits (1, `required_top_k`)."""
         chosen = self.sampler.sample_top_k(found.ids[-1], found.logits[-1])
         if self.drafts:
             self._was_drafted(chosen, 0)
@@ -246,7 +248,7 @@ class RequestState:
             found = np.asarray(self.request.processor(tuple(self.tokens), row.copy()), np.float32)
         except LocalLLMError:
             raise
-        except Exception as error:  # raised by the user's function
+        except Exception as error:  # the processor is user code
             raise LocalLLMError(f"the logits processor failed: {type(error).__name__}: {error}") from error
         if found.shape != row.shape:
             raise LocalLLMError(f"the logits processor returned an array of shape {found.shape}, not {row.shape}")
@@ -271,13 +273,15 @@ class RequestState:
         return logprob_of(logits, chosen, top, self._bytes)
 
     def _was_drafted(self, chosen: int, at: int) -> bool:
-        """Return whether draft number `at` is right. Record the outcome even if the draft was not verified."""
+        """Return whether drafted token `at` equals the chosen token. Record the outcome even if the draft was not
+        verified.
+        """
         draft = self.drafts[at]
         self.outcome.append((draft.trust, draft.token == chosen))
         return draft.token == chosen
 
     def _append(self, token: int, logprob: Logprob | None) -> bool:
-        """Append the next token; return whether the answer continues."""
+        """Append the sampled token; return whether generation continues."""
         if not self.decoding_since:
             self.decoding_since = now = perf_counter()
             self._prompted = self._prompted or now
@@ -304,7 +308,7 @@ class RequestState:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self, reason: Reason, text: str = "") -> None:
-        """End the answer. `text` comes before the text that was held back."""
+        """End the answer. The final text is `text` followed by the text held back so far."""
         if not self.ended:
             self.ended = reason
             self._observe_end()

@@ -1,7 +1,7 @@
-"""Admits and preempts requests, reuses cached prefixes, and chooses the sequences that the prefix cache keeps.
+"""Admits and preempts requests, reuses cached prefixes, and decides which sequences the prefix cache keeps.
 
-A request waits until it is admitted, runs until it ends, and waits again if it is preempted. Its evaluated tokens stay
-in the prefix cache until their blocks are needed.
+A request waits until it is admitted, runs until it ends, and waits again if preempted. Its evaluated tokens stay in the
+prefix cache until their blocks are needed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.drafts import Drafts
 
 log = logging.getLogger("localllm.generation")
-MOST_CLIENTS = 1000  # maximum clients, and accounts, to remember
-LOOK_SECONDS = 0.05  # between attempts to admit a request while all slots are taken
+MOST_CLIENTS = 1000  # maximum number of clients, and of accounts, to remember
+LOOK_SECONDS = 0.05  # interval between admission attempts while all slots are taken
 
 
 class Running:
-    """The waiting and running requests of a scheduler, and its prefix cache. Only the stepping thread uses it."""
+    """The waiting and running requests of a scheduler, and its prefix cache. Only the stepping thread accesses it."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Running:
         self._engine, self._limits, self._store = engine, limits, store
         self.drafts = drafts
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
-        self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
+        self._last_prompts: dict[str, int] = {}  # client -> number of tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
         self.slots = Slots(limits.parallel, engine, self.prefixes)
         self.waiting: list[RequestState] = []
         self.active: list[RequestState] = []
-        self._served: dict[str, int] = {}  # account -> number of its last admission, oldest first
+        self._served: dict[str, int] = {}  # account -> sequence number of its last admission, oldest first
         self._stepper = 0
-        self._futile: set[int] = set()  # requests that did not fit even after a preemption; cleared when one ends
-        self._seen: tuple[int, ...] = ()  # the requests at the last attempt to admit with all slots taken, and its time
+        self._futile: set[int] = set()  # requests that did not fit even after a preemption; cleared when a request ends
+        self._seen: tuple[int, ...] = ()  # requests at the last admission attempt with all slots taken, and its time
         self._seen_at = 0.0
 
     # -- the end of requests ---------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Running:
         return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
     def leave(self, one: RequestState) -> None:
-        """Remove a request that has ended. Its tokens stay in the prefix cache if it allows `reuse`."""
+        """Remove a request that has ended. If it allows `reuse`, its tokens stay in the prefix cache."""
         if one in self.active:
             self.active.remove(one)
         if one in self.waiting:
@@ -98,14 +98,14 @@ class Running:
         if not kept:
             sequence.free()
             return
-        if not self._windowed:  # drop a cached sequence that this one extends
+        if not self._windowed:  # remove a cached sequence that this sequence extends
             found = self.prefixes.find(sequence.tokens)
             if found.sequence is not None and found.length == found.sequence.length:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
     def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
-        """Sample a request's next tokens from a step's result. `prompt`: its rows were prefill, not decode."""
+        """Sample a request's next tokens from the result of a step. `prompt`: the step was prefill for the request."""
         sequence = one.sequence
         assert sequence is not None
         if not prompt:
@@ -115,7 +115,7 @@ class Running:
                 one.evaluated(result.logits)
             caught_up = sequence.length >= len(one.tokens)
             if caught_up and one.tokens_left <= 0:
-                one.finish("length")  # `max_tokens` is 0: only prefill was requested
+                one.finish("length")  # `max_tokens` is 0: prefill only
             elif caught_up:
                 if result.top_k.ids.size:
                     one.take_top_k(result.top_k)
@@ -138,16 +138,17 @@ class Running:
     # -- admission -------------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Admit waiting requests, ordered by priority, then by running requests of the account, its last admission,
-        running requests of the user, and age. Fewer running requests and older admissions come first.
+        """Admit waiting requests.
 
-        If all slots are taken, a request of an account with too few running requests may preempt another request.
+        They are ordered by priority, then by the account's number of running requests, the time of its last admission,
+        the user's number of running requests, and age. Fewer running requests and older admissions come first. If all
+        slots are taken, a request of an account with too few running requests may preempt another request.
         """
         blocked: set[int] = set()
         each = self._limits.client_parallel or self._limits.parallel
         while self.waiting and not self._waited_already():
             have = Counter(one.request.client for one in self.active)
-            # a paused request makes room for any other, also for one of its account
+            # a paused request can be preempted for any other request, even of the same account
             accounts = Counter(one.request.account for one in self.active if not one.ticket.paused)
             ready = [
                 one
@@ -170,7 +171,7 @@ class Running:
                 blocked.add(one.number)
 
     def _waited_already(self) -> bool:
-        """Whether all slots are taken and no request has come or gone since the last attempt, a moment ago."""
+        """Whether all slots are taken and the set of requests is the same as at the last, recent attempt."""
         if len(self.active) < self._limits.parallel or self._paused() is not None:
             return False
         now, who = perf_counter(), (len(self.waiting), self.waiting[-1].number, *(one.number for one in self.active))
@@ -182,9 +183,9 @@ class Running:
     def _to_stop(self, one: RequestState, accounts: Counter[str]) -> RequestState | None:
         """Return the running request to preempt for `one`; None if `one` has to wait.
 
-        The first choice is a paused request. The next is the newest request of an account that runs at least two more
-        requests than the account of `one`. For an account with no running requests, it may also be a request that has
-        had its time slice.
+        A paused request is preempted first, then the newest request of an account with at least two more running
+        requests than the account of `one`. If that account has no running requests, a request whose time slice is over
+        may also be preempted.
         """
         if (paused := self._paused()) is not None:
             return paused
@@ -205,7 +206,7 @@ class Running:
     def _begin(self, one: RequestState, stopped: RequestState | None) -> bool:
         """Admit a request; return False if it has to wait for blocks or for another request's prefill.
 
-        `stopped` is the request to preempt for it.
+        `stopped` is the request to preempt, or None.
         """
         sequence, reused = self._engine.add(), 0
         if one.request.reuse and not one.request.prompt_logprobs:
@@ -236,17 +237,17 @@ class Running:
         except LocalLLMError as error:  # for example, an invalid grammar
             one.fail(error)
             self.leave(one)
-        except BaseException:  # an interrupt or a bug: the request cannot run without its grammar
+        except BaseException:  # on an interrupt or a bug: the request cannot run without its grammar
             one.fail(LocalLLMError("the answer was interrupted"))
             self.leave(one)
             raise
         return True
 
     def _reusable(self, one: RequestState) -> tuple[CacheSequence, int] | None:
-        """Return a sequence with a prefix of a request's tokens, and its length.
+        """Return a sequence with a prefix of the request's tokens, and the prefix length.
 
-        It shares the blocks of a cached, running or stored sequence, whichever has the longest common prefix. Return
-        None if a running request is about to evaluate a longer one.
+        The sequence shares the blocks of the cached, running or stored sequence with the longest common prefix. Return
+        None if a running request is about to evaluate a longer common prefix.
         """
         prompt = one.tokens[:-1]
         found = self.prefixes.find(prompt)
@@ -280,7 +281,7 @@ class Running:
         return sequence, reused
 
     def _has_room(self, one: RequestState, sequence: CacheSequence) -> bool:
-        """Return whether a request's tokens fit into the cache with the running requests.
+        """Return whether the request's tokens fit into the cache alongside the running requests.
 
         Evict cached sequences and preempt paused requests to make room.
         """
@@ -299,7 +300,9 @@ class Running:
         return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
 
     def _tell_divergence(self, one: RequestState, reused: int, alike: int) -> None:
-        """Log the token at which a client's prompt differs from an earlier one. No text of the prompt is logged."""
+        """Log the position at which a client's prompt diverges from its earlier prompt. The prompt's text is not
+        logged.
+        """
         client, total = one.request.client, one.prompt_tokens
         last = self._last_prompts.get(client, 0)
         self._last_prompts.pop(client, None)
@@ -308,14 +311,14 @@ class Running:
             del self._last_prompts[next(iter(self._last_prompts))]
         if last and alike < min(last, total - 1):
             where = f"differs from an earlier one at token {alike}"
-            name = printable(client, 100) or "-"  # a request may name any user
+            name = printable(client, 100) or "-"  # the user name comes from the request
             log.info("client %s: prompt of %d tokens %s; %d are reused", name, total, where, reused)
 
     def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
-        """Return the lengths at which to keep a copy of a sequence for later prompts.
+        """Return the lengths at which to copy the sequence for later prompts.
 
-        Full-attention layers need no copies, because their cache can be truncated to any length. Sliding windows and
-        recurrent states cannot, so copies are kept where this prompt diverges from an earlier one and where the answer
+        Full-attention layers need no copies: their KV cache can be truncated to any length. Sliding-window caches and
+        recurrent states cannot, so they are copied where this prompt diverges from an earlier one and where the answer
         begins, rounded down to a block.
         """
         if not self._windowed:
@@ -326,11 +329,11 @@ class Running:
     # -- a full cache ----------------------------------------------------------------------------------------------
 
     def free_some(self) -> bool:
-        """Evict a cached sequence, or else preempt a request; return False if only one request is left."""
+        """Evict a cached sequence, or else preempt a request; return False if neither is possible."""
         return self.prefixes.evict() or self._preempt()
 
     def make_room(self, tokens: int) -> None:
-        """Free blocks for `tokens` tokens outside the scheduler; preempt all requests if necessary."""
+        """Free blocks for `tokens` tokens outside the scheduler, preempting all requests if necessary."""
         size = self._engine.block_tokens
         while self._engine.free_blocks * size < tokens + size and self.prefixes.evict():
             pass
@@ -338,7 +341,7 @@ class Running:
             self._stop(self.active[-1], keep=False)
 
     def use(self, drafts: Drafts | None) -> None:
-        """Replace the drafter, also for running requests; None turns drafting off."""
+        """Replace the drafter, also for running requests; None disables speculation."""
         if self.drafts is not None:
             self.drafts.close()
         self.drafts = drafts
@@ -348,9 +351,9 @@ class Running:
                 drafts.begin(one)
 
     def _preempt(self) -> bool:
-        """Preempt a request, which will be evaluated again; return False if only one runs.
+        """Preempt one request, whose tokens will be evaluated again; return False if only one request runs.
 
-        Paused requests come first, then the lowest priority, then the newest.
+        Paused requests are preempted first, then the lowest priority, then the newest.
         """
         if len(self.active) < 2:
             return False
@@ -359,7 +362,7 @@ class Running:
         return True
 
     def _stop(self, one: RequestState, keep: bool) -> None:
-        """Preempt a running request, so that it waits again. `keep`: leave its tokens in the prefix cache."""
+        """Preempt a running request and queue it again. `keep`: leave its tokens in the prefix cache."""
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
         if keep and one.request.reuse and sequence.length:

@@ -1,7 +1,7 @@
-"""Chooses the rows of each step.
+"""Chooses the tokens evaluated in each step; a row is one token in the batch.
 
-A step has the newest token of every decoding request, the drafts worth verifying, and prefill chunks as the budget
-allows.
+A step contains the newest token of every decoding request, the drafts worth verifying, and the prefill chunks that the
+budget allows.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
 
-LEAST = 16  # minimum prompt rows in a step; with fewer, the weights are read too often
+LEAST = 16  # minimum prefill tokens in a step; with fewer, reading the weights dominates
 MOST_PATIENCE = 2.5
-LEAST_SHARE = 2.0  # a step may always take this many times its decode time, so that prefill gets half of it
+LEAST_SHARE = 2.0  # a step may take at least this multiple of its decode time, so that prefill gets half of it
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
-_WORST = 4.0  # a measured cost counts as at most this many times the average, in case the machine stalled
+_WORST = 4.0  # a measured cost is capped at this multiple of the average, in case the machine stalled
 
 
 @dataclass(slots=True)
 class StepPart:
-    """The rows of one request in a step."""
+    """The tokens of one request in a step."""
 
     state: RequestState
     count: int
     wanted: Wanted = "last"
-    prompt: bool = False  # whether the rows are prefill
+    prompt: bool = False  # whether the tokens are prefill tokens
 
     @property
     def sequence(self) -> CacheSequence:
@@ -37,7 +37,7 @@ class StepPart:
 
 
 class Schedule:
-    """Chooses the rows of steps."""
+    """Chooses the tokens of each step."""
 
     def __init__(self, engine: Engine, limits: SchedulerLimits, running: Running) -> None:
         self._engine, self._limits, self._running = engine, limits, running
@@ -45,7 +45,7 @@ class Schedule:
         self._most_largest = engine.max_top_k
 
     def parts(self) -> list[StepPart]:
-        """Return the parts of the next step; empty if no running request needs a step."""
+        """Return the parts of the next step; empty if no running request has work."""
         active = self._running.active
         if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
             [one] = active
@@ -58,19 +58,19 @@ class Schedule:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _parts(self) -> list[StepPart]:
-        """Choose the parts of the next step, regardless of free blocks."""
+        """Choose the parts of the next step without checking for free blocks."""
         active = [one for one in self._running.active if not one.ticket.paused]
         decoding = [one for one in active if not one.prefilling]
         prefilling = [one for one in active if one.prefilling]
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
-        if len(decoding) + bool(prefilling) > most:  # fewest tokens first, with a row left for a prompt
+        if len(decoding) + bool(prefilling) > most:  # fewest answer tokens first; reserve a row for a prompt
             decoding = sorted(decoding, key=lambda one: one.answer_tokens)[: max(most - bool(prefilling), 1)]
         if self._running.drafts is not None:
             self._running.drafts.propose(decoding, limits)
         parts = [StepPart(one, 1 + one.verified, "all") for one in decoding]
         rows = sum(part.count for part in parts)
-        if rows > most:  # too many drafted tokens: verify none
+        if rows > most:  # too many rows with drafts: verify none
             for part in parts:
                 part.state.verified, part.count = 0, 1
             rows = len(parts)
@@ -78,13 +78,14 @@ class Schedule:
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
 
     def _whole(self, one: RequestState) -> bool:
-        """Whether all pending tokens must be in one step, because an encoder processes them."""
+        """Whether all pending tokens must be evaluated in one step because an encoder processes them."""
         return self._engine.start is not None and one.sequence is not None and not one.sequence.length
 
     def _prompt_parts(self, prefilling: list[RequestState], budget: int, logits_left: int, rows: int) -> list[StepPart]:
-        """Divide the budget: half for the oldest request of the highest priority, the rest for the shortest first.
+        """Divide the budget: half to the oldest request of the highest priority, the rest to the shortest prompts
+        first.
 
-        The step already has `rows` decode rows.
+        `rows` is the number of decode tokens already in the step.
         """
         parts: list[StepPart] = []
         oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
@@ -95,7 +96,7 @@ class Schedule:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
             count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
-            if self._whole(one):  # regardless of the budget
+            if self._whole(one):  # ignores the budget
                 count = one.pending if one.pending <= room else 0
             if not count:
                 continue
@@ -116,7 +117,7 @@ class Schedule:
         if one.checkpoints:
             count = min(count, one.checkpoints[0] - start)
         aligned = self._limits.aligned
-        if aligned > 1:  # a whole chunk regardless of `most`, so that its bits do not depend on the load
+        if aligned > 1:  # a full aligned chunk even beyond `most`, so that the result does not depend on the load
             whole = min(aligned - start % aligned, one.pending)
             most = self._engine.limits.rows - self._limits.parallel * 16
             count = min(whole, max(most, 1))
@@ -125,7 +126,7 @@ class Schedule:
     def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
         """Free blocks until the parts fit: evict cached sequences, then preempt requests.
 
-        A single request that still does not fit gets fewer rows, or ends.
+        If a single request still does not fit, evaluate fewer of its tokens or end it.
         """
         while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
             if self._running.free_some():
@@ -147,7 +148,7 @@ class Schedule:
         return parts
 
     def _no_room(self, one: RequestState) -> None:
-        """End a request that fills the whole cache by itself."""
+        """End a request that alone fills the whole KV cache."""
         if one.answer_tokens:
             one.finish("context")
         else:
@@ -169,7 +170,7 @@ class Schedule:
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
     def observe(self, parts: list[StepPart], seconds: float) -> None:
-        """Record the time of a step, for the budget and the drafts."""
+        """Record the duration of a step, for the prefill budget and for speculation."""
         prompts = [part.count for part in parts if part.prompt]
         prompt = sum(prompts)
         self._budget.observe(len(parts) - len(prompts), prompt, seconds)
@@ -178,22 +179,22 @@ class Schedule:
 
 
 class Budget:
-    """Chooses the number of prompt rows in steps of at most `rows` rows, and `seconds` long while requests decode.
+    """Chooses the number of prefill tokens per step, for at most `rows` tokens, and `seconds` while requests decode.
 
-    It measures the time of steps. A step with p prompt rows is expected to take decode + p * row seconds, where decode
-    is the time of a step without prompt rows.
+    The estimated duration of a step with p prefill tokens is decode + p * row seconds. Both terms are measured; decode
+    is the duration of a step without prefill.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
         self.rows, self.seconds = rows, seconds
-        self._row = 0.0  # seconds per prompt row; 0: not measured yet
-        self._decode = 0.0  # seconds of a step without prompt rows
+        self._row = 0.0  # seconds per prefill token; 0: not yet measured
+        self._decode = 0.0  # duration of a step without prefill, in seconds
 
     def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
-        """Return the number of prompt rows for a step with `decoding` decode rows. Without decode rows, fill the step.
+        """Return the number of prefill tokens for a step with `decoding` decode tokens; without these, fill the step.
 
-        A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times), or
-        if decoding alone takes more than half of it.
+        A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times as
+        long), or if decode alone takes more than half of `seconds`.
         """
         most = self.rows - decoding
         if not decoding:
@@ -206,7 +207,7 @@ class Budget:
         return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:
-        """Record the time of a step."""
+        """Record the duration of a step."""
         if not prompt:
             self._decode = _mixed(self._decode, seconds)
         elif prompt >= LEAST:

@@ -25,11 +25,11 @@ from localllm.generation.slots import Slots
 from localllm.generation.stream import Stepper
 
 T = TypeVar("T")
-SEEN_SECONDS = 0.1  # between counts of cached blocks for `load`; counting blocks of windows takes up to 0.3 ms
+SEEN_SECONDS = 0.1  # between counts of cached blocks for `load`; counting sliding-window blocks takes up to 0.3 ms
 
 
 class Scheduler(Closing):
-    """Runs requests until it is closed."""
+    """Runs requests in its thread until it is closed."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper, self._running = stepper, stepper.core.running
@@ -39,17 +39,17 @@ class Scheduler(Closing):
         self._accounts: Counter[str] = Counter()  # open requests of each account
         self._stopped: LocalLLMError | None = None
         self._closing = False
-        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # tokens and blocks cached, blocks free
+        self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # cached tokens, cached blocks, free blocks
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
         self._thread.start()
 
     # -- for any thread --------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, listener: Callable[[Event], None]) -> Ticket:
-        """Queue a request. The scheduler's thread calls `listener` with its events.
+        """Queue a request. The scheduler's thread calls `listener` with the request's events.
 
-        Raise ContextFull if the prompt does not fit, QueueFull if too many requests or too many of this account are
-        open, and Stopped if the scheduler has stopped.
+        Raise ContextFull if the prompt does not fit into the context, QueueFull if too many requests are open in total
+        or for this account, and Stopped if the scheduler has stopped.
         """
         account = request.account
         ticket = Ticket(request, listener, ended=lambda: self._ended(account))
@@ -69,24 +69,26 @@ class Scheduler(Closing):
         return ticket
 
     def load(self) -> Load:
-        """Return the current load. Counts of requests may be one step off, counts of the cache up to 0.1 s old."""
+        """Return the current load. Request counts may be one step old, cache counts up to 0.1 s old."""
         running = tuple(map(_slot, list(self._running.active)))
         tokens, blocks, free = self._seen
         waiting = max(0, self._open - len(running))
         return Load(running, waiting, tokens, blocks, free, self.engine.pool.blocks)
 
     def forget(self) -> None:
-        """Empty the prefix cache at the next step."""
+        """Clear the prefix cache at the next step."""
         self.between(lambda _: self._running.prefixes.clear())
 
     def between(self, job: Callable[[Slots], T]) -> Future[T]:
-        """Run a job on the slots, in the scheduler's thread between two steps. Raise Stopped if it has stopped."""
+        """Run a job on the slots in the scheduler's thread, between two steps. Raise Stopped if the scheduler has
+        stopped.
+        """
         future = Future[T]()
 
         def run() -> None:
             try:
                 future.set_result(job(self._running.slots))
-            except Exception as error:  # raised in the thread that waits for the result
+            except Exception as error:  # re-raised in the thread that waits for the result
                 future.set_exception(error)
 
         with self._lock:
@@ -111,19 +113,19 @@ class Scheduler(Closing):
                 if not self._running.busy or perf_counter() - self._seen_at > SEEN_SECONDS:
                     self._look()
                 self._stepper.step()
-        except BaseException as error:  # a bug: end all requests, so that no client waits forever
+        except BaseException as error:  # on a bug, end all requests, so that no client waits forever
             traceback.print_exc()
             with self._lock:
                 self._stopped = Stopped(f"the scheduler ended by an error: {error}")
         finally:
-            with suppress(LocalLLMError):  # the model was closed, which ended all requests
+            with suppress(LocalLLMError):  # the model was closed, which already ended all requests
                 self._stepper.run(lambda: self._running.end(self._stopped))
 
     def _close(self) -> None:
         self._closing = True
 
     def _look(self) -> None:
-        """Count the cached tokens and blocks, in the thread that changes them."""
+        """Count the cached tokens and blocks. Runs in the stepping thread, which changes them."""
         kept = list(self._running.prefixes)
         blocks = {block for sequence in kept for block in sequence.blocks}
         tokens = sum(sequence.length for sequence in kept)

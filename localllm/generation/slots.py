@@ -1,6 +1,7 @@
-"""Slots, as in llama.cpp: the last tokens evaluated in a slot can be saved, loaded and erased.
+"""Slots, as in llama.cpp: the tokens last evaluated in a slot can be saved, loaded and erased.
 
-The prefix cache serves requests in any slot. A slot is only a number for the last tokens that were evaluated in it.
+The prefix cache serves requests in any slot. A slot is only a number under which the scheduler remembers the tokens
+that were last evaluated.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ class Slots:
 
     def __init__(self, count: int, engine: Engine, prefixes: PrefixCache) -> None:
         self._count, self._engine, self._prefixes = count, engine, prefixes
-        self._last: dict[int, list[int]] = {}  # slot -> the tokens evaluated last
+        self._last: dict[int, list[int]] = {}  # slot -> tokens last evaluated in it
 
     def choose(self, wanted: int, taken: Collection[int]) -> int:
-        """Return the slot that a request asks for, or else the first one not in `taken`."""
+        """Return the slot that the request asks for, or the first slot not in `taken`."""
         if 0 <= wanted < self._count:
             return wanted
         return next((slot for slot in range(self._count) if slot not in taken), 0)
 
     def remember(self, slot: int, tokens: list[int]) -> None:
-        """Record the tokens that the last request in a slot left in the cache."""
+        """Record the tokens in the cache after the last request in a slot."""
         self._last[slot] = list(tokens)
 
     def save(self, slot: int, write: Callable[[CacheSequence], int]) -> tuple[int, int]:
-        """Call `write` with the cached part of a slot's tokens; return its number of tokens and `write`'s result."""
+        """Call `write` with the cached prefix of a slot's tokens; return the prefix length and `write`'s result."""
         return self.with_cached(self._last.get(slot, []), lambda sequence: (sequence.length, write(sequence)))
 
     def with_cached(self, tokens: Sequence[int], use: Callable[[CacheSequence], T]) -> T:
-        """Call `use` with a sequence of the longest cached prefix of `tokens`; return its result."""
+        """Call `use` with a sequence of the longest cached prefix of `tokens`; return the result of `use`."""
         found = self._prefixes.find(tokens)
         sequence = self._engine.add() if found.sequence is None else self._engine.fork(found.sequence)
         try:
@@ -46,16 +47,18 @@ class Slots:
             sequence.free()
 
     def load(self, slot: int, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[int, int]:
-        """Cache the sequence that `read` returns as a slot's last tokens; return their number and the second value.
+        """Cache the sequence that `read` returns as a slot's last tokens; return its length and `read`'s second value.
 
-        Least recently used sequences are evicted to make room. Raise CacheFull if running requests leave too little.
+        Evict the least recently used sequences to make room. Raise CacheFull if running requests leave too few blocks.
         """
         tokens, size = self.take_up(read)
         self.remember(slot, tokens)
         return len(tokens), size
 
     def take_up(self, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[list[int], int]:
-        """Cache the sequence that `read` returns; return its tokens and the second value. Errors as in `load`."""
+        """Cache the sequence that `read` returns; return its tokens and `read`'s second value. Raises the errors of
+        `load`.
+        """
         while True:
             try:
                 sequence, size = read()
@@ -71,7 +74,9 @@ class Slots:
         return tokens, size
 
     def erase(self, slot: int) -> int:
-        """Drop a slot's last tokens from the cache; return their number. Longer sequences with this prefix stay."""
+        """Remove a slot's last tokens from the cache and return their number. Longer sequences with this prefix stay
+        cached.
+        """
         tokens = self._last.pop(slot, [])
         for sequence in list(self._prefixes):
             if same(sequence.tokens, tokens) == len(sequence.tokens):

@@ -1,7 +1,7 @@
-"""Streams of the events of a request. A thread that reads a stream steps the core until the next event is there.
+"""Event streams of requests. A thread that reads a stream steps the core until the next event arrives.
 
-Several threads may read streams of one core. One of them steps for all; the others wait for its steps. Between reads,
-a stream runs ahead by at most AHEAD events, so that threads that read at about the same time share steps.
+Several threads may read streams of one core. One thread steps for all of them while the others wait. Between reads, a
+stream buffers at most AHEAD events, so that threads that read at about the same time share steps.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from localllm.generation.request_state import RequestState, Ticket
 from localllm.sampling.sampler import Sampler
 
 T = TypeVar("T")
-_MOST_IDLE = 10_000  # steps without work while a thread waits; more are reported as a bug instead of hanging
+_MOST_IDLE = 10_000  # maximum steps without work while a thread waits; beyond it, a bug is reported instead of hanging
 AHEAD = 8  # maximum unread events of a stream before its request is paused
 
-# The functions of the module `signal` convert to enums, which would take 10 microseconds for each token.
+# The functions of module `signal` convert to enums, which costs 10 microseconds per token.
 _SIGINT = int(SIGINT)
 
 
 class Uninterrupted:
-    """Context manager that delays KeyboardInterrupt until the end of the block.
+    """Context manager that delays KeyboardInterrupt until its block ends.
 
     It does nothing outside the main thread, or if the program has set its own handler for SIGINT.
     """
 
-    pending = False  # whether Ctrl-C has been pressed
+    pending = False  # whether SIGINT has arrived
     _held = False
 
     def __enter__(self) -> Uninterrupted:
@@ -55,7 +55,7 @@ class Uninterrupted:
 
 
 class Stepper:
-    """Steps a core for all waiting threads, in one thread at a time."""
+    """Steps a core on behalf of all waiting threads, in one thread at a time."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -63,7 +63,7 @@ class Stepper:
         self._thread: int | None = None  # the stepping thread
         self._waiting = 0  # number of waiting threads
         self._closed: LocalLLMError | None = None
-        self._swept = True  # False if a request was cancelled since the last step
+        self._swept = True  # False if a request was cancelled after the last step
 
     def stream(
         self,
@@ -72,10 +72,10 @@ class Stepper:
         ahead: int | None = AHEAD,
         sampler: Sampler | None = None,
     ) -> Stream:
-        """Queue a request; return the stream of its events. Raise ContextFull if the prompt does not fit.
+        """Queue a request and return its event stream. Raise ContextFull if the prompt does not fit into the context.
 
-        Setting `stop` ends the answer. The request pauses while `ahead` events are unread (None: never). A given
-        `sampler` continues its random numbers.
+        Setting `stop` ends the answer. The request pauses while `ahead` events are unread (None: never). If a `sampler`
+        is given, the request uses it and continues its random sequence.
         """
         if self._closed is not None:
             raise self._closed
@@ -89,13 +89,13 @@ class Stepper:
         return stream
 
     def _add(self, one: RequestState) -> None:
-        if self._closed is not None:  # closed in the meantime
+        if self._closed is not None:  # closed after the request was queued
             one.fail(self._closed)
         else:
             self.core.running.waiting.append(one)
 
     def put(self, job: Callable[[], None]) -> None:
-        """Queue a job for the next thread that steps, which runs it between two steps."""
+        """Queue a job, which the next stepping thread runs between two steps."""
         with Uninterrupted():
             self.core.inbox.put(job)
             self._wake()
@@ -121,12 +121,12 @@ class Stepper:
         return done[0]
 
     def until(self, ready: Callable[[], object]) -> None:
-        """Step until `ready()` is true, or wait while another thread steps. Ctrl-C interrupts between two steps."""
+        """Step until `ready()` is true, or wait while another thread steps. Ctrl-C takes effect between two steps."""
         with Uninterrupted() as interrupts:
             self._until(ready, interrupts)
 
     def _until(self, ready: Callable[[], object], interrupts: Uninterrupted) -> None:
-        """Return when `ready()` is true, or early after an interrupt."""
+        """Return when `ready()` is true, or earlier on an interrupt."""
         with self._turn:
             while self._thread is not None and not ready():
                 self.refuse_within()
@@ -147,12 +147,12 @@ class Stepper:
             self._leave()
 
     def refuse_within(self) -> None:
-        """Raise LocalLLMError if this thread is in the middle of a step, because it would deadlock."""
+        """Raise LocalLLMError if this thread is already inside a step, where waiting would deadlock."""
         if self._thread == threading.get_ident():
             raise LocalLLMError("the model is in the middle of a step; a function that it calls cannot use it")
 
     def step(self) -> None:
-        """Run one step when no other thread steps. Wait while there is nothing to do."""
+        """Run one step when no other thread steps. Wait until there is work."""
         with self._turn:
             while self._thread is not None or not (self.core.running.busy or not self.core.inbox.empty()):
                 self._wait()
@@ -163,7 +163,7 @@ class Stepper:
             self._leave()
 
     def sweep(self) -> None:
-        """Free the blocks of cancelled requests. If a thread is stepping, it does so after the step. Never waits."""
+        """Free the blocks of cancelled requests, or let the stepping thread do so after its step. Never blocks."""
         with Uninterrupted():
             self._swept = False
             with self._turn:
@@ -173,7 +173,7 @@ class Stepper:
             self._leave()
 
     def close(self, error: LocalLLMError, afterwards: Callable[[], None] = lambda: None) -> None:
-        """End all requests with an error, and refuse later ones with it. Then call `afterwards` between two steps."""
+        """End all requests with `error` and refuse new ones with it. Then call `afterwards` between two steps."""
         with Uninterrupted():
             self._closed = error
             self.put(lambda: self.core.running.end(error))
@@ -187,19 +187,19 @@ class Stepper:
                 self._wait()
 
     def _leave(self) -> None:
-        """Clean up requests cancelled during the step, then let another thread step."""
+        """Free requests cancelled during the step, then let another thread step."""
         try:
             while not self._let_go(unswept=False):
                 self.core.receive()
                 self.core.running.drop_cancelled()
-        except BaseException:  # an interrupt
+        except BaseException:  # on an interrupt
             self._let_go(unswept=True)
             raise
 
     def _let_go(self, unswept: bool) -> bool:
-        """Let other threads step, unless a cancelled request must be cleaned up first; return whether they may.
+        """Let other threads step unless a cancelled request must be freed first; return whether they may.
 
-        With `unswept`, let them step in any case.
+        With `unswept`, always let them step.
         """
         with self._turn:
             if not self._swept and not unswept:
@@ -223,7 +223,9 @@ class Stepper:
 
 
 class Stream(Iterator[Event]):
-    """Yields the events of a request, up to `Finished`. Raises the error if the request fails. `close` cancels it."""
+    """Yields the events of a request, ending with `Finished`. Raises the error if the request fails. `close` cancels
+    it.
+    """
 
     def __init__(self, stepper: Stepper, ticket: Ticket, events: deque[Event]) -> None:
         self._stepper, self._ticket, self._events = stepper, ticket, events

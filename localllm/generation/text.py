@@ -1,4 +1,4 @@
-"""Converts the tokens of an answer to text as soon as the text is certain, and finds stop strings."""
+"""Converts answer tokens to text as soon as the text is final, and detects stop strings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from localllm.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Converts tokens to text. Holds back partial characters, and text that may become a stop string.
+    """Converts tokens to text. Incomplete characters, and text that may become a stop string, are held back.
 
     Without a tokenizer, all text is empty. `resumed`: the answer continues a text, so its leading space is kept.
-    `visible`: control tokens whose text is included; other control tokens have no text.
+    `visible`: ids of control tokens whose text is included; other control tokens have no text.
     """
 
     def __init__(
@@ -24,21 +24,21 @@ class AnswerText:
     ) -> None:
         self._decoder = tokenizer.stream(drop_space=not resumed, visible=visible) if tokenizer is not None else None
         self._stops = StopStrings(stop) if stop else None
-        self.stopped = False  # a stop string has arrived
+        self.stopped = False  # whether a stop string was found
 
     def push(self, token: int) -> str:
-        """Return the text that a token completed; empty from a stop string on."""
+        """Return the text that the token completes; empty once a stop string was found."""
         text = self._decoder.push(token) if self._decoder is not None else ""
         return text if self._stops is None else self._watched(text)
 
     def finish(self) -> str:
-        """Return the text that was held back when the tokens ended; empty after a stop string."""
+        """Return the text still held back at the end of the answer; empty after a stop string."""
         tail = self._watched(self._decoder.finish() if self._decoder is not None else "")
         return tail if self.stopped or self._stops is None else tail + self._stops.finish()
 
     @property
     def ended_by(self) -> str:
-        """The stop string that has arrived, or ""."""
+        """The stop string that was found, or ""."""
         return self._stops.ended_by if self._stops is not None else ""
 
     def _watched(self, text: str) -> str:
@@ -48,9 +48,9 @@ class AnswerText:
 
 
 class StopStrings:
-    """Finds the stop strings `stops` in an answer. The first to complete wins; of several at once, the longest.
+    """Finds the stop strings `stops` in an answer. The first to complete wins; on a tie, the longest.
 
-    The result does not depend on how the text is split. Raises LocalLLMError for an empty stop string.
+    The result does not depend on how the text is split into pieces. Raises LocalLLMError for an empty stop string.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -58,10 +58,10 @@ class StopStrings:
             raise LocalLLMError("a stop string is empty and would stop every answer at once; remove it")
         self._stops = stops
         self._held = ""
-        self.ended_by = ""  # the stop string that arrived
+        self.ended_by = ""  # the stop string that was found
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that may be shown once `text` has arrived, and whether a stop string has arrived."""
+        """Return the text that can be released after `text`, and whether a stop string was found."""
         if self.ended_by:
             return "", True
         text = self._held + text
@@ -75,12 +75,12 @@ class StopStrings:
         return text[:shown], False
 
     def finish(self) -> str:
-        """Return the text that is still held back; it did not become a stop string."""
+        """Return the text still held back, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _unfinished(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that may be the start of a stop string."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         return max(
             (n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])),
             default=0,

@@ -1,4 +1,4 @@
-"""GGUF files: `open_gguf` checks a file against its own size and gives metadata and tensors; `write_gguf` writes one.
+"""Reads and writes GGUF: `open_gguf` validates a file and returns its metadata and tensors; `write_gguf` writes a file.
 
 May import: base, quant.
 Begin with: file.py, then header.py. Little-endian versions 2 and 3, single and split files.

@@ -1,8 +1,8 @@
-"""Read the header of one GGUF file: version, metadata, and the location of every tensor.
+"""Reads the header of one GGUF shard: version, metadata, and the location of every tensor.
 
-The file is untrusted: every count, length and offset is compared with the size of the file before anything is allocated
-or looped over, so a damaged file can only cause a `GGUFError`. The header is copied into memory piece by piece, and
-strings are decoded from the copy, so a file that shrinks later does no harm.
+The file is untrusted: every count, length and offset is compared with the file size before memory is allocated or a
+loop runs, so a damaged file can only cause a `GGUFError`. The header is copied into memory piece by piece, and strings
+are decoded from the copy, so a file that shrinks later does no harm.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from localllm.gguf.strings import StringArray, decode, scan_strings
 ReadInto = Callable[[memoryview, int, str], None]  # (view to fill, offset, field for the error)
 Stored = bool | str | np.generic | NDArray[Any] | StringArray
 
-_PIECE = 1 << 18  # bytes of the first copy; each further copy doubles
-_STRING = 24  # maximum average bytes of a string in a vocabulary or its merges, including the length
+_PIECE = 1 << 18  # size of the first copy in bytes; each further copy doubles
+_STRING = 24  # assumed maximum mean size of a string in a vocabulary or its merges, in bytes, including the length
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_SMALLEST_KEY = 8 + 1 + 4 + 1  # minimum bytes of a key: length, one letter, type, a value of one byte
+_SMALLEST_KEY = 8 + 1 + 4 + 1  # minimum size of a key in bytes: length, one letter, type, a value of one byte
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # of a tensor: length, one letter, dimensions, one size, type, offset
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The location of a tensor: `shape` is row-major, `offset` counts bytes from the start of the file."""
+    """The location of a tensor: `shape` is row-major, `offset` is in bytes from the start of the file."""
 
     name: str
     format: str
@@ -55,14 +55,14 @@ class Header:
 
 
 class _Cursor:
-    """A position in the header that moves forward. Every step names the field that it reads, for error messages."""
+    """A position in the header that moves forward. Every read names the field, for error messages."""
 
     def __init__(self, path: Path, size: int, read: ReadInto) -> None:
         self.path = path
         self.size = size  # size of the file
         self.position = 0
         self.end = min(size, layout.MAX_HEAD_BYTES)
-        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # uses memory only where written
+        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # memory is only used where written
         self.copied = 0  # filled bytes of `data`
         self._read = read
         self.strings_left = layout.MAX_STRINGS
@@ -72,13 +72,13 @@ class _Cursor:
 
     @property
     def ends(self) -> str:
-        """The reason why nothing can be read after `end`."""
+        """The reason why no data can be read after `end`."""
         if self.end < self.size:
             return f"the head may take at most {self.end} bytes; the file is damaged"
         return f"the file ends at {self.end}; it is truncated or damaged: download it again"
 
     def skip(self, size: int, field: str) -> int:
-        """Skip `size` bytes, and return their start."""
+        """Skip `size` bytes and return their start position."""
         if size > self.end - self.position:
             raise self.error(field, f"needs {size} bytes at offset {self.position}, but {self.ends}")
         start = self.position
@@ -87,7 +87,7 @@ class _Cursor:
         return start
 
     def copy(self, stop: int, field: str) -> None:
-        """Copy the header to memory at least up to `stop`, if the file is that long."""
+        """Copy the header to memory at least up to `stop`, or up to the end of the file."""
         if stop <= self.copied:
             return
         stop = min(max(stop, 2 * self.copied, _PIECE), self.end)
@@ -104,7 +104,7 @@ class _Cursor:
         return value
 
     def count(self, field: str, smallest: int, limit: int | None = None) -> int:
-        """Read a count of items that take at least `smallest` bytes each."""
+        """Read a count of items that each take at least `smallest` bytes."""
         value = self.u64(field)
         if limit is not None and value > limit:
             raise self.error(field, f"{value} found; supported: at most {limit}")
@@ -132,7 +132,8 @@ class _Cursor:
 
 
 def read_header(path: Path, size: int, read: ReadInto) -> Header:
-    """Read and validate the header of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
+    """Read and validate the header of a file of `size` bytes. `path` is for messages. Raise
+    GGUFError for any problem."""
     cursor = _Cursor(path, size, read)
     version = _version(cursor)
     tensor_count = cursor.count("tensor count", _SMALLEST_TENSOR, layout.MAX_TENSORS)
@@ -185,7 +186,7 @@ def _array(cursor: _Cursor, field: str) -> Stored:
     if kind == layout.STRING:
         count = cursor.count(f"{field}: array length", 8, cursor.strings_left)
         cursor.strings_left -= count
-        cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough; the exact size costs a scan
+        cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough; the exact size needs a scan
         bounds = scan_strings(cursor.data, cursor.position, cursor.copied, count)
         while isinstance(bounds, int) and cursor.copied < cursor.end:
             cursor.copy(cursor.copied + 1, field)
@@ -234,7 +235,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         if info.name in infos:
             raise cursor.error(f"tensor '{printable(info.name)}'", "found twice; a name may appear once")
         infos[info.name] = info
-    begin = layout.aligned(cursor.position, alignment)  # offsets in the file start here
+    begin = layout.aligned(cursor.position, alignment)  # tensor offsets are relative to this position
     placed = tuple(_place(cursor, info, begin, alignment) for info in infos.values())
     previous: TensorInfo | None = None
     for info in sorted(placed, key=lambda info: info.offset):
@@ -249,13 +250,13 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
 
 
 def _tensor(cursor: _Cursor, index: int) -> TensorInfo:
-    """Read the next tensor's description; its offset still counts from the start of the data."""
+    """Read the next tensor's description; its offset is still relative to the start of the data."""
     name = cursor.name(f"name of tensor {index}", layout.MAX_NAME_BYTES)
     field = f"tensor '{printable(name)}'"
     dimensions = cursor.u32(field)
     if not 1 <= dimensions <= layout.MAX_DIMENSIONS:
         raise cursor.error(field, f"{dimensions} dimensions; supported: 1 to {layout.MAX_DIMENSIONS}")
-    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # the file lists columns first
+    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # GGUF lists columns first
     type_id = cursor.u32(field)
     try:
         fmt = quant.by_type_id(type_id)

@@ -1,9 +1,9 @@
-"""Identify the model in a file without reading all of it, so that saved data can be matched with its model.
+"""Identifies the model in a GGUF without reading all of it, so that saved data can be matched with its model.
 
 The identity covers the size and the whole header of every part (metadata, vocabulary, template, and every tensor's
 name, shape, format and offset) and the beginning, middle and end of every tensor's data. Training, merging and
-quantizing change nearly every byte of the tensors they touch, so two different models match only if someone edits
-single rows on purpose. It reads a few megabytes; a hash of the file would read gigabytes.
+quantizing change nearly every byte of a tensor, so two different models only match if someone edits single rows on
+purpose. Computing it reads a few megabytes; a hash of the file would read gigabytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 from localllm.base.printable import printable
 from localllm.gguf.file import GGUFFile
 
-SAMPLE = 1024  # bytes, three times per tensor
+SAMPLE = 1024  # bytes read at each of three places per tensor
 _CHUNK = 1 << 20
 
 

@@ -1,8 +1,7 @@
-"""The layout of GGUF files: constants, value types, limits, the error for every problem, and rules shared by reader and
-writer.
+"""The layout of GGUF: constants, value types, limits, the error, and rules shared by reader and writer.
 
-The definition is ggml/docs/gguf.md. Where llama.cpp is stricter, we follow it, because a file that llama.cpp refuses is
-useless.
+The specification is ggml/docs/gguf.md. Where llama.cpp is stricter, this package follows it, because a GGUF that
+llama.cpp refuses is useless.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # the same layout when little-endian; version 3 only adds big-endian files
+VERSIONS = (2, 3)  # equal layouts if little-endian; version 3 only adds big-endian files
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
-# Limits on one file's claims, besides its own size. Each is far above any real file. Together they limit the time for a
-# hostile file of any size to seconds.
-MAX_HEAD_BYTES = 1 << 28  # before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
-MAX_STRINGS = 1 << 22  # in all arrays together
+# Limits on a file's declared sizes, in addition to the file size. Each is far above any real file. Together they limit
+# the time for a malicious file of any size to seconds.
+MAX_HEAD_BYTES = 1 << 28  # before tensor data; the largest seen (2^18 tokens, 2^19 merges, tokenizer.json) has 48 MB
+MAX_STRINGS = 1 << 22  # total in all arrays
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md
-MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, with its terminating zero
+MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, including a terminating zero
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
 
-NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # without bool, for which any byte except zero is true
+NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # without bool, for which any nonzero byte is true
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -48,7 +47,7 @@ TYPE_NAMES = {**{k: t.name for k, t in NUMBER_TYPES.items()}, BOOL: "bool", STRI
 
 
 class GGUFError(LocalLLMError):
-    """The file is invalid. One line names the file, the field, what was found and what is supported."""
+    """The file is invalid. The one-line message gives the file, the field, the value found and the supported values."""
 
     def __init__(self, path: Path, field: str, problem: str) -> None:
         super().__init__(f"{printable(str(path), 1000)}: {field}: {problem}")
@@ -57,14 +56,14 @@ class GGUFError(LocalLLMError):
 
 
 def alignment_problem(alignment: int) -> str | None:
-    """Return why tensors cannot be aligned to this many bytes; None if they can."""
+    """Return why tensors cannot be aligned to `alignment` bytes; None if they can."""
     if alignment < 8 or alignment & (alignment - 1):
         return f"{alignment} found; supported: powers of two from 8 up"
     return None
 
 
 def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
-    """Return why a tensor of this row-major shape cannot be stored in the format; None if it can."""
+    """Return why a tensor of this row-major shape cannot be stored in this format; None if it can."""
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         return f"{len(shape)} dimensions; supported: 1 to {MAX_DIMENSIONS}"
     elements = 1
@@ -80,7 +79,7 @@ def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
 
 
 def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
-    """Return the bytes of one row and of all rows of a tensor with a valid shape."""
+    """Return the size in bytes of one row, and of the whole tensor, for a valid shape."""
     row = shape[-1] // fmt.block_values * fmt.block_bytes
     rows = 1
     for size in shape[:-1]:

@@ -1,7 +1,7 @@
-"""Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
+"""Arrays of strings in GGUF metadata: a vocabulary has 10^5 to 10^6 strings, each stored as a 64-bit length and bytes.
 
-Opening a file only finds where the strings start (`scan_strings`); text is decoded on demand. Invalid UTF-8 bytes
-become lone surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
+Opening a file only determines where the strings start (`scan_strings`); they are decoded on demand. Invalid UTF-8 bytes
+become lone surrogates ("surrogateescape"), so no data is lost and a copied file is byte-equal.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<Q")
-_WINDOW = 1 << 16  # bytes per vectorised step, whose temporaries stay in the L2 cache
-_FAST = 512  # minimum strings per step for which guessing is worthwhile
+_WINDOW = 1 << 16  # bytes per vectorized step, whose temporaries fit in the L2 cache
+_FAST = 512  # minimum number of strings per step for which guessing is worthwhile
 
 
 def decode(data: bytes) -> str:
@@ -25,21 +25,21 @@ def decode(data: bytes) -> str:
 
 
 def encode(text: str) -> bytes:
-    """Return the bytes that `decode` turned into the text; raise UnicodeEncodeError for any other lone surrogate."""
+    """Return the bytes that `decode` converted to the text; raise UnicodeEncodeError for any other lone surrogate."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def scan_strings(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
     """Return the start of each of `count` strings (length, bytes), and the end of the last: int64 (count + 1,).
 
-    If a string reaches past `end`, return its number instead. The caller has checked that `count` lengths fit, so the
+    If a string extends past `end`, return its index instead. The caller has checked that `count` lengths fit, so the
     array is no larger than the file.
 
     Strings follow one another without an index, so walking costs 0.2 us per string in Python. But almost every length
-    is below 256: one byte and seven zeros, which text does not contain. A step therefore guesses a string at every run
-    of seven zeros, and keeps guesses as long as each begins exactly where the previous one ends. It walks over the
-    first wrong guess, and over strings that guesses miss (longer ones, zeros inside). The length of walks doubles as
-    long as guessing is not worthwhile.
+    is below 256: one byte and seven zeros, which do not occur in text. A step therefore guesses that every run of seven
+    zeros is part of a length, and keeps guesses while each string begins exactly where the previous one ends. It walks
+    over the first wrong guess, and over strings that guessing misses (long strings, strings with zeros). The length of
+    walks doubles while guessing is not worthwhile.
     """
     bounds = np.empty(count + 1, np.int64)
     done, position, walk = 0, start, 1
@@ -61,7 +61,8 @@ def scan_strings(data: mmap.mmap | bytes, start: int, end: int, count: int) -> N
 
 
 def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple[list[int], int]:
-    """Return the starts of the next `limit` strings, and the end of the last; fewer strings if that is after `end`."""
+    """Return the starts of the next `limit` strings, and the end of the last; fewer strings if one
+    extends past `end`."""
     starts = []
     length = _LENGTH.unpack_from
     for _ in range(limit):
@@ -75,17 +76,18 @@ def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple
 
 
 def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray[np.int64]:
-    """Return the starts of at most `limit` short consecutive strings from `start`, if any. Only the last may end after
-    `end`."""
+    """Return the starts of at most `limit` consecutive short strings from `start` on. Only the last string may extend
+    past `end`.
+    """
     size = min(_WINDOW, 264 * limit, end - start)
     if size < 8:
         return np.empty(0, np.int64)
     window = np.frombuffer(data, np.uint8, size, start)
     zeros = window == 0
-    zeros = zeros[:-1] & zeros[1:]  # two in a row
+    zeros = zeros[:-1] & zeros[1:]  # two in sequence
     zeros = zeros[:-2] & zeros[2:]  # four
     zeros = zeros[:-3] & zeros[3:]  # seven
-    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros follow this byte, so it is the length
+    guesses = np.flatnonzero(zeros[1:])[:limit]  # a byte followed by seven zeros is a length
     if not len(guesses) or guesses[0] != 0:
         return guesses[:0] + start
     linked = guesses[:-1] + 8 + window[guesses[:-1]] == guesses[1:]
@@ -94,7 +96,7 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in a copy of a file's header, decoded on demand; usable after the file is closed."""
+    """A string array in a copy of the header, decoded on demand; remains usable after the file is closed."""
 
     __slots__ = ("_bounds", "_data")
 
@@ -122,7 +124,7 @@ class StringArray(Sequence[str]):
         return f"<StringArray of {len(self)}>"
 
     def to_list(self) -> list[str]:
-        """Decode all strings at once: replace every length with one zero byte, and split the text there."""
+        """Decode all strings at once: replace every length with one zero byte, and split the text at zeros."""
         if not len(self):
             return []
         starts = self._bounds[:-1] - self._bounds[0]
@@ -133,7 +135,7 @@ class StringArray(Sequence[str]):
         short = region[keep]
         short[starts - 7 * np.arange(len(self))] = 0
         strings = str(short.data, "utf-8", "surrogateescape").split("\0")[1:]
-        return strings if len(strings) == len(self) else self[:]  # a string that contains a zero
+        return strings if len(strings) == len(self) else self[:]  # False if a string contains a zero
 
     def stored(self) -> bytes:
         """Return the strings as stored in the file, including lengths."""

@@ -1,5 +1,7 @@
-"""Write GGUF version 3: one file, with tensors streamed in chunks, through `localllm.base.files.outputs`. The writer
-follows the reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
+"""Writes GGUF version 3: one file, with tensors streamed in chunks, through `localllm.base.files.outputs`.
+
+The writer follows the reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Digest(Protocol):
 
 class NewTensor(NamedTuple):
     """A tensor to write. `shape` is row-major. `data` is all its bytes, an iterable of chunks in order, or a function
-    that returns either on demand, so that a model larger than memory can be written."""
+    that returns either on demand, so that a model larger than memory can be written.
+    """
 
     name: str
     format: str
@@ -52,7 +55,7 @@ def write_gguf(
     overwrite: bool = False,
     digest: Digest | None = None,
 ) -> None:
-    """Write a model file, durable on return. On any error no new file is left and the old one stays.
+    """Write a GGUF, which is durable on return. On any error, no new file is left and an old file is kept.
 
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
@@ -81,7 +84,7 @@ def write_gguf(
 
 
 def file_size(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterable[NewTensor]) -> int:
-    """Return the size in bytes of the file that `write_gguf` would write; reads no tensor data."""
+    """Return the size in bytes of the GGUF that `write_gguf` would write; reads no tensor data."""
     target = Path(path)
     align = _alignment(target, metadata)
     head, sizes = _head(target, metadata, list(tensors), align)
@@ -101,7 +104,7 @@ def _alignment(path: Path, metadata: Metadata) -> int:
 
 
 def _head(path: Path, metadata: Metadata, tensors: list[NewTensor], alignment: int) -> tuple[bytes, list[int]]:
-    """Return everything before the data, unpadded, and the bytes of each tensor."""
+    """Return everything before the tensor data, unpadded, and the size in bytes of each tensor."""
     head = bytearray(layout.MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
     strings = sum(len(value) for value in metadata.values() if isinstance(value, list | tuple | StringArray))
     for count, limit, what in (
@@ -160,7 +163,7 @@ def _text(path: Path, field: str, text: str) -> bytes:
 
 
 def _value(path: Path, field: str, value: object) -> bytes:
-    """Return type and value of a key, as stored."""
+    """Return the stored form of a key's value: type and value."""
     match value:
         case bool() | np.bool_():
             return struct.pack("<I?", layout.BOOL, bool(value))

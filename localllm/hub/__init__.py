@@ -1,4 +1,4 @@
-"""Models by name: find them in this computer's stores, fetch them from the Hugging Face hub, remove them.
+"""Models by name: find them in this computer's stores, download them from the Hugging Face hub, remove them.
 
 May import: base.
 Begin with: search.py (`locate`), then pull.py, which alone uses the network.

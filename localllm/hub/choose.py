@@ -1,4 +1,5 @@
-"""Choose the model of a repository to fetch: the named one, or the best common quantization that fits in memory."""
+"""Choose the model of a repository to download: the named model, or the best common quantization that fits in
+memory."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from localllm.base.units import size
 from localllm.hub.errors import StoreError
 from localllm.hub.labels import Variant, matching, titles
 
-# Quantizations that most repositories offer. F16 and BF16 have Q8_0's quality and take twice the time per token.
+# Quantizations that most repositories offer. F16 and BF16 are left out, since they have Q8_0's quality and take twice
+# the time per token.
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
-SHARE = 0.8  # share of the free memory for weights and cache
-CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, at least this many bytes
-_SHOWN = 40  # names in a list
+SHARE = 0.8  # share of the free memory for weights and KV cache
+CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the KV cache: a share of the file, and a minimum in bytes
+_SHOWN = 40  # maximum names in a list
 
 
 class VariantChoice(NamedTuple):
@@ -25,9 +27,10 @@ class VariantChoice(NamedTuple):
 def choose_variant(
     repo: str, given: Sequence[Variant], quant: str, size_of: Callable[[Variant], int], free: int, here: Sequence[str]
 ) -> VariantChoice:
-    """Return the model to fetch; raise StoreError if `quant` matches none or several.
+    """Return the model to download; raise StoreError if `quant` matches no model or several.
 
-    `free`: bytes of memory. `here`: labels that are already on this computer, which are preferred if `quant` is "".
+    `free` is the free memory in bytes. `here` are labels that are already on this computer, which are preferred if
+    `quant` is "".
     """
     whole = [each for each in given if not each.missing]
     found = matching(whole, quant)
@@ -53,7 +56,7 @@ def choose_variant(
 
 
 def needed(held: int) -> int:
-    """Return the memory that a model of this many bytes needs with a short context."""
+    """Return the memory that a model with this number of bytes needs with a short context."""
     return held + max(LEAST_CACHE, int(CACHE_SHARE * held))
 
 

@@ -1,7 +1,8 @@
-"""Access the Hugging Face hub or a mirror through huggingface_hub: list a repository's files, and read their bytes.
+"""Access the Hugging Face hub or a mirror through huggingface_hub: list the files of a repository, and read their
+bytes.
 
 The library handles addresses, tokens (HF_TOKEN), mirrors (HF_ENDPOINT), offline mode (HF_HUB_OFFLINE) and the layout of
-the cache. It is imported when the first hub is opened, because that takes a second.
+the cache. It is imported when the first hub is opened, because the import takes a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _AGENT: dict[str, Any] = {"library_name": "localllm", "library_version": __version__}
 
 
-_MOST_FILES = 50_000  # per repository; the largest model repositories have a few thousand
+_MOST_FILES = 50_000  # maximum per repository; the largest model repositories have a few thousand
 
 
 class Remote(NamedTuple):
@@ -35,29 +36,29 @@ class Remote(NamedTuple):
 
     path: str
     size: int
-    digest: str  # SHA-256 of a large file, git's SHA-1 of a small one; also the blob's name
+    digest: str  # SHA-256 of a large file, git's SHA-1 of a small file; also the name of the blob
 
 
 class Listing(NamedTuple):
     """The files of a repository at a commit."""
 
-    repo: str  # in the hub's spelling
+    repo: str  # name in the hub's spelling
     commit: str
     files: Mapping[str, Remote]
 
 
 class Interrupted(Exception):
-    """The connection ended before the file was complete; a retry may resume it."""
+    """The connection ended before the file was complete. A retry may resume it."""
 
 
 class Hub:
-    """A hub to fetch from. Raises StoreError for all problems except `Interrupted`."""
+    """A hub to download from. Raises StoreError for all problems except `Interrupted`."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        """`endpoint`: None uses HF_ENDPOINT."""
+        """Create a client for `endpoint`; None uses HF_ENDPOINT."""
         from huggingface_hub import HfApi, constants
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # localllm reports progress itself
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # localllm reports progress instead
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.limit = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes; larger files require Xet
         if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
@@ -91,7 +92,7 @@ class Hub:
         return Listing(name if same else repo, commit, {file.path: file for file in files if file is not None})
 
     def check(self, listing: Listing, file: Remote) -> None:
-        """Send a HEAD request for a file; raise StoreError if access is denied or it differs from the listing."""
+        """Send a HEAD request for a file; raise StoreError if access is denied or the file differs from the listing."""
         from huggingface_hub import get_hf_file_metadata
 
         with self._explained(listing.repo):
@@ -126,16 +127,16 @@ class Hub:
             at = _offset(response.headers.get("Content-Range", "")) if response.status_code == 206 else 0
             if at not in (0, start):
                 raise Interrupted(f"the server sent bytes from {at}, not from {start}")
-            # Without a chunk size, since with one httpx drops the last bytes when the connection is lost.
+            # No chunk size is given: with a chunk size, httpx drops the last bytes when the connection is lost.
             for piece in response.iter_bytes():
                 yield at, piece
                 at += len(piece)
 
     def whole(self, listing: Listing, file: Remote, cache: Path) -> Path:
-        """Let the library store a file in the cache, and return its path there.
+        """Let the library store a file in the cache, and return its path in the cache.
 
-        An existing blob is linked. Otherwise the file is fetched, and from the beginning again if the connection is
-        lost.
+        An existing blob is linked. Otherwise the file is downloaded, and restarted from the beginning if the connection
+        is lost.
         """
         from huggingface_hub import hf_hub_download
 
@@ -187,7 +188,7 @@ class Hub:
 
 
 def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None:
-    """Return a file as a Remote; None if the hub's description is unusable."""
+    """Return a file as a Remote, or None if the hub's description is unusable."""
     large = lfs is not None
     size, digest = (lfs.size, lfs.sha256) if large else (size, blob)
     usable = (
@@ -203,7 +204,7 @@ def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None
 
 
 def _transport_error() -> type[Exception]:
-    """Return the base class of httpx's errors. The httpx in use depends on huggingface_hub's version."""
+    """Return the base class of httpx's errors. The httpx in use depends on the version of huggingface_hub."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError" and issubclass(base, Exception))
@@ -223,7 +224,7 @@ def _refused(host: str, repo: str, status: int) -> str:
 
 
 def _lost(error: Exception) -> str:
-    """Return a description of how a connection ended."""
+    """Describe how a connection ended."""
     match type(error).__name__:
         case "ConnectError" | "ConnectTimeout" | "ProxyError":
             return f"cannot connect ({_reason(error)})"

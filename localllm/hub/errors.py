@@ -1,4 +1,4 @@
-"""Errors when finding, fetching or removing models."""
+"""Errors when finding, downloading or removing models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from localllm.base.errors import LocalLLMError
 
 
 class StoreError(LocalLLMError):
-    """A model could not be found, fetched or removed. The message has advice."""
+    """A model could not be found, downloaded or removed. The message has advice."""
 
 
 class NotHere(StoreError):
-    """No usable model of this name is on this computer. Fetching it helps."""
+    """No usable model with this name is on this computer. Downloading the model helps."""

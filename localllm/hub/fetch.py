@@ -1,7 +1,8 @@
-"""Fetch one file: into a partial file that a later run resumes, verified against the hub's checksum at the end.
+"""Download one file to a partial file, which a later run can resume, and check it against the hub's checksum at the
+end.
 
 After an interruption huggingface_hub 2 starts from zero (its partial files have random names and are deleted), and it
-checks sizes, not contents. So the bytes are read here; the library does everything else.
+checks sizes, not contents. This module therefore reads the bytes; the library does everything else.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Partial:
         return hashlib.sha1(b"blob %d\0" % self._wanted.size)  # git's object header
 
     def take_up(self) -> None:
-        """Load the bytes that an earlier run left."""
+        """Load the bytes that an earlier run received."""
         self._file.seek(0)
         while piece := self._file.read(_CHUNK):
             self._sum.update(piece)
@@ -78,7 +79,7 @@ class _Partial:
 
 
 def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: FetchHooks) -> None:
-    """Fetch a file to `blobs`, named by its checksum. On failure raise StoreError and keep the received bytes."""
+    """Download a file to `blobs`, named by its checksum. On failure raise StoreError and keep the received bytes."""
     target, name = blobs / wanted.digest, wanted.path.rpartition("/")[2]
     blobs.mkdir(parents=True, exist_ok=True)
     partial = blobs / f"{wanted.digest}.incomplete"
@@ -105,7 +106,7 @@ def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: FetchH
 
 
 def verify(hub: Hub, wanted: Remote, path: Path) -> None:
-    """If a file fetched by the library does not match its checksum, delete it and raise StoreError."""
+    """Delete a file that the library downloaded, and raise StoreError, if it does not match its checksum."""
     with io.BufferedReader(open_regular(path)) as file:
         part = _Partial(file, wanted)
         part.take_up()
@@ -146,7 +147,7 @@ def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a partial file for reading and writing; links are refused."""
+    """Open a partial file for reading and writing. Links are refused."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe is refused below
     try:

@@ -1,4 +1,4 @@
-"""Models in a folder of GGUF files, identified by file name. Shared by the stores that keep original file names."""
+"""Models in a folder of GGUF files, identified by file name. Stores that keep original file names share this module."""
 
 from __future__ import annotations
 

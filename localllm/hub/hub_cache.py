@@ -1,6 +1,6 @@
 """The cache of huggingface_hub: models--USER--REPO/snapshots/COMMIT/FILE links to blobs/HASH; refs/main is a commit.
 
-It is read without the library, whose import takes a second, and which would follow links that lead elsewhere.
+The cache is read without the library, whose import takes a second and which would follow links that lead elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def repo_folder(repo: str) -> str:
 
 
 def scan(root: Path, store: str) -> Iterator[StoredModel]:
-    """Yield the models in a hub cache. If a file is in several commits, the newest counts."""
+    """Yield the models in a hub cache. If a file is in several commits, the newest commit counts."""
     for folder in folders_in(root):
         repo = folder.removeprefix(PREFIX).replace("--", "/")
         if folder.startswith(PREFIX) and (OWNER_AND_REPO.fullmatch(repo) or ONE_REPO.fullmatch(repo)):

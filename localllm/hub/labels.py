@@ -1,6 +1,6 @@
 """Parse the names of GGUF files: the quantization, the part number of a split model, and files that are not models.
 
-Repositories and folders are read by name only, because reading every file's header would take seconds.
+Only names are parsed, because reading the header of every file in a repository or folder would take seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Labelled(Protocol):
     """An object that a quantization can match."""
 
     @property
-    def label(self) -> str: ...  # in upper case, or ""
+    def label(self) -> str: ...  # quantization in upper case, or ""
     @property
     def files(self) -> Iterable[str]: ...  # file names that refer to this model
 
@@ -39,7 +39,7 @@ Choice = TypeVar("Choice", bound=Labelled)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model of a folder or a repository: a GGUF file, or the parts of a split one."""
+    """One model of a folder or a repository: a GGUF file, or the parts of a split GGUF file."""
 
     name: str  # path within the folder, without part number and ".gguf"
     label: str  # quantization from the name, in upper case, or ""
@@ -58,7 +58,7 @@ def label_of(name: str) -> str:
 
 
 def is_model(path: str) -> bool:
-    """Return whether a file of this name is a model or part of one."""
+    """Return whether a file with this name is a model or part of one."""
     return path.lower().endswith(ENDING) and not _NO_MODEL.search(path.rpartition("/")[2])
 
 
@@ -82,7 +82,7 @@ def variants(paths: Iterable[str]) -> list[Variant]:
 
 
 def matching(given: Sequence[Choice], quant: str) -> list[Choice]:
-    """Return the models that `quant` matches: a file's name, a quantization, or the start of one (Q4).
+    """Return the models that `quant` matches: a file name, a quantization, or the start of a quantization (Q4).
 
     Case is ignored. An exact match hides prefix matches. If `quant` is "", return all models.
     """
@@ -110,7 +110,7 @@ def _file_names(each: Labelled) -> set[str]:
 
 def titles(repo: str, given: Sequence[Variant]) -> dict[Variant, str]:
     """Return the shortest unique name of each variant: USER/REPO:QUANT, or a file name in place of QUANT. Without a
-    repository: the file name."""
+    repository, it is the file name."""
     labels = Counter(each.label for each in given)
 
     def rest(each: Variant) -> str:

@@ -23,7 +23,7 @@ def scan(root: Path, store: str) -> Iterator[StoredModel]:
     """Yield the models that llama.cpp has downloaded."""
     names = list(files_below(root, depth=1))
     rest = {name for name in names if is_model(name)}
-    prefixes: dict[str, str] = {}  # file name prefix of a repository: the repository
+    prefixes: dict[str, str] = {}  # file name prefix of a repository -> the repository
     for name in names:
         manifest = _MANIFEST.fullmatch(name)
         if not manifest:
@@ -49,5 +49,5 @@ def scan(root: Path, store: str) -> Iterator[StoredModel]:
 
 
 def _stored(repo: str, file: str) -> str:
-    """Return the name under which a repository's file is stored."""
+    """Return the name under which a file of a repository is stored."""
     return f"{repo}_{file}".replace("/", "_").replace("\\", "_")

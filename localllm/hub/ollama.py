@@ -1,6 +1,6 @@
 """Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers, stored as blobs/sha256-HEX.
 
-One layer is a GGUF file. Templates and parameters in other layers are ignored; the GGUF file has its own.
+One layer is a GGUF file. Templates and parameters in other layers are ignored, since the GGUF file has its own.
 """
 
 from __future__ import annotations

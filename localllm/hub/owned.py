@@ -1,7 +1,8 @@
-"""The files that `pull` has fetched, listed in each repository's folder of the hub cache; only these are removed.
+"""The files that `pull` has downloaded, listed in each repository's folder of the hub cache. Only these files are
+removed.
 
-The list is stored in the cache, so it is moved and deleted with it. Other programs ignore it. It is validated like
-their files, since it determines which files are deleted.
+The list is stored in the cache, so it is moved and deleted with the cache. Other programs ignore it. The list
+determines which files are deleted, so it is validated like the files of other programs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from localllm.hub.stored_model import StoredModel
 
 RECORD = ".localllm.json"
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# How to remove models that localllm did not fetch.
+# How to remove models that localllm did not download.
 _OTHERS = {"Ollama": "`ollama rm {name}` removes it", "LM Studio": "remove it there"}
 
 
 def owned(repo: Path) -> dict[str, str]:
-    """Return the files of a repository that `pull` fetched: path within it -> blob name."""
+    """Return the files of a repository that `pull` downloaded: path within it -> blob name."""
     try:
         files = read_object(repo, repo / RECORD).get("files")
     except Unusable:
@@ -35,7 +36,7 @@ def owned(repo: Path) -> dict[str, str]:
 
 
 def remember(repo: Path, path: str, blob: str) -> None:
-    """Add a file to the list. A listed older file of the same name is deleted."""
+    """Add a file to the list. An older file of the same name in the list is deleted."""
     known = owned(repo)
     if known.get(path, blob) != blob:
         _delete(repo, path, known[path])
@@ -44,7 +45,7 @@ def remember(repo: Path, path: str, blob: str) -> None:
 
 
 def is_owned(model: StoredModel, hub: Path) -> bool:
-    """Return whether `pull` fetched all files of a model."""
+    """Return whether `pull` downloaded all files of a model."""
     if model.store != HUB or not model.repo:
         return False
     repo = hub / repo_folder(model.repo)
@@ -52,7 +53,8 @@ def is_owned(model: StoredModel, hub: Path) -> bool:
 
 
 def remove_model(model: StoredModel, hub: Path) -> int:
-    """Delete a model that `pull` fetched, and return the bytes freed; raise StoreError for another program's model."""
+    """Delete a model that `pull` downloaded, and return the bytes freed; raise StoreError for another program's
+    model."""
     if not is_owned(model, hub):
         raise StoreError(f"{model.name} was not fetched by `localllm pull`, so it stays; {_who(model)}")
     repo = hub / repo_folder(model.repo)
@@ -114,7 +116,7 @@ def _inside(repo: Path, path: Path) -> bool:
 
 
 def _leads_to(path: Path) -> str:
-    """Return the name of the blob that a link points to; "" for a plain file."""
+    """Return the name of the blob that a link points to, or "" for a plain file."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""Fetch a model from the hub into huggingface_hub's cache, which other programs share."""
+"""Download a model from the hub to huggingface_hub's cache, which other programs share."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from localllm.hub.owned import remember
 from localllm.hub.reference import Reference
 from localllm.hub.store_folders import HUB
 
-_SECONDS = 1.0  # wait for another program's lock before reporting it
+_SECONDS = 1.0  # time to wait for another program's lock before reporting it
 
 
 class Pulled(NamedTuple):
     """A model that is now in the cache."""
 
     name: str
-    path: Path  # its first file
+    path: Path  # path of the first file
     bytes: int
-    fetched: bool  # False: it was already there
+    fetched: bool  # False: the model was already in the cache
 
 
 def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchHooks) -> Pulled:
-    """Fetch all parts of the model that `asked` names, except files already present; raise StoreError on failure.
+    """Download all parts of the model that `asked` names, except files already present; raise StoreError on failure.
 
-    `free`: bytes of memory, to choose a quantization.
+    `free` is the free memory in bytes, which determines the quantization.
     """
     listing = hub.listing(asked.repo)
     given = variants(listing.files)
@@ -61,7 +61,7 @@ def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchH
 
 
 def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: FetchHooks) -> bool:
-    """Ensure that a file is in the cache, under its name in the listing's commit. Return whether it was fetched."""
+    """Ensure that a file is in the cache, under its name in the listing's commit. Return whether it was downloaded."""
     repo = cache / hub_cache.repo_folder(listing.repo)
     place, blob = repo / "snapshots" / listing.commit / file.path, repo / "blobs" / file.digest
     if place.exists():
@@ -94,7 +94,8 @@ def _check_size(place: Path, file: Remote) -> None:
 
 @contextmanager
 def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold huggingface_hub's lock for a blob, so that one program fetches it. Call `waits` if another one holds it."""
+    """Hold huggingface_hub's lock for a blob, so that only one program downloads it. Call `waits` if another program
+    holds the lock."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = cache / ".locks" / hub_cache.repo_folder(repo) / f"{what}.lock"
@@ -113,7 +114,7 @@ def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambd
 
 
 def _name_commit(repo: Path, commit: str) -> None:
-    """Write refs/main, where programs find the commit without asking the hub."""
+    """Write refs/main, from which programs learn the commit without asking the hub."""
     if hub_cache.main_commit(repo) == commit:
         return
     path = repo / "refs" / "main"

@@ -20,7 +20,7 @@ MAX_DEPTH = 6
 
 
 class Unusable(Exception):
-    """A store's file is unusable. The message is the reason, without the name."""
+    """A file in a store is unusable. The message is the reason, without the name of the file."""
 
 
 def files_below(root: Path, depth: int = MAX_DEPTH, budget: list[int] | None = None) -> Iterator[str]:
@@ -37,7 +37,7 @@ def files_below(root: Path, depth: int = MAX_DEPTH, budget: list[int] | None = N
 
 
 def folders_in(root: Path) -> list[str]:
-    """Return the sorted names of the subfolders, without links; empty if the folder is unreadable."""
+    """Return the sorted names of the subfolders, without links. The result is empty if the folder is unreadable."""
     return [name for name, is_folder in _entries(root, [MAX_ENTRIES]) if is_folder]
 
 
@@ -56,7 +56,8 @@ def _entries(root: Path, budget: list[int]) -> list[tuple[str, bool]]:
 
 
 def regular(root: Path, path: Path) -> os.stat_result:
-    """Return the stat of a regular file whose links stay inside `root`; raise Unusable with the reason otherwise."""
+    """Return the stat of a regular file whose links stay inside `root`. For other files, raise Unusable with the
+    reason."""
     try:
         base, real = os.path.realpath(root), os.path.realpath(path, strict=True)
     except FileNotFoundError:

@@ -10,13 +10,14 @@ from localllm.hub.errors import StoreError
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 OWNER_AND_REPO = re.compile(rf"{_PART}/{_PART}")
-ONE_REPO = re.compile(_PART)  # a few of the oldest have no owner
+ONE_REPO = re.compile(_PART)  # a few of the oldest repositories have no owner
 REFERENCE = re.compile(rf"({OWNER_AND_REPO.pattern})(?::(.+))?", re.DOTALL)
 _ADDRESS = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 
 
 class Reference(NamedTuple):
-    """A repository and the model in it: a quantization, the start of one, a file's name, or "" for any."""
+    """A repository and the model in it: a quantization, the start of a quantization, a file name, or "" for any
+    model."""
 
     repo: str
     quant: str = ""

@@ -1,8 +1,8 @@
-"""Find a model by name in all stores. Nothing is copied or fetched.
+"""Find a model by name in all stores. Nothing is copied or downloaded.
 
 Rules are tried in order: a full name as `everything` returns it, then USER/REPO[:QUANT], then short names (a repository
-without its user, a file's name). Each rule searches the stores in the order of `STORES`. The first store with a match
-decides; several matches in it are an error that lists them.
+without its user, or a file name). Each rule searches the stores in the order of `STORES`. The first store with a match
+decides. If that store has several matches, an error lists them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from localllm.hub.store_folders import HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolde
 from localllm.hub.stored_model import StoredModel
 
 STORES = (HUB, LLAMA, OLLAMA, LM_STUDIO)
-_SHOWN = 8  # names in a list of matches
+_SHOWN = 8  # maximum names in a list of matches
 _ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 
 
 def everything(places: StoreFolders) -> list[StoredModel]:
-    """Return the models of all stores. A file in two stores counts for the first."""
+    """Return the models of all stores. A file in two stores counts for the first store."""
     seen: dict[str, str] = {}
     found = []
     for each in _scanned(places):
@@ -48,12 +48,12 @@ def _scanned(places: StoreFolders) -> Iterator[StoredModel]:
 
 
 def locate(name: str, places: StoreFolders | None = None) -> Path:
-    """Return the file to open for a model's name; raise StoreError with advice unless exactly one matches."""
+    """Return the file to open for a model name; raise StoreError with advice unless exactly one model matches."""
     return find(name, everything(places or StoreFolders.here())).path
 
 
 def find(name: str, models: Sequence[StoredModel]) -> StoredModel:
-    """Return the model with this name; raise NotHere without a usable match, StoreError for several."""
+    """Return the model with this name. Raise NotHere without a usable match, and StoreError if several models match."""
     found = models_named(name, models)
     if found.problem:
         raise NotHere(f"{printable(found.name)} ({found.store}): {found.problem}")
@@ -61,7 +61,8 @@ def find(name: str, models: Sequence[StoredModel]) -> StoredModel:
 
 
 def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
-    """Return the model with this name, even if damaged; raise StoreError for several, NotHere for none."""
+    """Return the model with this name, even if it is damaged. Raise StoreError for several models, and NotHere without
+    any."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
     if len(whole) > 1:
@@ -74,7 +75,7 @@ def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
 
 
 def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
-    """Return one store's models with this name, by the first rule that matches any."""
+    """Return the models in one store with this name, by the first rule that matches any model."""
     wanted = name.lower()
     base, _, quant = wanted.partition(":")
 
@@ -107,14 +108,14 @@ def _title(name: str) -> str:
 
 
 def nearest_models(name: str, models: Sequence[StoredModel]) -> str:
-    """Return the model with the closest spelling, or ""."""
+    """Return the name of the model with the closest spelling, or ""."""
     known = {form: each.name for each in models for form in (each.name.lower(), _title(each.name))}
     near = get_close_matches(name.lower(), list(known), 1, _ALIKE)
     return known[near[0]] if near else ""
 
 
 def is_path(name: str) -> bool:
-    """Return whether a text that is not an existing file looks like a path rather than a model's name."""
+    """Return whether a text that is not an existing file looks like a path rather than a model name."""
     return name.endswith(ENDING) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 2 or "\\" in name
 
 

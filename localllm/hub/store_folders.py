@@ -1,6 +1,7 @@
-"""The folders with models: localllm's store and other programs' stores, each located as that program does.
+"""The folders of localllm's store and of other programs' stores. Each folder is located in the same way as in its
+program.
 
-Only this module reads the other programs' environment variables.
+Only this module reads the environment variables of other programs.
 """
 
 from __future__ import annotations

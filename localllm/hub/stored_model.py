@@ -10,14 +10,14 @@ from pathlib import Path
 class StoredModel:
     """A model in a store. `problem` is the reason why it cannot be opened, or ""."""
 
-    name: str  # finds it again: user/repo:Q4_K_M, llama3.2:1b
+    name: str  # full name that `locate` finds: user/repo:Q4_K_M, llama3.2:1b
     store: str
-    paths: tuple[Path, ...]  # its files, in order; the first is opened
+    paths: tuple[Path, ...]  # files of the model, in order; localllm opens the first
     bytes: int = 0
     label: str = ""  # quantization, from a name or a manifest
-    used: float = 0.0  # seconds since 1970: the last access or change
+    used: float = 0.0  # last access or change, in seconds since 1970
     repo: str = ""  # USER/REPO, if known
-    file: str = ""  # path within its repository or folder, without part number and ".gguf"
+    file: str = ""  # path within the repository or folder, without part number and ".gguf"
     problem: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""Open a model by its name: resolve the name, read the file, bind the plan to a backend.
+"""Loading a model: resolve its name, open the GGUF, bind the plan to a backend.
 
 May import: base, plan, models, backends, gguf, options, sandbox, hub, tokenizer, engine, template, sampling,
 generation, constrained.

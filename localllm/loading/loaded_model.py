@@ -1,4 +1,4 @@
-"""A model on a backend: its file, tokenizer, plan with weights, and cache."""
+"""A model bound to a backend: its GGUF, tokenizer, plan with weights, and KV cache."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class NoTokenizer(LocalLLMError):
-    """The file has no tokenizer, so the model cannot process text."""
+    """The GGUF has no tokenizer, so the model cannot process text."""
 
 
 class NoWeights(LocalLLMError):
-    """The file contains only a vocabulary, so the model cannot compute."""
+    """The GGUF contains only a vocabulary, so the model cannot be evaluated."""
 
 
 def refuse_serving(file: GGUFFile) -> None:
@@ -48,7 +48,7 @@ def refuse_serving(file: GGUFFile) -> None:
 
 
 def token_ids(ids: Any) -> list[int]:
-    """Return token ids as a list; raise LocalLLMError for a text, or anything other than integers."""
+    """Return token ids as a list; raise LocalLLMError for a string or anything but integers."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise LocalLLMError(f"expected token ids, got {ids!r:.60}; model.tokenize(text) gives those of a text")
     found = list(ids)
@@ -59,10 +59,10 @@ def token_ids(ids: Any) -> list[int]:
 
 
 class LoadedModel(Closing):
-    """An open file with weights and cache on a backend. It converts text to token ids and computes logits."""
+    """An open GGUF with weights and KV cache on a backend. It converts text to token ids and computes logits."""
 
     def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
-        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        """`nearest_rule`: use the most similar known pre-tokenizer if the GGUF's is unknown."""
         self.file = file
         self.maybe_tokenizer = (
             Tokenizer.from_metadata(file.metadata, nearest_rule) if has_tokenizer(file.metadata) else None
@@ -73,7 +73,7 @@ class LoadedModel(Closing):
         self.config: Config | None = None
         self.plan: Plan | None = None
         self.device = ""
-        self.placed = ""  # what runs where, if a GPU is used or was requested
+        self.placed = ""  # which layers run on which device, if a GPU is used or was requested
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self._bound: BoundModel | None = None
@@ -88,18 +88,18 @@ class LoadedModel(Closing):
         embeddings: bool = False,
         sequences: int = 0,
     ) -> None:
-        """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
+        """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
         self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
-        asked = options.ctx_size and not options.any_cache  # measurements choose positions freely
+        asked = options.ctx_size and not options.any_cache  # measurements (`any_cache`) may use any context size
         if asked and self.context > bound.config.context_length > 0:
             trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
 
     def speculation_target(self) -> SpeculationTarget:
-        """Return this model in the form that speculation needs."""
+        """Return the parts of this model that speculative decoding uses."""
         from localllm.generation.speculation.setup import SpeculationTarget
         from localllm.generation.speculation.vocabulary import Vocabulary
 
@@ -112,7 +112,9 @@ class LoadedModel(Closing):
 
     @cached_property
     def mtp_heads(self) -> tuple[Plan, ...]:
-        """The plans of the file's next-token heads (`localllm.models.next_token`). Generation does not use them yet."""
+        """The plans of the multi-token-prediction heads (`localllm.models.next_token`). Generation does not use them
+        yet.
+        """
         return record_mtp_heads(
             self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context
         )
@@ -135,7 +137,7 @@ class LoadedModel(Closing):
 
     @property
     def vocabulary(self) -> int:
-        """Number of logits in a row."""
+        """Number of logits per position."""
         self._predicting()
         assert self.plan is not None
         return self.plan.logits.width
@@ -157,7 +159,7 @@ class LoadedModel(Closing):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; NoTokenizer if the file lacks it."""
+        """The tokenizer; raises NoTokenizer if the GGUF lacks a tokenizer."""
         if self.maybe_tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
         return self.maybe_tokenizer
@@ -165,7 +167,7 @@ class LoadedModel(Closing):
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return token ids; `add_special` adds BOS/EOS as the file specifies, `parse_special` parses control tokens."""
+        """Return token ids; `add_special` adds BOS/EOS as the GGUF specifies, `parse_special` parses control tokens."""
         if not isinstance(text, str):
             raise LocalLLMError(f"tokenize expects a text, got {text!r:.60}")
         return self.tokenizer.encode(text, add_special, parse_special)
@@ -176,11 +178,11 @@ class LoadedModel(Closing):
         return self.tokenize(text, parse_special=parse_special)
 
     def least_tokens(self, *texts: str) -> int:
-        """Return a lower bound on the texts' total tokens, without tokenizing them."""
+        """Return a lower bound on the total number of tokens of the texts, without tokenizing."""
         return -(-sum(map(self.tokenizer.length, texts)) // self.tokenizer.longest)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextFull for a text that exceeds the context even if all its tokens are the longest."""
+        """Raise ContextFull for a text that would exceed the context even in tokens of maximum length."""
         if self.context and self.least_tokens(text) > self.context:
             most, length = self.context * self.tokenizer.longest, self.tokenizer.length(text)
             counts = f"the prompt has {length} characters, the context of {self.context} tokens holds at most {most}"
@@ -206,7 +208,7 @@ class LoadedModel(Closing):
         return Session(self._predicting())
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after every token of a text or of token ids, float32 (T, vocabulary)."""
+        """Return the logits after every token of a text or of given token ids, float32 (T, vocabulary)."""
         ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids(prompt)
         step = min(self.batch_rows, self.executable.limits.logit_rows)
         if not ids:
@@ -224,22 +226,22 @@ class LoadedModel(Closing):
         return self.exclusively(len(ids), evaluate)
 
     def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
-        """Run a job that uses a sequence of `tokens` tokens while holding the engine exclusively."""
+        """Run a job that needs cache space for a sequence of `tokens` tokens while holding the engine's lock."""
         with self.engine.alone:
             return job()
 
     @property
     def diffuses(self) -> bool:
-        """Whether the model is a diffusion model (`Model.diffuse`), which fills in texts."""
+        """Whether the model is a diffusion model, for `Model.diffuse`."""
         return bool(self.file.tensors) and architecture_of(self.file.metadata).diffusion and not self.embeds
 
     @property
     def encodes(self) -> bool:
-        """Whether the model has an encoder for the prompt and a decoder for the answer."""
+        """Whether the model is an encoder-decoder model."""
         return self.plan is not None and self.plan.encodes
 
     def refuse_chat(self) -> None:
-        """Raise LocalLLMError for a model that only takes a text and does not support chats."""
+        """Raise LocalLLMError for an encoder-decoder model, which does not support chats."""
         if self.encodes:
             problem = "has an encoder, which reads one text and no chat; use "
             instead = Written("model.generate", "`localllm run`")
@@ -251,7 +253,7 @@ class LoadedModel(Closing):
         return self._bound is not None and self._bound.pooler is not None
 
     def close(self) -> None:
-        """Free the weights and the cache: now, or when the thread in the engine has finished its step."""
+        """Free the weights and the KV cache: now, or when the thread in the engine has finished its step."""
         self._closed = True
         if self._bound is None:
             self.file.close()

@@ -1,4 +1,4 @@
-"""Load a file's weights to a backend: choose the context size, the placement of layers, and the cache."""
+"""Loads a GGUF's weights to a backend: chooses the context size, the placement of layers, and the KV cache."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
 
 BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
-DEFAULT_CONTEXT = 4096  # tokens, if the trained context is at least this and the user sets no size
-WINDOW_PAST = 1024  # extra tokens in sliding-window layers: the maximum rollback of an answer
+DEFAULT_CONTEXT = 4096  # default context size in tokens, if the trained context is at least this
+WINDOW_PAST = 1024  # extra tokens cached in sliding-window layers: the maximum rollback
 LOGIT_BYTES = 64 << 20  # maximum bytes of logits per batch
-STATE_COPIES = 6  # blocks of recurrent layers per additional sequence, for prompt reuse
-MEMORY_SHARE = 0.8  # share of the free memory for a server's weights and cache
-UNKNOWN_MEMORY = 8 << 30  # bytes
-STATE_BYTES = 1 << 30  # for the blocks of recurrent layers, unless a step needs more
-LEAST_ROWS = 128  # per forward pass, however large states are
+STATE_COPIES = 6  # state blocks of recurrent layers per additional sequence, for prefix reuse
+MEMORY_SHARE = 0.8  # fraction of the free memory used for a server's weights and KV cache
+UNKNOWN_MEMORY = 8 << 30  # bytes assumed if the system does not report its memory
+STATE_BYTES = 1 << 30  # maximum bytes for the state blocks of recurrent layers, unless a step needs more
+LEAST_ROWS = 128  # minimum rows per forward pass, however large the recurrent states
 
 
 @dataclass(frozen=True, slots=True)
 class BoundModel:
-    """A model's plan on a backend, with its cache."""
+    """A model's plan bound to a backend, with its KV cache."""
 
     config: Config
     plan: Plan
-    context: int  # tokens
+    context: int  # context size in tokens
     cache: CacheChoice
     engine: Engine
     device: str
-    placed: str  # what runs where, if a GPU is used or was requested
+    placed: str  # which layers run on which device, if a GPU is used or was requested
     close: Callable[[], None]
-    pooler: Pooler | None  # for a plan that ends in embeddings
+    pooler: Pooler | None  # set if the plan ends in embeddings
 
     @property
     def executable(self) -> Executable:
@@ -61,10 +61,11 @@ def bind(
     embeddings: bool = False,
     sequences: int = 0,
 ) -> BoundModel:
-    """Load the weights to a backend and allocate the cache. `weights` replace the file's tensors.
+    """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
-    With `embeddings` the plan ends in embeddings instead of logits; an encoder's plan always does. `sequences` prepares
-    for a server: this many sequences share the cache, and each may fill the context, if memory allows.
+    With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
+    `sequences` prepares for a server: `sequences` sequences share the KV cache, and each may fill the context, if
+    memory allows.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -117,28 +118,30 @@ def bind(
 
 
 def observed(plan: Plan) -> list[Value]:
-    """Return the inputs of matrices and outputs of experts; they and the routing can then be read after a step."""
+    """Return the inputs of matrix products and the outputs of experts, which can then be read after a step along with
+    the routing.
+    """
     found = {value.index: value for op in plan.operations for value, _ in op.products}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
 
 
 def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
-    """Return the limits for binding a model; some layers have a sliding window or a recurrent state.
+    """Return the limits for binding a model, considering sliding-window and recurrent layers.
 
-    A diffusion model (`diffuses`) takes its whole canvas in one step, and may need the logits of every row.
+    A diffusion model (`diffuses`) evaluates its whole canvas in one step, and may need the logits of every position.
 
-    Recurrent states are large. So models with recurrent layers take fewer rows per step, and their blocks are limited
-    to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
+    Recurrent states are large. Models with recurrent layers therefore take fewer rows per step, and their state blocks
+    are limited to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
     """
-    blocks = sequences * -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    blocks = sequences * -(-context // BLOCK) + 1  # one extra, so that a full sequence can be forked
     positions = -(-context // BLOCK) * BLOCK + BLOCK
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
     if diffuses:
         return Limits(context, context, blocks, positions)
-    if plan.encodes:  # a text is one step, together with rows of answers
+    if plan.encodes:  # an encoder text is one step, together with decoder rows of other sequences
         return Limits(context + 16 * sequences, logit_rows, blocks, positions)
-    if not plan.causal:  # bidirectional: a text must be one batch
+    if not plan.causal:  # bidirectional attention: a text must be one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:
         return Limits(BATCH_ROWS, logit_rows, blocks, positions)
@@ -155,9 +158,9 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
 
 
 def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
-    """Return `limits` with fewer blocks, so that the cache fits in `memory` bytes.
+    """Return `limits` with fewer blocks, so that the KV cache fits in `memory` bytes.
 
-    Raises LocalLLMError if nothing fits, or if not even one full context fits and the user set its size (`exact`).
+    Raises LocalLLMError if nothing fits, or if one full context does not fit and the user set its size (`exact`).
     """
     blocks, positions = limits.blocks, limits.positions
     least = min(blocks, 4 if not exact else positions // BLOCK)
@@ -177,20 +180,20 @@ def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact
 
 
 def free_memory() -> int:
-    """Return the bytes available to programs; UNKNOWN_MEMORY if the system does not report it."""
+    """Return the available memory in bytes; UNKNOWN_MEMORY if the system does not report it."""
     found = memory()
     return found.free if found.total else UNKNOWN_MEMORY
 
 
 def _needed(window: int, rows: int) -> int:
-    """Return the number of blocks in sliding-window layers that a sequence needs for a step of `rows` rows."""
+    """Return the number of blocks in a sliding-window layer that a sequence needs for a step of `rows` rows."""
     return -(-(window + SLACK + rows) // BLOCK) + 2
 
 
 def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int:
-    """Return the context, clamped (with a notice) to the number of position embeddings in the file.
+    """Return the context size, clamped (with a notice) to the number of learned position embeddings.
 
-    Measurements (`any_cache`) need the exact size, so for them the plan raises an error instead.
+    Measurements (`any_cache`) need the exact size; for them the plan raises an error instead.
     """
     table = file.tensors.get("position_embd.weight")
     positions = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
@@ -203,5 +206,5 @@ def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int
 
 
 def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the context size in tokens: as requested, or for 0 as trained, but at most `most`."""
+    """Return the context size in tokens: as requested, or for 0 the trained size, at most `most`."""
     return asked or min(config.context_length, most)

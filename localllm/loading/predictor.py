@@ -1,4 +1,4 @@
-"""A model that generates tokens: its sampler, its speculation, and the core that runs its requests."""
+"""A model that generates tokens: its sampler, speculative decoding, and the core that runs its requests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ PARALLEL = 16  # maximum running requests of a model; others wait
 
 
 class Predictor(LoadedModel):
-    """An open model with a core, which is created when it is first needed."""
+    """An open model with a core, which is created on first use."""
 
     def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
-        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        """`nearest_rule`: use the most similar known pre-tokenizer if the GGUF's is unknown."""
         super().__init__(file, nearest_rule)
         self.draft: Predictor | None = None  # the draft model; closed with this model
         self._stepper: Stepper | None = None
@@ -43,7 +43,7 @@ class Predictor(LoadedModel):
 
     @property
     def stepper(self) -> Stepper:
-        """Steps the core that runs this model's requests. Created when it is first needed."""
+        """Steps the core that runs this model's requests. Created on first use."""
         with self._opening:
             return self._stepper or self.new_core(SchedulerLimits(parallel=PARALLEL))
 
@@ -64,7 +64,7 @@ class Predictor(LoadedModel):
             return self._stepper
 
     def exclusively(self, tokens: int, job: Callable[[], T]) -> T:
-        """Run a job between two steps, with room in the cache for a sequence of `tokens` tokens."""
+        """Run a job between two steps, with space in the KV cache for a sequence of `tokens` tokens."""
         if (stepper := self._stepper) is None:
             return super().exclusively(tokens, job)
         running = stepper.core.running
@@ -76,7 +76,7 @@ class Predictor(LoadedModel):
         return stepper.run(alone)
 
     def close(self) -> None:
-        """Free the weights and the cache when no step uses them. Running answers end with an error."""
+        """Free the weights and the KV cache when no step uses them. Running answers end with an error."""
         self._closed = True
         if self._stepper is not None:
             self._stepper.close(self.closed_error(), self._release)
@@ -97,7 +97,7 @@ class Predictor(LoadedModel):
         progress: Progress | None = None,
         sequences: int = 0,
     ) -> None:
-        """Enable speculation: load the draft model if one is given, and time forward passes.
+        """Enable speculative decoding: load the draft model if given, and measure forward passes.
 
         `load` is `localllm.load`. `sequences` prepares for a server, as in `bind`. The draft model gets the GPU memory
         that the target leaves free. It uses no GPU if the target uses no GPU.
@@ -116,7 +116,7 @@ class Predictor(LoadedModel):
                 gpu_layers=0 if options.gpu_layers == 0 else "auto",
                 device=options.device,
                 force=options.force,
-                any_cache=True,  # no warnings: wrong drafts cost only time
+                any_cache=True,  # no warnings: wrong drafts only cost time
             )
         try:
             self.draft_with(
@@ -137,7 +137,7 @@ class Predictor(LoadedModel):
         self.draft = draft
 
     def use_speculation(self, options: SpeculationOptions) -> None:
-        """Use other speculation options from now on, with the draft model that is already loaded.
+        """Switch to other speculation options, with the draft model that is already loaded.
 
         Raise SpeculationError if the draft model cannot draft for this model.
         """
@@ -155,7 +155,7 @@ class Predictor(LoadedModel):
             warnings.warn(note, NotUsed, stacklevel=2)
 
     def draft_with(self, speculation: Speculation | None) -> None:
-        """Use `speculation` from now on; None turns drafting off."""
+        """Switch to `speculation`; None disables speculative decoding."""
         self.speculation = speculation
         if (stepper := self._stepper) is not None:
             stepper.run(lambda: stepper.core.running.use(self.drafts()))
@@ -189,7 +189,7 @@ class Predictor(LoadedModel):
 
     @cached_property
     def grammars(self) -> GrammarVocabulary:
-        """The vocabulary in the form that llguidance needs, made for the first constrained answer."""
+        """The vocabulary in llguidance's form, created for the first constrained answer."""
         from localllm.constrained.constraint import GrammarVocabulary
 
         return GrammarVocabulary(self.tokenizer, self.vocabulary)

@@ -1,4 +1,4 @@
-"""Resolve a MODEL argument to a file: a path, a bundled model, or a name in one of the stores."""
+"""Resolves a MODEL argument to a GGUF: a path, a bundled model, or a name in one of the stores."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from localllm.base.errors import LocalLLMError
 
 BOX = {"demo": "demo.gguf", "draft": "draft.gguf"}
-_SHOWN = 5  # files of a folder
+_SHOWN = 5  # maximum files of a folder named in a message
 
 
 class FolderError(LocalLLMError):
-    """A folder was given instead of a GGUF file. The message says how to get one."""
+    """A folder was given instead of a GGUF file. The message says how to get a GGUF."""
 
 
 def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
-    """Return the file of `name`: a path, the name of a bundled model, or a name in a store (`localllm.hub`).
+    """Return the path for `name`: a path, the name of a bundled model, or a name in a store (`localllm.hub`).
 
     With `folders`, a folder is returned too. Raises StoreError if nothing matches, FolderError for a folder.
     """
@@ -37,7 +37,7 @@ def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether a folder contains a model: in Hugging Face format, or GGUF files."""
+    """Return whether a folder contains a Hugging Face checkpoint or GGUF files."""
     return path.is_dir() and (_is_checkpoint(path) or bool(_gguf_files(path)))
 
 

@@ -20,10 +20,10 @@ class Templated(Predictor):
     """An open model that renders conversations with its chat template."""
 
     def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
-        """`nearest_rule`: if the file's pre-tokenizer is unknown, use the nearest one."""
+        """`nearest_rule`: use the most similar known pre-tokenizer if the GGUF's is unknown."""
         super().__init__(file, nearest_rule)
         self._confined: Confined | None = None
-        self._given: Family | None = None  # the format that replaces the file's chat template
+        self._given: Family | None = None  # chat template that replaces the GGUF's
 
     @overload
     def apply_chat_template(
@@ -56,7 +56,7 @@ class Templated(Predictor):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int] | str:
-        """Return the prompt of a conversation as `chat` renders it: token ids, or text if `tokenize` is false.
+        """Return a conversation's prompt, rendered as in `chat`: token ids, or text if `tokenize` is false.
 
         `add_generation_prompt` appends the start of the answer. `variables` are passed to the template.
         """
@@ -65,7 +65,7 @@ class Templated(Predictor):
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
-        """The chat template, and a note if it does not come from the file. It is rendered in a child process."""
+        """The chat template, and a note if it does not come from the GGUF. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
         self.refuse_chat()
@@ -74,7 +74,7 @@ class Templated(Predictor):
         return choose_template(self.file.metadata, tokenizer, self._confined, self._given)
 
     def use_template(self, given: Family) -> None:
-        """Use the chat template `given` instead of the file's. Raise TemplateError if it is broken.
+        """Use the chat template `given` instead of the GGUF's template. Raise TemplateError if it is invalid.
 
         Call this before `template` is first used.
         """
@@ -84,7 +84,7 @@ class Templated(Predictor):
 
     @property
     def template_source(self) -> str:
-        """The source of the chat template: of the given one, or else of the file's; "" without a template."""
+        """The source of the chat template in use, given or from the GGUF; "" without a template."""
         source = self._given.source if self._given is not None else self.file.metadata.get("tokenizer.chat_template")
         return source if isinstance(source, str) else ""
 
@@ -95,7 +95,7 @@ class Templated(Predictor):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a conversation as text. Warn about changes that the template required."""
+        """Return a conversation's prompt as text. Warn about changes to the messages that the template required."""
         from localllm.template.reasoning import with_thinking
 
         self._check_open()  # a closed model would start its child process again
@@ -117,7 +117,8 @@ class Templated(Predictor):
         return ChatEncoder(self.tokenizer, self.template[0].source, parse_special).encode(rendered)
 
     def close(self) -> None:
-        """Free the weights and the cache, and end the template's child process. Running answers end with an error."""
+        """Free the weights and the KV cache, and end the template's child process. Running answers
+        end with an error."""
         if self._confined is not None:
             self._confined.close()
         super().close()
@@ -136,7 +137,7 @@ def _check_tools(tools: Any) -> None:
 
 
 def messages_of(messages: Any, system_prompt: str = "") -> list[Mapping[str, Any]]:
-    """Return a text or messages as a list of messages, after the system prompt. LocalLLMError for anything else."""
+    """Return a text or messages as a list of messages after the system prompt; raise LocalLLMError for other types."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     messages = list(messages) if isinstance(messages, Iterable) else []

@@ -1,7 +1,9 @@
-"""The options, each declared once: name, type, default, unit, help, flags and allowed values. Loads nothing heavy.
+"""The options. Each is declared once: name, type, default, unit, help, flags and allowed values. Importing this is
+quick.
 
 May import: base.
-Begin with: declare.py, then load.py and sampling.py; structure.py and thinking.py hold what a request asks for.
+Begin with: declare.py, then load.py and sampling.py; structure.py and thinking.py hold the structural and reasoning
+options of a request.
 """
 
 from __future__ import annotations

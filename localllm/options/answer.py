@@ -1,4 +1,4 @@
-"""Options of an answer, except sampling."""
+"""Options of an answer, except sampling options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.options.thinking import Thinking
 
 
-_MOST = 2**63 - 1  # programs send their largest integer to mean "no limit"
+_MOST = 2**63 - 1  # clients send their largest integer to mean "no limit"
 
 
 def _limit(text: str) -> int | None:
@@ -105,7 +105,7 @@ STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions(Options):
-    """Options of an answer: the text before it, and the conditions that end it."""
+    """Options of an answer: the instructions or text before it, and the conditions that end it."""
 
     TITLE: ClassVar[str] = "Answer"
     max_tokens: int | None = option(
@@ -151,7 +151,8 @@ class AnswerOptions(Options):
 
     @property
     def structure(self) -> Structure | None:
-        """The required structure of the answer, or None. OptionError if a schema and a grammar are given."""
+        """The required structure of the answer, or None. Raises OptionError if both a schema and a grammar are
+        given."""
         from localllm.options.structure import Structure
 
         if self.json_schema is not None and self.grammar:
@@ -165,7 +166,7 @@ class AnswerOptions(Options):
 
     @property
     def asked(self) -> ConstraintSpec:
-        """The constraints of an answer to messages. Raises OptionError as `structure` does."""
+        """The constraints on an answer to messages. Raises OptionError under the same conditions as `structure`."""
         from localllm.options.structure import ConstraintSpec
 
         return ConstraintSpec(self.structure, reasoning_tokens=self.thinking.budget)
@@ -179,7 +180,7 @@ class AnswerOptions(Options):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The chat template's variables: from the reasoning options, and given by name."""
+        """The variables of the chat template: from the reasoning options, and given by name."""
         return {**self.thinking.variables, **self.chat_template_kwargs}
 
     @property

@@ -1,4 +1,4 @@
-"""Declare options: each is a field of a frozen dataclass, with flags, help, unit and kind besides type and default.
+"""Declare options. Each option is a field of a frozen dataclass with a type, default, flags, help, unit and kind.
 
     @dataclass(frozen=True, slots=True)
     class PlaceOptions(Options):
@@ -21,12 +21,12 @@ from localllm.options.kinds import SWITCH, TEXT, Kind, OptionError
 class Option(NamedTuple):
     """The declaration of an option, without its name, type and default."""
 
-    flags: tuple[str, ...]  # empty: not on the command line, or an argument
+    flags: tuple[str, ...]  # empty: not on the command line, or a positional argument
     help: str  # a `Notice` if it names other options
     kind: Kind
     metavar: str
     unit: str = ""
-    repeat: bool = False  # the flag may be repeated; each use adds a value
+    repeat: bool = False  # the flag may be repeated, and each use adds a value
     finish: Callable[[list[Any]], Any] = tuple  # converts the values of a repeated flag to the field
     shown: str = ""  # the default as shown in help; a `Notice` if it names other options
     offers: str = ""  # shell completion: models, files, types, backends, cache_types
@@ -39,7 +39,7 @@ class DeclaredOption(NamedTuple):
     """One option of a group."""
 
     name: str
-    type: str  # as in the source
+    type: str  # type annotation in the source code
     default: Any
     option: Option
 
@@ -59,7 +59,7 @@ def option(
     flag: str = "",
     argument: bool = False,
 ) -> Any:
-    """Declare a field as an option; a switch if the default is False. `default` can be an empty dict."""
+    """Declare a field as an option. If the default is False, it is a switch. `default` can be an empty dict."""
     kind = kind or (SWITCH if default is False else TEXT)
     if shown is None:
         shown = "" if default is None or default is False or default in ("", (), {}) else str(default)
@@ -71,13 +71,13 @@ def option(
 
 
 def same(group: type[Options], name: str, *, default: Any = MISSING, **changed: Any) -> Any:
-    """Declare a field as in another group, with changes."""
+    """Declare a field with the declaration of a field in another group, with changes."""
     found = next(each for each in declared(group) if each.name == name)
     return _field(found.default if default is MISSING else default, found.option._replace(**changed))
 
 
 def group(kind: type[Options], without: Collection[str] = ()) -> Any:
-    """Declare a field that holds another group of options, except those in `without`."""
+    """Declare a field that holds another group of options, except the options in `without`."""
     names = tuple(name for name in kind.names() if name not in without)
     return field(default=kind(), metadata={"group": kind, "names": names})
 
@@ -90,10 +90,10 @@ def _field(default: Any, made: Option) -> Any:
 
 
 class Options:
-    """A group of options: the base of frozen dataclasses that validate their values on creation."""
+    """A group of options: the base class of frozen dataclasses that validate their values on creation."""
 
     __slots__ = ()
-    TITLE: ClassVar[str] = "Options"  # the group's title in help
+    TITLE: ClassVar[str] = "Options"  # title of the group in help
 
     def __post_init__(self) -> None:
         for each in _fields(type(self)):
@@ -109,7 +109,8 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Create a group from values by name, with defaults for the others; raise OptionError for unknown names."""
+        """Create a group from values by name, with defaults for the other options; raise OptionError for unknown
+        names."""
         check_names(values, cls.names())
         own: dict[str, Any] = {}
         for each in _fields(cls):
@@ -155,7 +156,7 @@ def declared(group: type[Options]) -> Iterator[DeclaredOption]:
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:
-    """Raise OptionError for a name that is not `known`, and suggest the nearest known one."""
+    """Raise OptionError for a name that is not in `known`, and suggest the nearest known name."""
     for name in given:
         if name not in known:
             near = closest(name, known)
@@ -164,7 +165,7 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
 
 
 def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Split values by the group that declares each option; raise OptionError for unknown names and those in
+    """Split values by the group that declares each option. Raise OptionError for unknown names and for names in
     `without`."""
     names = [[name for name in group.names() if name not in without] for group in groups]
     check_names(values, [name for known in names for name in known])

@@ -9,11 +9,11 @@ from localllm.base.notices import Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, checked, integer, number, optional
 
-ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # llama.cpp's order: their numbers also work
+ALGORITHMS = ("origin", "entropy", "margin", "random", "confidence")  # llama.cpp's order: its numbers also work
 STEPS = 128
-EPS = 0.001  # default of the time schedule, as in the models' own code
-BLOCK_LENGTH = 32  # default of the block schedule, as in the models' own code
-CANVAS = 512  # default total tokens of prompt and answer
+EPS = 0.001  # default of the time schedule, as in the reference implementations
+BLOCK_LENGTH = 32  # default of the block schedule, as in the reference implementations
+CANVAS = 512  # default for the total number of prompt and answer tokens
 
 
 def _algorithm(text: str) -> str:
@@ -35,7 +35,7 @@ _EPS = optional(number(float, lambda value: 0 < value < 1, "a number above 0 and
 
 @dataclass(frozen=True, slots=True)
 class DiffusionOptions(Options):
-    """How a diffusion model fills in a text. None: use the default."""
+    """How a diffusion model fills in a text. None means the default."""
 
     TITLE: ClassVar[str] = "Diffusion"
     diffusion_steps: int | None = option(

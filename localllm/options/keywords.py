@@ -26,7 +26,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 class GenerateKeywords(TypedDict, total=False):
-    """The fields of `SamplingOptions` and `AnswerOptions`, except chat-only ones."""
+    """The fields of `SamplingOptions` and `AnswerOptions`, except the fields that only apply to chats."""
 
     max_tokens: int | None
     stop: str | Sequence[str]

@@ -13,7 +13,7 @@ from localllm.base.errors import LocalLLMError
 
 
 class OptionError(LocalLLMError):
-    """An unknown option or an invalid value. The message says which values are valid."""
+    """An unknown option or an invalid value. The message lists the valid values."""
 
 
 class Kind(NamedTuple):
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
 
 
 def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
-    """Return the `problem` function of a kind whose values must be `says`."""
+    """Return the `problem` function of a kind. `says` describes the values that `allows` accepts."""
     return lambda value: "" if allows(value) else f"is {value!r}: it must be {says}"
 
 
@@ -67,13 +67,13 @@ def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says
 
 
 def integer(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
-    """Return a kind for integers from `least` to `most`. Errors mention the maximum only for values above it."""
+    """Return a kind for integers from `least` to `most`. Errors mention the maximum only if the value exceeds it."""
     at_least, within = f"a whole number of at least {least}", f"{noun} from {least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # raised, too, for more than 4300 digits
+        except ValueError:  # also raised for more than 4300 digits
             raise OptionError(f"{_short(text)} is not {within if text.isdecimal() else at_least}") from None
         if not least <= value <= most:
             raise OptionError(f"{_short(text)} is not {at_least if value < least else within}")
@@ -95,7 +95,7 @@ def listed(kind: Kind) -> Kind:
 
 
 def above(least: float) -> Kind:
-    """Return a kind for finite numbers above `least`, which is the value if nothing is given."""
+    """Return a kind for finite numbers above `least`; `least` is the value if nothing is given."""
     says = f"a number above {least:g}"
 
     def read(text: str) -> float:
@@ -123,7 +123,7 @@ def one_of(*names: str, nothing: Any = "") -> Kind:
 
 
 def pair_of(form: str) -> Kind:
-    """Return a kind for two texts separated by the last "="; help and errors show `form`."""
+    """Return a kind for two texts separated by the last "=". Help and errors show `form`."""
 
     def read(text: str) -> tuple[str, str]:
         first, equals, second = text.rpartition("=")
@@ -146,7 +146,7 @@ SIZE = Kind(_size, checked(lambda value: _is(value, Integral) and value >= 0, "a
 
 
 def _layers(text: str) -> int | str:
-    """Parse a number of layers, "all" or "auto"; -1 is auto, as in llama.cpp."""
+    """Parse a number of layers, "all" or "auto". As in llama.cpp, -1 is auto."""
     if text in ("all", "auto", "-1"):
         return text if text != "-1" else "auto"
     try:
@@ -163,7 +163,7 @@ LAYERS = Kind(
 
 
 def _json(text: str) -> dict[str, Any]:
-    import json  # imported late, because help does not need it
+    import json  # imported here, because help does not need it
 
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Options for opening a model: context, device, cache and speculation."""
+"""Options for loading a model: context, device, KV cache and speculation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions(Options):
-    """How to open a model."""
+    """How to load a model."""
 
     TITLE: ClassVar[str] = "Loading"
     ctx_size: int = option(

@@ -15,17 +15,17 @@ from localllm.base.notices import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
-LETTERS = {  # llama.cpp's letters, in its order
+LETTERS = {  # llama.cpp's letters, in llama.cpp's order
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
     "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
 NAMES = tuple(LETTERS.values())
-ORDER = NAMES[:-2]  # the default: all except infill and adaptive-p
+ORDER = NAMES[:-2]  # the default: all samplers except infill and adaptive-p
 SPELLINGS = {name.replace("_", ""): name for name in NAMES} | {  # llama.cpp's spellings, without - and _
     "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p",
 }  # fmt: skip
 MOST_LETTERS = 64
-BREAKER_BYTES = 40  # llama.cpp truncates longer sequence breakers; we refuse them
+BREAKER_BYTES = 40  # llama.cpp truncates longer sequence breakers; localllm refuses them
 
 
 def _finite(value: float) -> bool:
@@ -80,12 +80,12 @@ def _breaker_problem(breakers: Any) -> str:
 
 
 def sampler_name(spelling: str) -> str | None:
-    """Return the name of a sampler from any of llama.cpp's spellings, ignoring case; None if unknown."""
+    """Return the name of a sampler from any of llama.cpp's spellings, ignoring case, or None if it is unknown."""
     return SPELLINGS.get(spelling.lower().replace("-", "").replace("_", ""))
 
 
 def read_samplers(text: str) -> tuple[str, ...]:
-    """Return sampler names separated by ; or ,. Unknown ones are returned unchanged.
+    """Return sampler names separated by ; or ,. Unknown names are returned unchanged.
 
     A text that is not a name and consists of sampler letters is a sequence of samplers.
     """

@@ -28,7 +28,7 @@ def _key(text: str) -> str:
 
 
 def _keys_problem(values: Any) -> str:
-    """Return what is wrong with the keys, without quoting them."""
+    """Return the error in the keys, without quoting the keys."""
     good = isinstance(values, tuple) and all(_is_key(value) for value in values)
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 
@@ -42,7 +42,7 @@ _repeated = partial(option, (), kind=NAMES, repeat=True)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions(Options):
-    """Where the server listens, who may use it, and its limits."""
+    """The address of the server, the clients that may use it, and its limits."""
 
     TITLE: ClassVar[str] = "Server"
     host: str = option(

@@ -1,4 +1,4 @@
-"""Show options as function arguments in `help`."""
+"""Show options as function arguments in Python's `help`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def types_of(group: type[Options]) -> dict[str, Any]:
 
 
 def _lines(each: DeclaredOption) -> Iterator[str]:
-    """Yield the help of an option: type, default and unit, then its effect and the meaning of a None default."""
+    """Yield the help lines of an option: type, default and unit, then its effect and the meaning of a None default."""
     unit = f" ({each.option.unit})" if each.option.unit else ""
     meaning = f" [{each.option.shown}]" if each.default is None else ""
     yield f"    {each.name}: {each.type} = {each.default!r}{unit}"

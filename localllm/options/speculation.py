@@ -11,7 +11,7 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, integer, one_of
 
 KINDS = ("off", "ngram", "draft", "auto")
-MOST_DRAFTED = 15  # 16 rows with the preceding token; costs are measured up to 16 rows
+MOST_DRAFTED = 15  # 16 tokens with the preceding token; costs are measured up to 16 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class SpeculationOptions(Options):
 
     @property
     def most_drafted(self) -> int:
-        """The maximum number of drafted tokens: `draft_max`, clamped to the maximum of a verifying pass."""
+        """The maximum number of drafted tokens: `draft_max`, limited to the maximum of a verify pass."""
         return min(self.draft_max, MOST_DRAFTED)
 
     @property
     def kind(self) -> str:
-        """The drafter. By default auto with a draft model, otherwise off."""
+        """The drafter. The default is auto with a draft model, otherwise off."""
         return self.spec or ("auto" if self.model_draft else "off")

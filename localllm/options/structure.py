@@ -1,4 +1,4 @@
-"""The constraints a request can set on its answer: a schema, a grammar, tool calls, a reasoning budget."""
+"""The constraints that a request can set on its output: a schema, a grammar, tool calls, a reasoning budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StructureError(LocalLLMError):
 
 
 class NotFinished(StructureError):
-    """The compiling child was killed or got no CPU time, which does not depend on the grammar.
+    """The compiling child process was killed or got no CPU time, which does not depend on the grammar.
 
     Retry after `retry_after` seconds.
     """
@@ -24,7 +24,7 @@ class NotFinished(StructureError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The required structure of an answer; one field is set. `lark`, `gbnf` and `regex` are sources."""
+    """The required structure of the output. Exactly one field is set. `lark`, `gbnf` and `regex` are sources."""
 
     schema: Mapping[str, Any] | None = None
     any_object: bool = False  # any JSON object
@@ -35,15 +35,15 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """The constraints of an answer to messages: a structure, or calls of `tools`; and a reasoning budget."""
+    """The constraints on the output: a structure or calls of `tools`, and a reasoning budget."""
 
     structure: Structure | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     parallel: bool = True  # several calls are allowed
     reasoning_tokens: int | None = None
-    forced: bool = True  # a call is required; otherwise optional
+    forced: bool = True  # a call is required; otherwise calls are optional
 
     @property
     def free(self) -> bool:
-        """Whether the answer is unconstrained."""
+        """Whether the output is unconstrained."""
         return self.structure is None and not self.tools and self.reasoning_tokens is None

@@ -1,4 +1,4 @@
-"""Reasoning options of a request, and the template variables for them. Templates support different variables."""
+"""Reasoning options of a request, and the template variables for them. Each template supports different variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SWITCHES = frozenset(("enable_thinking", "thinking"))  # template variables that
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model reasons before it answers. By default it does if it can (`with_thinking`)."""
+    """How a model reasons before it answers. By default, it reasons if it can (`with_thinking`)."""
 
     enabled: bool | None = None
     effort: str = ""  # low, medium, high: for templates that support it; "none": no reasoning
@@ -26,7 +26,7 @@ class Thinking:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables for a chat template, which ignores unknown ones."""
+        """The variables for a chat template, which ignores unknown variables."""
         enabled, effort = self.enabled, self.effort
         if effort == "none":
             enabled, effort = False, ""

@@ -1,5 +1,5 @@
-"""Parse the streamed text of an answer into reasoning, content and tool calls.
+"""Parse streamed output into reasoning, content and tool calls.
 
 May import: template, generation.
-Begin with: reader.py, then calls.py (one parser per call format) and incoming.py (its input).
+Begin with: reader.py, then calls.py (one parser per call format) and incoming.py (the input of the parsers).
 """

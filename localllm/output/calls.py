@@ -1,8 +1,8 @@
-"""Parse tool calls from the text of an answer; each call format in `template/format.py` has a parser.
+"""Parse tool calls in the output. Each call format in `template/format.py` has a parser.
 
-A parser runs after the marker that begins a call. If no call follows, it returns False and outputs nothing; its caller
-then outputs the text unchanged. Once a call has been started in the output, it stays a call. If it turns out to be
-malformed or truncated, its arguments remain an incomplete JSON object, which no client can run by mistake.
+A parser runs after the marker that begins a call. If no call follows, it returns False and outputs nothing, and its
+caller outputs the text unchanged. Once a call has been started, it stays a call. If it turns out to be malformed or
+truncated, its arguments remain an incomplete JSON object, which no client can run by mistake.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALLABLE = re.compile(rf"[^\s<>{{}}\[\]\"'`|]{{1,{MOST_NAME}}}")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Shared by all parsers of calls."""
+    """The state and options that all call parsers share."""
 
     text: Incoming
     out: PartsWriter
@@ -85,7 +85,7 @@ class _ObjectCall:
     def read(self) -> Wait[bool]:
         text = self._text
         text.take(1)
-        depth = 1  # {"type": "function", "function": {"name": ...}} is accepted, too
+        depth = 1  # also accepts {"type": "function", "function": {"name": ...}}
         while depth:
             yield from text.spaces()
             if (yield from text.accept("}")):
@@ -130,7 +130,7 @@ class _ObjectCall:
         return self._context.names(self._name) and not (self._form.bare and self._name not in self._context.tools)
 
     def _bare_other(self, key: str) -> bool:
-        """Return whether this key shows that a JSON answer is not a call."""
+        """Return whether this key shows that a JSON object is content and not a call."""
         return self._form.bare and not self._started and key != "type"
 
     def _late_arguments(self) -> Wait[bool]:
@@ -187,7 +187,7 @@ _BEFORE_BRACE = re.compile(r"[^{]*")
 
 
 def up_to(text: Incoming, end: str) -> Wait[str | None]:
-    """Take the text up to and including `end`, and return the part before it; None if it does not come soon."""
+    """Take the text up to and including `end`, and return the part before it, or None if `end` does not follow soon."""
     parts: list[str] = []
     found = yield from text.until(Markers((end,)), parts.append, _MOST_HEADER)
     return "".join(parts) if found else None

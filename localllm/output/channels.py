@@ -1,4 +1,4 @@
-"""Headers of messages inside an answer, for formats that have them: the kind of a message and its recipient."""
+"""Headers of messages in the output, for formats that have them: the kind of a message and its recipient."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>)
 
 @dataclass(frozen=True, slots=True)
 class ChannelHeader:
-    """The kind of a message. The kind "goes on" continues the previous one."""
+    """The kind of a message. The kind "goes on" continues the previous message."""
 
     kind: Literal["content", "reasoning", "call", "goes on"]
-    name: str = ""  # the tool's name in the header
+    name: str = ""  # name of the tool in the header
 
     @classmethod
     def read(cls, channels: Channels, header: str) -> ChannelHeader:
@@ -39,7 +39,7 @@ class ChannelHeader:
 
 
 def open_header(channels: Channels, prompt_tail: str) -> ChannelHeader | None:
-    """Return the header of the message that the prompt begins; None if the answer starts with a header."""
+    """Return the header of the message that the prompt begins, or None if the output starts with a header."""
     if channels.kind == "arrows":
         return None if prompt_tail.endswith(channels.start) else ChannelHeader("content")
     found = _OPEN.search(prompt_tail)
@@ -47,7 +47,7 @@ def open_header(channels: Channels, prompt_tail: str) -> ChannelHeader | None:
 
 
 def is_header(channels: Channels, text: Incoming) -> Wait[bool]:
-    """Return whether the answer continues with a header."""
+    """Return whether the output continues with a header."""
     return (yield from text.follows(_STARTS))
 
 

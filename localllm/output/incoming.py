@@ -1,7 +1,7 @@
-"""`Incoming`: the text of an answer as it arrives, with the operations that parsers need.
+"""`Incoming`: streamed text, with the operations that parsers need.
 
-A parser is a generator that yields when it needs text that has not arrived yet. So its code reads as if the text were
-complete. Consumed text is dropped, and no text is searched twice, so the time is linear in the text.
+A parser is a generator that yields when it needs text that has not arrived yet, so its code reads as if the text were
+complete. Consumed text is dropped, and no text is searched twice, so the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from localllm.template.format import SPACES
 
 _T = TypeVar("_T")
 Wait = Generator[None, None, _T]  # yields to wait for more text
-Show = Callable[[str], object]  # receives text that is certain
+Show = Callable[[str], object]  # receives text that no longer changes
 
-MOST_SPACES = 256  # maximum length of white space that can be a gap between two parts
+MOST_SPACES = 256  # maximum length of white space between two parts
 MOST_BACK = 4096  # maximum characters to go back and parse again
 _NOWHERE = sys.maxsize
 
@@ -37,13 +37,14 @@ class Markers:
         return self._any.search(text, start)
 
     def unfinished(self, text: str, start: int) -> int:
-        """Return the start of the longest suffix of `text` that may become a marker; `len(text)` without one."""
+        """Return the start of the longest suffix of `text` that may become a marker, or `len(text)` without such a
+        suffix."""
         first = max(start, len(text) - self._longest)
         return next((place for place in range(first, len(text)) if text[place:] in self._starts), len(text))
 
 
 class Incoming:
-    """Text that arrives with `push` and ends with `close`. Methods that return a `Wait` may wait for more."""
+    """Text that arrives with `push` and ends with `close`. Methods that return a `Wait` may wait for more text."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -62,7 +63,7 @@ class Incoming:
 
     @property
     def empty(self) -> bool:
-        """Whether all text has been taken, and none of it may be read again."""
+        """Whether all text has been consumed, and no record needs it again."""
         return self._at == len(self._text) and not self._records
 
     def close(self) -> None:
@@ -71,11 +72,12 @@ class Incoming:
     # -- recording -------------------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Record everything that is taken from here on, until `back` or `forget`. Records nest."""
+        """Record all text that is consumed from here on, until `back` or `forget`. Records nest."""
         self._records.append(_Record(self._at, [len(outer.taken) for outer in self._records]))
 
     def back(self) -> str:
-        """End the last record and go back to its start. If that is too far, return the text taken since instead."""
+        """End the last record and go back to its start. If that is too far, return the text consumed since then
+        instead."""
         record = self._records.pop()
         record.check(self._at)
         if record.start == _NOWHERE:
@@ -101,7 +103,7 @@ class Incoming:
         return taken
 
     def peek(self, count: int = 1) -> Wait[str]:
-        """Return the next `count` characters without consuming them; fewer only at the end."""
+        """Return the next `count` characters without consuming them. At the end of the text there may be fewer."""
         while len(self._text) - self._at < count and not self.ended:
             yield
         return self._text[self._at : self._at + count]
@@ -120,16 +122,16 @@ class Incoming:
             yield
 
     def accept_one(self, texts: Iterable[str]) -> Wait[str]:
-        """Consume and return the longest of `texts` that comes next; "" if none does."""
+        """Consume and return the longest of `texts` that comes next, or "" if none of them does."""
         for text in sorted(texts, key=len, reverse=True):
             if (yield from self.accept(text)):
                 return text
         return ""
 
     def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
-        """Consume and show up to `most` characters, until the first that does not match `pattern` (`[...]*`).
+        """Consume and show up to `most` characters, until the first character that does not match `pattern` (`[...]*`).
 
-        Return their number.
+        Return the number of characters.
         """
         left = most
         while left:
@@ -189,7 +191,7 @@ _SPACES = re.compile(f"[{SPACES}]*")
 
 
 class _Record:
-    """The text taken since `start`. `outer`: the length of each outer record when this one began."""
+    """The text consumed since `start`. `outer` is the length of each outer record when this record began."""
 
     __slots__ = ("outer", "start", "taken")
 
@@ -204,7 +206,7 @@ class _Record:
 
 
 def run_whole(parser: Callable[[Incoming], Wait[_T]], text: str) -> tuple[_T, bool]:
-    """Run a parser over a complete text. Return its result, and whether it consumed everything."""
+    """Run a parser over a complete text. Return its result, and whether it consumed the whole text."""
     incoming = Incoming()
     incoming.push(text)
     incoming.close()

@@ -1,8 +1,8 @@
 """Convert values written by models to JSON while they stream.
 
 JSON passes unchanged. Python's keywords and quotes, Gemma's quotes and bare keys, raw line breaks in strings, and
-trailing commas are converted. Anything else ends the value: the output so far is then the start of a JSON value, never
-a complete one.
+trailing commas are converted. Any other text ends the value. The output is then an incomplete JSON value, never a
+complete one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def escaped(text: str) -> str:
 
 
 def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
-    """Convert the next value and return whether it is complete. Text that is not part of it is not consumed."""
+    """Convert the next value and return whether it is complete. Text after the value is not consumed."""
     closers: list[str] = []
     comma = ""  # written if another item follows
     while True:  # before an item: a value, or a key and its value
@@ -149,7 +149,7 @@ def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
 
 
 def _escape(text: Incoming, show: Show) -> Wait[bool]:
-    """Convert an escape of JSON or Python; a backslash before any other character is literal."""
+    """Convert an escape of JSON or Python. A backslash before any other character is literal."""
     pair = yield from text.peek(2)
     if len(pair) < 2:
         return False
@@ -178,7 +178,7 @@ def converted(text: str) -> str | None:
 
 
 def plain_string(parts: list[str], most: int) -> str | None:
-    """Return the string for these parts of its JSON; None if it is invalid or longer than `most`."""
+    """Return the string that these parts of JSON encode, or None if it is invalid or longer than `most`."""
     if sum(map(len, parts)) > 6 * most + 2:
         return None
     value = json.loads("".join(parts))

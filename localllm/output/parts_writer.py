@@ -1,4 +1,4 @@
-"""`PartsWriter`: collects the parts of an answer as the reader finds them.
+"""`PartsWriter` collects the parts of the output that the reader finds.
 
 White space before and after reasoning, content and tool calls is dropped, so it is held back until text follows.
 Content that continues after a call or reasoning keeps the white space between its parts.
@@ -19,19 +19,19 @@ Kind = Literal["reasoning", "content"]
 
 
 class PartsWriter:
-    """Collects parts. `blank`: no text was shown since reasoning or a call ended, or since the start."""
+    """Collects parts. `blank` is true until text is shown after the start, after reasoning or after a call."""
 
     def __init__(self, make_id: Callable[[], str]) -> None:
         self._parts: list[Part] = []
         self._make_id = make_id
         self.count = 0  # number of calls so far
         self._kind: Kind = "content"
-        self._held = ""  # trailing white space, which may be the end of the text
+        self._held = ""  # trailing white space, which may be at the end of the text
         self._flowing = False  # in a run of white space that is too long to hold back
         self._stripping = False  # dropping white space before the text
         self._spoke = False  # content was shown
         self._gap = ""  # white space at the end of the last content, before reasoning or a call
-        self._skipped = ""  # white space dropped since then
+        self._skipped = ""  # white space dropped after that
         self.blank = True
         self.called = False  # the last part was a call
         self.within_text = False  # the latest text was shown to its last character, and more may follow
@@ -43,9 +43,9 @@ class PartsWriter:
         return joined
 
     def enter(self, kind: Kind, resumed: bool = False) -> None:
-        """Begin reasoning or content. White space at the end of the text so far is dropped, or kept as a gap.
+        """Begin reasoning or content. White space at the end of the previous text is dropped, or kept as a gap.
 
-        `resumed`: the text began in the prompt, so white space at its start is kept.
+        If `resumed`, the text began in the prompt, so white space at its start is kept.
         """
         self.within_text = False
         if self._kind == "content":
@@ -119,7 +119,7 @@ class PartsWriter:
             self._parts.append(CallArguments(self.count - 1, json))
 
     def finish(self) -> None:
-        """End the answer. White space after content is kept; white space without other content is not."""
+        """End the output. White space after content is kept; white space without other content is dropped."""
         if self._kind == "content" and self._held:
             self._show(self._held)
         self._held = ""
@@ -130,7 +130,8 @@ class PartsWriter:
 
 
 def whole_calls(parts: Sequence[Part]) -> bool:
-    """Return whether `parts`, as `drain` returns them, have calls and the arguments of all are complete JSON."""
+    """Return whether `parts`, as `drain` returns them, contain calls, and the arguments of all calls are complete
+    JSON."""
     texts = {part.index: "" for part in parts if isinstance(part, CallStart)}
     texts |= {part.index: part.json for part in parts if isinstance(part, CallArguments)}
     try:
@@ -140,7 +141,7 @@ def whole_calls(parts: Sequence[Part]) -> bool:
 
 
 def _kind_of(part: Part) -> object:
-    """Return a key that parts share if they can be joined."""
+    """Return a key that is equal for parts that can be joined."""
     match part:
         case Reasoning() | Content():
             return type(part)

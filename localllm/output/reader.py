@@ -5,8 +5,8 @@
         parts = reader.push(text)
     parts = reader.finish()
 
-The text has to contain the control tokens in `AnswerFormat.visible`, and no other control tokens. The joined parts do
-not depend on how the text is split into chunks. A malformed call raises no error: it becomes content as it was written.
+The text must contain the control tokens in `AnswerFormat.visible`, and no other control tokens. The joined parts do not
+depend on how the text is split into chunks. A malformed call raises no error, but becomes content exactly as written.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def make_id() -> str:
 class AnswerReader:
     """Parses one answer.
 
-    `tools`: the tools that may be called, in OpenAI's format. `prompt_tail`: the end of the prompt, which shows whether
-    reasoning has begun. `inline`: reasoning stays in the content, as the model writes it. Without `read_calls`, tool
-    calls stay in the content too. `resumed`: the reasoning or the content began in the prompt, so its start marker is
-    not shown inline.
+    `tools` are the tools that may be called, in OpenAI's format. `prompt_tail` is the end of the prompt, which shows
+    whether reasoning has begun. With `inline`, reasoning stays in the content, in the model's format. Without
+    `read_calls`, tool calls stay in the content too. With `resumed`, the reasoning or the content began in the prompt,
+    so its start marker is not shown inline.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AnswerReader:
         next(self._run, None)
 
     def push(self, text: str) -> tuple[Part, ...]:
-        """Return the parts that more text completed."""
+        """Return the parts that this text completes."""
         assert not self._finished, "the answer has ended"
         if self._plain is not None and text and text[-1] not in SPACES:  # fast path, for most tokens
             starts, kind = self._plain
@@ -106,7 +106,8 @@ class AnswerReader:
         return self._out.drain()
 
     def finish(self, cut: bool = False) -> tuple[Part, ...]:
-        """End the answer; return the parts of text that was held back. `cut`: the answer was cut off."""
+        """End the answer, and return the parts of text that was held back. `cut` is true if the answer was
+        truncated."""
         self._finished, self._cut = True, cut
         self._text.close()
         next(self._run, None)
@@ -138,7 +139,7 @@ class AnswerReader:
         yield from self._content()
 
     def _content(self, calls: bool = True) -> Wait[str]:
-        """Read content, and the reasoning and `calls` in it; return the marker that ends it, or ""."""
+        """Read content, and the reasoning and `calls` in it. Return the marker that ends it, or ""."""
         markers = self._content_markers if calls else self._plain_markers
         while True:
             if calls:
@@ -163,7 +164,8 @@ class AnswerReader:
             out.text(marker)
 
     def _reasoning(self, start: str, resumed: bool = False) -> Wait[None]:
-        """Read reasoning that began with `start`. Calls in it are reasoning text, unless the format says otherwise."""
+        """Read reasoning that began with `start`. Calls in it are reasoning text, unless the format allows calls
+        there."""
         thinking = self._format.thinking
         if self._inline and thinking.ended_by and (yield from self._text.follows(thinking.ended_by)):
             start = ""  # the reasoning is empty
@@ -195,7 +197,8 @@ class AnswerReader:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
-        """Read the calls after a marker; without valid calls, show the text. `strict`: only calls of known tools."""
+        """Read the calls after a marker. Without valid calls, show the text. If `strict`, only calls of known tools are
+        valid."""
         self._text.record()
         called = yield from self._calls(marker, replace(self._context, strict=strict))
         if not called:
@@ -206,7 +209,7 @@ class AnswerReader:
     def _last_calls(self, marker: str) -> Wait[bool]:
         """Read the calls after a marker in reasoning. They count if they are complete and the answer ends with them.
 
-        Otherwise the model only mentions them, and they are part of the reasoning.
+        Otherwise the model only mentions the calls, and they are part of the reasoning.
         """
         text, trial = self._text, self._out.trial()
         context = replace(self._context, out=trial, strict=True)
@@ -280,7 +283,7 @@ class AnswerReader:
     def _header(self, before: str, named: bool) -> Wait[ChannelHeader]:
         """Read the header of a message, after the marker `before`. Text that is not a header is content.
 
-        `named`: a header that names an unknown tool does not count.
+        If `named`, a header that names an unknown tool is not a header.
         """
         channels = self._format.channels
         assert channels is not None
@@ -300,7 +303,7 @@ class AnswerReader:
         return ChannelHeader("goes on")
 
     def _message(self, header: ChannelHeader, begun: bool) -> Wait[str]:
-        """Read a message; return the marker that ends it, or "". `begun`: the message began in the prompt."""
+        """Read a message; return the marker that ends it, or "". If `begun`, the message began in the prompt."""
         thinking = self._format.thinking
         if header.kind == "reasoning":
             self._enter_reasoning("" if begun else thinking.start, begun)
@@ -338,7 +341,7 @@ class AnswerReader:
 def with_parts(event: Event, reader: AnswerReader | None) -> Event:
     """Return an event with the parts that its text completes. Without a reader, all text is content.
 
-    The reason of an answer that ended by itself and called tools is "tool_calls".
+    If an answer ended by itself and called tools, its finish reason is "tool_calls".
     """
     if isinstance(event, Token):
         if not event.text:

@@ -12,7 +12,7 @@ from localllm.output.literal import escaped
 from localllm.output.values import STRING, Property, argument
 from localllm.template.format import NestedCalls, Pattern, TaggedCalls
 
-_MOST_DEPTH = 50  # nesting of elements
+_MOST_DEPTH = 50  # maximum nesting of elements
 
 
 def tagged_call(context: CallContext, form: TaggedCalls) -> Wait[bool]:
@@ -53,7 +53,8 @@ def _next_is(text: Incoming, marker: str) -> Wait[bool]:
 
 
 def _tag_name(text: Incoming, begin: Pattern) -> Wait[str]:
-    """Take the remainder of a call's start tag. If the format has no end of the tag, the name ends at the next tag."""
+    """Take the remainder of the start tag of a call. If the tag has no end marker in this format, the name ends at the
+    next tag."""
     header = (yield from up_to(text, begin.end)) if begin.end else (yield from text.run(_UNTAGGED, MOST_NAME))
     fields = begin.read(header) if header is not None else None
     return fields["name"].strip() if fields is not None else ""
@@ -63,7 +64,7 @@ _UNTAGGED = re.compile(r"[^<]*")
 
 
 def _types(fields: Any, schema: Property) -> frozenset[str] | None:
-    """Return an argument's types: from its tag, else from the schema."""
+    """Return the types of an argument: from its tag, else from the schema."""
     if fields.get("string") == "true" or fields.get("type") == "string":
         return STRING
     if "string" in fields or "type" in fields:
@@ -91,7 +92,8 @@ def _tag_value(text: Incoming, form: TaggedCalls, types: frozenset[str] | None, 
 
 
 def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
-    """Read up to the closing tag after which the call continues. Before other text, the tag is part of the value."""
+    """Read up to the closing tag after which the call continues. A closing tag before other text is part of the
+    value."""
     markers = Markers((form.close, "\n" + form.close) if form.lines else (form.close,))
     following = (form.key.start, form.end, form.section[1] or form.end)
     while marker := (yield from text.until(markers, show)):
@@ -105,7 +107,7 @@ def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
 
 
 def nested_call(context: CallContext, form: NestedCalls) -> Wait[bool]:
-    """Read a name and an element for each argument."""
+    """Read a name and one element per argument."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
     if not context.names(name) or not (yield from text.follows((form.prefix,))):
@@ -131,7 +133,7 @@ def nested_call(context: CallContext, form: NestedCalls) -> Wait[bool]:
 
 
 def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int = 0) -> Wait[str | None]:
-    """Return the JSON of an element's content, and consume its closing tag; None if it is malformed."""
+    """Return the JSON of an element's content, and consume its closing tag. Return None if the element is malformed."""
     parts: list[str] = []
     if schema.types is not None and "string" in schema.types:  # text, even if it contains tags
         ended = yield from text.until(Markers((f"{prefix}</{key}>",)), parts.append)
@@ -155,7 +157,7 @@ def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int
 
 
 def _joined(inside: list[tuple[str, str]], own: str, schema: Property) -> str:
-    """Return an element's JSON: a list if the schema or the child elements say so, an object, or text."""
+    """Return the JSON of an element: a list if the schema or the child elements show one, an object, or text."""
     types = schema.types
     if inside and all(key == "item" for key, _ in inside) and (types is None or "array" in types):
         return f"[{', '.join(value for _, value in inside)}]"

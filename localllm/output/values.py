@@ -1,4 +1,4 @@
-"""Convert an argument that a model wrote as text to JSON, according to its tool's schema."""
+"""Convert an argument that a model wrote as text to JSON, according to the schema of the tool."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Property:
 
     @property
     def types(self) -> frozenset[str] | None:
-        """The allowed JSON types; None if any."""
+        """The allowed JSON types, or None if all types are allowed."""
         return self._types
 
     @property
@@ -64,7 +64,7 @@ class Property:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The strings of an enum; empty if other values are possible."""
+        """The strings of an enum. The result is empty if other values are possible."""
         values = self._schema.get("enum")
         texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
         return tuple(values) if texts and isinstance(values, list) else ()

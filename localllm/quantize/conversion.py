@@ -1,4 +1,4 @@
-"""Stream tensors through worker threads, which read, convert and quantize rows; results arrive in order.
+"""Stream tensors through worker threads, which read, convert and quantize rows. Results arrive in order.
 
 A few chunks of rows are in progress at any time. No tensor is completely in memory, unless a method requires it. NumPy
 and the compiled quantizers release the GIL, so threads run in parallel.
@@ -28,7 +28,7 @@ from localllm.quantize.jobs import Job, QuantizeError
 
 U8 = NDArray[np.uint8]
 
-CHUNK = 1 << 18  # values that one thread converts at a time: a megabyte of float32, which fits a core's cache
+CHUNK = 1 << 18  # values that one thread converts at a time: a megabyte of float32, which fits in a core's cache
 COPIED = 1 << 22  # values copied at a time
 AHEAD = 3  # chunks in progress per thread
 
@@ -38,8 +38,8 @@ class Error:
     """The error of a stored tensor, as sums over its values. The `weighted` sums use the importance of each column."""
 
     values: int = 0
-    squares: float = 0.0  # squares of the values
-    missed: float = 0.0  # squares of the errors
+    squares: float = 0.0  # sum of the squared values
+    missed: float = 0.0  # sum of the squared errors
     weighted_squares: float = 0.0
     weighted_missed: float = 0.0
     largest: float = 0.0
@@ -63,7 +63,7 @@ class Error:
 
     @property
     def weighted(self) -> float | None:
-        """Root of the relative squared error, weighted by the importance of each column; None without importance."""
+        """Root of the relative squared error, weighted by the importance of each column, or None without importance."""
         return float(np.sqrt(self.weighted_missed / self.weighted_squares)) if self.weighted_squares else None
 
 
@@ -90,7 +90,7 @@ def conversion(
 ) -> Iterator[list[NewTensor]]:
     """Return the new tensors for `write_gguf`, which must request their data once and in this order.
 
-    Reading them raises QuantizeError, with the tensor's name, for numbers that cannot be stored.
+    Reading them raises QuantizeError, with the name of the tensor, for values that cannot be stored.
     """
     pool = ThreadPoolExecutor(how.threads, thread_name_prefix="quantize")
     try:
@@ -163,7 +163,8 @@ def _tasks(job: Job, tensor: Tensor, how: ConversionSettings) -> Iterator[Callab
 
 
 def _importance(job: Job, imatrix: Imatrix | None) -> F32 | None:
-    """Return importance (experts, columns) per column. As in llama-quantize, embeddings ignore a wrong size."""
+    """Return the importance of each column, (experts, columns). As in llama-quantize, embeddings ignore an importance
+    of the wrong size."""
     if imatrix is None:
         return None
     try:
@@ -208,7 +209,7 @@ def _whole(job: Job, tensor: Tensor, how: ConversionSettings, method: Method) ->
 
 
 def _check(job: Job, rows: U8, values: F32, start: int) -> None:
-    """Reject NaN and numbers beyond half precision. Quantized blocks reject them anyway; unquantized formats do not."""
+    """Reject NaN and values beyond half precision. Quantized blocks reject them anyway; unquantized formats do not."""
     if FORMATS[job.after].block_values > 1:
         return
     kept = quant.dequantize(rows, job.after)

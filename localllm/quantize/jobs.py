@@ -30,7 +30,7 @@ class QuantizeError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One tensor: its format and bytes before and after."""
+    """One tensor: its format and bytes before and after quantization."""
 
     name: str
     shape: tuple[int, ...]  # row-major
@@ -60,7 +60,7 @@ class Job:
 
 
 def plan_jobs(source: Source, mix: QuantMix, options: MixOptions) -> list[Job]:
-    """Return a job for every tensor, in llama-quantize's writing order. Reads no tensor."""
+    """Return a job for every tensor, in llama-quantize's writing order. No tensor is read."""
     tensors = _tensors(source)
     return [
         _job(tensor, choice)
@@ -71,12 +71,12 @@ def plan_jobs(source: Source, mix: QuantMix, options: MixOptions) -> list[Job]:
 
 
 def copy_jobs(source: Source) -> list[Job]:
-    """Keep every tensor unchanged."""
+    """Return jobs that keep every tensor unchanged."""
     return [_job(tensor, FormatChoice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
 
 
 def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
-    """Give every tensor the format in `formats`, or keep it."""
+    """Return jobs that give each tensor its format in `formats`, or keep the tensor."""
     found = []
     for name, shape, now in _tensors(source):
         format_name = formats.get(name, now)
@@ -109,7 +109,7 @@ def _job(tensor: tuple[str, tuple[int, ...], str], choice: FormatChoice) -> Job:
 def check_jobs(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
     """Raise QuantizeError for the first tensor that must not or cannot be converted, with the reason and a remedy.
 
-    `important`: the tensors that an importance matrix covers, or will cover.
+    `important` has the tensors that an importance matrix covers, or will cover.
     """
     for job in jobs:
         if not job.changes:
@@ -131,9 +131,10 @@ def check_jobs(jobs: Sequence[Job], important: Collection[str], allow_requantize
 def metadata(
     stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
 ) -> dict[str, Stored]:
-    """Return the keys of the new file: the old file's keys, and those added by llama-quantize, in its order.
+    """Return the metadata keys of the new file: the keys of the old file, and the keys that llama-quantize adds, in its
+    order.
 
-    `file_type` None keeps the old file's value, if any.
+    `file_type` None keeps the value of the old file, if any.
     """
     found = dict(stored)
     found.pop(_VERSION_KEY, None)

@@ -1,4 +1,5 @@
-"""The input of a quantization: a GGUF file or a converted folder, with metadata and tensors that are read by rows."""
+"""The input of a quantization: a GGUF file or a converted checkpoint, with metadata and tensors that are read by
+rows."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ _PART_SUFFIX = re.compile(r"-00001-of-\d{5}$")
 
 
 class Source(Protocol):
-    """An opened model: `localllm.gguf.GGUFFile`, or a folder converted by `localllm.convert`."""
+    """An open model: a `localllm.gguf.GGUFFile`, or a checkpoint opened by `localllm.convert`."""
 
     @property
     def path(self) -> Path: ...
     @property
-    def stored(self) -> Mapping[str, Stored]: ...  # as `write_gguf` takes it, every number with its stored type
+    def stored(self) -> Mapping[str, Stored]: ...  # metadata for `write_gguf`, with every number in its stored type
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...
     def __enter__(self) -> Any: ...
@@ -37,7 +38,7 @@ class Source(Protocol):
 
 
 def open_source(name: str) -> Source:
-    """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face folder."""
+    """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face checkpoint."""
     path = resolve(name, folders=True)
     if path.is_dir():
         return open_checkpoint(path)
@@ -46,7 +47,8 @@ def open_source(name: str) -> Source:
 
 
 def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
-    """Return the properties that a mix's rules use. For a per-layer number, return the first layer's."""
+    """Return the properties that the rules of a mix use. A per-layer number is represented by its value in the first
+    layer."""
     architecture = str(stored.get("general.architecture", ""))
 
     def first(key: str, default: int) -> int:
@@ -62,12 +64,12 @@ def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
 
 
 def default_target(path: Path, kind: str) -> Path:
-    """Return the default output: next to the input, with the new type replacing the old one in the name."""
+    """Return the default output: next to the input, with the new type in place of the old type in the name."""
     stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")
     stem = _TYPE_SUFFIX.sub("", _PART_SUFFIX.sub("", stem))
     return path.with_name(f"{stem}-{kind}.gguf")
 
 
 def values_of(tensor: Tensor) -> int:
-    """Return how many numbers a tensor holds."""
+    """Return the number of values in a tensor."""
     return int(np.prod(tensor.shape, dtype=np.int64))

@@ -22,14 +22,14 @@ CONTEXT, WINDOWS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The goal; one of the two is set, the other is 0."""
+    """The goal. One of the two fields is set, and the other is 0."""
 
     max_bytes: int = 0
     max_kld: float = 0.0
 
 
 def candidates(source: Source, options: MixOptions, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """Return the formats to try for each tensor: its current one and smaller ones, or the user's."""
+    """Return the formats to try for each tensor: the current format and smaller formats, or the user's choice."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)
@@ -64,7 +64,7 @@ def jobs_for(
     force: bool = False,
     allow_requantize: bool = False,
 ) -> tuple[list[Job], float | None]:
-    """Return the jobs that reach the goal, and their measured divergence on the text. `force`: as in LoadOptions.
+    """Return the jobs that reach the goal, and their measured divergence on the text. `force` is as in LoadOptions.
 
     A file that already fits keeps every tensor, and nothing is measured (None). Otherwise quantized tensors raise
     QuantizeError, unless `allow_requantize`.
@@ -73,7 +73,7 @@ def jobs_for(
         return copy_jobs(source), None
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
-    check_jobs(given_jobs(source, coarsest), list(coarsest), allow_requantize)  # before anything is measured
+    check_jobs(given_jobs(source, coarsest), list(coarsest), allow_requantize)  # check before anything is measured
     _check_possible(source, goal, coarsest)
     with Trial(
         source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress,
@@ -105,7 +105,8 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
-    """Return the bytes of the file without the tensors to choose formats for, but with the padding of every tensor."""
+    """Return the bytes of the file except the tensors whose formats are chosen, but with the padding of every
+    tensor."""
     jobs = given_jobs(source, kept)
     own = {job.name: job.bytes_after for job in jobs}
     return size_of(source, jobs) - sum(own[name] for name in chosen) + 32 * len(chosen)

@@ -1,7 +1,7 @@
-"""The samplers: each is a pure function from candidates to fewer, or differently weighted, candidates.
+"""The samplers of the chain. Each is a pure function that removes or reweights candidates.
 
-They behave like llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as there, probabilities are float64.
-Equal logits are ordered by token id, which llama.cpp leaves undefined. `SAMPLERS` lists them all.
+They behave like llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as in llama.cpp; probabilities are
+float64. Equal logits are ordered by token id, which llama.cpp leaves undefined. `SAMPLERS` lists all samplers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from localllm.sampling.feedback import FITTED, Feedback, toward, zipf_count
 from localllm.sampling.infill import Spellings, continuations_of
 from localllm.sampling.repetition import Breakers, continuations, window_counts
 
-HIGHEST = 1e20  # far above the largest logit of any working model; below it, no computation here overflows
+HIGHEST = 1e20  # far above the largest logit of any working model; below it, no computation in this module overflows
 COLDEST = 1e-10  # lower temperatures count as 0
-# Error bound of a total probability from float32 weights: 88 * 2^-24 from rounding exponents, 3 * 2^-24 of np.exp, 40 *
-# 2^-24 of the pairwise sum, doubled.
+# Error bound of a total probability computed from float32 weights: 88 * 2^-24 from rounding exponents, 3 * 2^-24 from
+# np.exp, and 40 * 2^-24 from the pairwise sum, doubled.
 _DOUBT = 2e-5
-_RUN = 8192  # candidates whose float32 weights are summed at a time: they fit in the CPU cache, and need no fresh pages
+_RUN = 8192  # candidates whose float32 weights are summed at a time: they fit in the CPU cache and need no new pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Candidates:
 class SamplingContext:
     """The inputs of a sampler besides its options.
 
-    They are the tokens so far, DRY's sequence breakers, XTC's seed, the spellings for infill, whether the constraint
-    allows a token, and the feedback for Mirostat and adaptive-p.
+    They are the tokens so far, DRY's sequence breakers, XTC's seed, the token texts for infill, whether the constraint
+    allows a token, and the feedback state of Mirostat and adaptive-p.
     """
 
     history: Sequence[int] = ()
@@ -69,14 +69,14 @@ class SamplingContext:
 def softmax(candidates: Candidates) -> Doubles:
     """Return probabilities (n,); at least one logit must be finite."""
     weights: Doubles = candidates.logits.astype(np.float64)
-    weights -= candidates.peak  # in place: fresh pages for a whole vocabulary take as long as the arithmetic
+    weights -= candidates.peak  # in place: allocating new pages for a whole vocabulary takes as long as the arithmetic
     np.exp(weights, out=weights)
     weights /= weights.sum()
     return weights
 
 
 def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
-    """Return probabilities p (n,), -log p (n,) in nats, and the entropy. If p is 0, -log p is about 1000."""
+    """Return the probabilities p (n,), the surprisals -log p (n,) in nats (about 1000 if p is 0), and the entropy."""
     below = np.maximum(candidates.logits.astype(np.float64) - candidates.peak, -1000.0)
     weights = np.exp(below)
     total = float(weights.sum())
@@ -86,7 +86,7 @@ def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
 
 
 def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices], Doubles]) -> Candidates:
-    """Return the candidates ordered by id, with `change(logits, which)` applied to those at `ids[which]`.
+    """Return the candidates ordered by id, with `change(logits, which)` applied to the logits of `ids[which]`.
 
     Raises SamplingError if no token remains.
     """
@@ -121,13 +121,15 @@ def penalties(candidates: Candidates, options: SamplingOptions, context: Samplin
 
 
 def dry(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Don't Repeat Yourself: lower tokens that continue a repetition of n tokens by multiplier * base^(n - allowed)."""
+    """Don't Repeat Yourself: a token that extends a repetition of n tokens is penalized by multiplier * base^(n -
+    allowed).
+    """
     longest = continuations(
         context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.dry_breakers
     )
     if not longest:
         return candidates
-    # A penalty of e^80 already removes a token, and is still a float32.
+    # A penalty of e^80 already excludes a token and is still finite in float32.
     most = int(80 / math.log(options.dry_base)) if options.dry_base > 1.000001 else 0
     penalty = np.array(
         [
@@ -143,7 +145,7 @@ def top_n_sigma(candidates: Candidates, options: SamplingOptions, context: Sampl
     """Remove tokens more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
     logits = candidates.logits
     finite = logits if logits.min() > -math.inf else logits[logits > -math.inf]
-    floor = max(candidates.peak - options.top_n_sigma * float(finite.std(dtype=np.float64)), -3e38)  # a float32
+    floor = max(candidates.peak - options.top_n_sigma * float(finite.std(dtype=np.float64)), -3e38)  # finite in float32
     kept = logits.copy()
     np.putmask(kept, kept < floor, -math.inf)
     return Candidates(candidates.ids, kept, candidates.descending)
@@ -157,14 +159,15 @@ def top_k(candidates: Candidates, options: SamplingOptions, context: SamplingCon
 
 
 def typ_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Keep tokens whose surprise is closest to the entropy, until they exceed probability p (arXiv 2202.00666)."""
+    """Keep the tokens with surprisal closest to the entropy until their total probability exceeds p
+    (arXiv 2202.00666)."""
     p, surprises, entropy = surprise(candidates)
     rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
     return candidates.take(np.sort(rows), candidates.descending)
 
 
 def top_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Keep the most likely tokens until they reach probability p (nucleus sampling, arXiv 1904.09751)."""
+    """Keep the most likely tokens until their total probability reaches p (nucleus sampling, arXiv 1904.09751)."""
     if candidates.descending:
         needed = int(softmax(candidates).cumsum().searchsorted(options.top_p)) + 1
         return candidates.take(slice(max(needed, options.min_keep)), descending=True)
@@ -186,7 +189,7 @@ def min_p(candidates: Candidates, options: SamplingOptions, context: SamplingCon
 
 
 def top_p_min_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Return the result of `top_p` followed by `min_p`, but only search the few tokens that `min_p` keeps."""
+    """Return the result of `top_p` followed by `min_p`, searching only the few tokens that `min_p` keeps."""
     if not candidates.descending:
         rows = np.flatnonzero(_likely(candidates, options))
         if len(rows) >= options.min_keep:
@@ -204,8 +207,9 @@ def _likely(candidates: Candidates, options: SamplingOptions) -> NDArray[np.bool
 
 
 def _sums(candidates: Candidates, rows: Indices) -> Doubles:
-    """Return cumulative probabilities (n,) of `rows` (n,), with an error below _DOUBT: the total is summed in float32,
-    which takes a tenth of the time."""
+    """Return cumulative probabilities (n,) of `rows` (n,), with an error below _DOUBT. The total is summed in float32,
+    which takes a tenth of the time.
+    """
     total = _run_sums(candidates).sum()
     sums: Doubles = np.exp(candidates.logits[rows].astype(np.float64) - candidates.peak).cumsum() / total
     return sums
@@ -229,9 +233,9 @@ def _weights(candidates: Candidates, start: int, peak: np.float32, buffer: Float
 
 
 def quick_draw(candidates: Candidates, uniform: float) -> int | None:
-    """Return the token at which the cumulative probability, in the order of the candidates, exceeds `uniform`.
+    """Return the token at which the cumulative probability, in candidate order, exceeds `uniform`.
 
-    Return None if float32 is too imprecise to decide; `softmax` is precise, and takes five times as long.
+    Return None if float32 is too imprecise to decide. `softmax` is exact enough but takes five times as long.
     """
     ends = _run_sums(candidates).cumsum()
     target, doubt = uniform * ends[-1], _DOUBT * ends[-1]
@@ -251,16 +255,17 @@ def quick_draw(candidates: Candidates, uniform: float) -> int | None:
 
 
 def _certain(sums: Doubles, needed: int, share: float) -> bool:
-    """Return whether exact sums would reach `share` at the same position, possibly beyond the last one."""
+    """Return whether exact sums would reach `share` at the same index, which may be past the end."""
     below = needed < 2 or sums[needed - 2] < share - _DOUBT
     return bool(below and (needed > len(sums) or sums[needed - 1] > share + _DOUBT))
 
 
 def xtc(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
+    """Exclude Top Choices: with some probability, remove all tokens above the threshold except the least likely of
+    them.
 
-    Whether it happens depends only on the seed and the number of tokens so far. So a repeated call, or one after a
-    rollback, gives the same distribution.
+    The decision depends only on the seed and the number of tokens so far. A repeated call, or a call after a rollback,
+    therefore gives the same distribution.
     """
     if len(candidates.ids) < 2 or _roll(context) > options.xtc_probability:
         return candidates
@@ -274,7 +279,7 @@ def xtc(candidates: Candidates, options: SamplingOptions, context: SamplingConte
 
 
 def temperature(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Divide logits by the temperature; at 0 and below keep only the largest (ties: the first id)."""
+    """Divide logits by the temperature; at 0 and below, keep only the largest logit (ties: the lowest id)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and not options.mirostat and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
@@ -290,7 +295,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Sampl
 
 
 def infill(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Keep the end-of-answer tokens, or the continuations that enough candidates share; otherwise end the answer."""
+    """Keep the end-of-generation tokens, or the continuations shared by enough candidates; otherwise end the answer."""
     if context.spellings is None:
         raise SamplingError("the infill sampler needs a tokenizer, and this model has none: leave it out")
     if not candidates.descending:
@@ -305,8 +310,9 @@ def infill(candidates: Candidates, options: SamplingOptions, context: SamplingCo
 
 
 def mirostat(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Keep tokens whose surprise is below an adaptive limit: estimated by fitting Zipf's law, or in version 2 from each
-    token's own surprise."""
+    """Keep tokens with surprisal below an adaptive limit. Version 1 estimates it by fitting Zipf's law, version 2 uses
+    each token's surprisal.
+    """
     mu = context.feedback.mu
     if options.mirostat == 1:
         rows = top_k_indices(candidates.logits, FITTED)
@@ -321,7 +327,9 @@ def _surprised(before: Candidates, after: Candidates, token: int, options: Sampl
 
 
 def adaptive_p(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Prefer tokens whose probability is near the target, corrected by the mean probability of earlier ones."""
+    """Prefer tokens whose probability is near the target, corrected by the mean probability of the tokens chosen so
+    far.
+    """
     if candidates.descending:
         candidates = candidates.take(np.argsort(candidates.ids), descending=False)
     logits = toward(softmax(candidates), options.adaptive_target, context.feedback.mean).astype(np.float32)
@@ -337,14 +345,14 @@ def _probability(candidates: Candidates, token: int) -> float:
 
 
 def _roll(context: SamplingContext) -> float:
-    """Return a uniform number in [0, 1), determined by seed and position."""
+    """Return a uniform random number in [0, 1), determined by seed and position."""
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
 class SamplerStage(NamedTuple):
-    """A sampler: its function, the condition that enables it, and whether it always keeps the largest logit.
+    """A sampler: its function, the condition that enables it, and whether it preserves the largest logit.
 
-    `learn` receives the candidates before and after it, and the chosen token.
+    `learn` receives the candidates before and after the sampler, and the chosen token.
     """
 
     run: Callable[[Candidates, SamplingOptions, SamplingContext], Candidates]
@@ -375,9 +383,10 @@ SAMPLERS: dict[str, SamplerStage] = {
 
 
 def enabled_names(options: SamplingOptions) -> list[str]:
-    """Return the enabled samplers in order. Greedy sampling skips samplers that keep the largest logit.
+    """Return the names of the enabled samplers in order. Greedy sampling skips samplers that preserve the largest
+    logit.
 
-    Mirostat replaces all others except the temperature; adaptive-p is always last.
+    Mirostat replaces all samplers except temperature; adaptive-p is always last.
     """
     order = [name for name in options.samplers if name != "adaptive_p"]
     order += ["adaptive_p"] if len(order) < len(options.samplers) else []
@@ -392,7 +401,7 @@ def enabled_names(options: SamplingOptions) -> list[str]:
 
 
 def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
-    """Return the functions of the enabled samplers; top_p followed by min_p is a single function."""
+    """Return the enabled samplers; top_p followed by min_p is fused into one function."""
     names = enabled_names(options)
     chain = [SAMPLERS[name] for name in names]
     for at, pair in enumerate(pairwise(names)):

@@ -1,4 +1,4 @@
-"""The interface for constrained decoding: which tokens may come next in an answer."""
+"""The interface of constrained decoding: which tokens may come next in an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Constraint(Protocol):
-    """The grammar state of one answer. The core queries and advances it. Answers never share a state."""
+    """The grammar state of one answer. The core queries and advances it; answers never share a state."""
 
     def allowed(self) -> NDArray[np.bool_] | None:
         """Return a mask (V,) of the tokens that may come next; None if all may. The caller must not change it."""

@@ -1,6 +1,6 @@
-"""Sampling defaults in a model file (`general.sampling.*`, as llama.cpp reads them).
+"""Sampling defaults in a GGUF (`general.sampling.*`, as read by llama.cpp).
 
-They override the program's defaults, and the user overrides them. An unusable value is reported in a note.
+They override the program's defaults and are overridden by the user's options. A note reports each unusable value.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _SEQUENCE = "sequence"
 
 @dataclass(frozen=True, slots=True)
 class FileDefaults:
-    """Values of `SamplingOptions` by field name, and a note for each key that was skipped."""
+    """The GGUF's values for `SamplingOptions` by field name, and a note for each key that was skipped."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     def options(self, asked: Mapping[str, Any]) -> SamplingOptions:
-        """Return the options: the file's values, overridden by `asked`."""
+        """Return the sampling options: the GGUF's defaults, overridden by `asked`."""
         return SamplingOptions.of({**self.values, **asked})
 
 
 def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
-    """Return the file's recommendations. Never fails: a value out of range is replaced by the program's default."""
+    """Return the GGUF's sampling defaults. Never fails: a value out of range is replaced by the program's default."""
     values: dict[str, Any] = {}
     notes: list[str] = []
     for key, name in _FIELDS.items():

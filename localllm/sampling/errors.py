@@ -6,4 +6,4 @@ from localllm.base.errors import LocalLLMError
 
 
 class SamplingError(LocalLLMError):
-    """The logits cannot be sampled from."""
+    """The logits are unusable for sampling."""

@@ -1,6 +1,6 @@
-"""Mirostat and adaptive-p: samplers that adapt to the tokens chosen so far. `chain` runs them; this is the arithmetic.
+"""The arithmetic of Mirostat and adaptive-p, samplers that adapt to the tokens chosen so far. `chain` runs them.
 
-Both are as in llama.cpp's src/llama-sampler.cpp (2026-10). Mirostat: arXiv 2007.14966. Adaptive-p: llama.cpp pull
+Both samplers follow llama.cpp's src/llama-sampler.cpp (2026-10). Mirostat: arXiv 2007.14966. Adaptive-p: llama.cpp pull
 request 17927. A choice depends only on the `Feedback` and the logits, so drafted tokens are verified exactly.
 """
 
@@ -14,18 +14,18 @@ import numpy as np
 from localllm.engine.top_k import Doubles
 from localllm.options import SamplingOptions
 
-FITTED = 100  # most likely tokens from which Mirostat 1 estimates the exponent of Zipf's law
-_PEAK, _SHARPNESS, _WIDTH = 5.0, 10.0, 0.3  # adaptive-p: largest logit, slope, and distance from the target of slope 1
-_SLOWEST = 0.99  # largest decay of adaptive-p
+FITTED = 100  # number of most likely tokens from which Mirostat 1 estimates the exponent of Zipf's law
+_PEAK, _SHARPNESS, _WIDTH = 5.0, 10.0, 0.3  # adaptive-p: largest logit, sharpness, and width of the peak
+_SLOWEST = 0.99  # upper bound on adaptive-p's decay
 
 
 @dataclass(slots=True)
 class Feedback:
     """The accumulated state of the tokens chosen so far."""
 
-    mu: float  # Mirostat: largest surprise of a candidate, in bits
-    total: float  # adaptive-p: decayed sum of the probabilities of chosen tokens
-    weight: float  # adaptive-p: the decayed sum of ones
+    mu: float  # Mirostat: maximum surprisal of a candidate, in bits
+    total: float  # adaptive-p: decayed sum of the chosen tokens' probabilities
+    weight: float  # adaptive-p: decayed count of chosen tokens
 
     @classmethod
     def start(cls, options: SamplingOptions) -> Feedback:
@@ -34,11 +34,11 @@ class Feedback:
         return cls(2.0 * options.mirostat_tau, options.adaptive_target * weight, weight)
 
     def surprised(self, probability: float, options: SamplingOptions) -> None:
-        """Update Mirostat's limit after a token that had this probability among the remaining candidates."""
+        """Update Mirostat's limit after a token with this probability among the remaining candidates."""
         self.mu -= options.mirostat_eta * (-math.log2(probability) - options.mirostat_tau)
 
     def took(self, probability: float, options: SamplingOptions) -> None:
-        """Update adaptive-p after a token that had this probability before its transform."""
+        """Update adaptive-p after a token with this probability before adaptive-p's transform."""
         decay = min(options.adaptive_decay, _SLOWEST)
         self.total = probability + decay * self.total
         self.weight = 1.0 + decay * self.weight
@@ -50,7 +50,7 @@ class Feedback:
 
 
 def zipf_count(p: Doubles, count: int, mu: float) -> int:
-    """Return how many of `count` tokens Mirostat 1 keeps: tokens with a surprise up to `mu` bits under Zipf's law.
+    """Return how many of `count` tokens Mirostat 1 keeps: tokens with a surprisal up to `mu` bits under Zipf's law.
 
     `p` (n,) are the probabilities of the most likely tokens, descending. A result above 2^31, which overflows in
     llama.cpp, keeps all tokens.

@@ -1,7 +1,7 @@
-"""The infill sampler: end the gap, or write the continuation that most candidates agree on.
+"""The infill sampler: end the gap, or write the continuation that most candidates share.
 
-As in llama.cpp's src/llama-sampler.cpp (2026-10), for completions between a prefix and a suffix. Tokens that begin with
-the same text count as one.
+As in llama.cpp's src/llama-sampler.cpp (2026-10), for fill-in-the-middle completions. A token whose text is a prefix of
+another token's text is merged with it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 
 from localllm.engine.top_k import Doubles, Ids, Indices
 
-COMBINED = 1024  # most likely candidates whose texts are compared; without a limit llama.cpp takes minutes per token
+COMBINED = 1024  # most likely candidates whose texts are compared; llama.cpp, without a limit, takes minutes per token
 _LEAST = 0.2  # minimum probability of a continuation
 
 
 class Spellings(NamedTuple):
     """The vocabulary data that the sampler needs."""
 
-    piece: Callable[[int], bytes]  # a token's text; empty for control tokens
-    ends: Collection[int]  # tokens that end an answer
+    piece: Callable[[int], bytes]  # returns a token's text; empty for control tokens
+    ends: Collection[int]  # end-of-generation tokens
     end: int | None  # the token that ends a gap
 
 
 def continuations_of(ids: Ids, p: Doubles, spellings: Spellings) -> Indices | None:
-    """Return the indices of the tokens to choose from; None if only the end token fits.
+    """Return the indices of the tokens to choose from; None if only the end token is left.
 
     `ids` and their probabilities `p` (n,) are in descending order of `p`.
     """
@@ -45,8 +45,7 @@ def continuations_of(ids: Ids, p: Doubles, spellings: Spellings) -> Indices | No
 def _merged(pieces: Sequence[bytes], p: Doubles) -> Doubles:
     """Return the probabilities (n,) after merging tokens whose texts are prefixes of each other into the likelier one.
 
-    Only the first `len(pieces)` take part. Tokens are processed in order, and each is compared with the others in
-    order.
+    Only the first `len(pieces)` tokens are merged. They are processed in order, each compared with the others in order.
     """
     merged = p.copy()
     alive = p > 0
@@ -64,7 +63,7 @@ def _merged(pieces: Sequence[bytes], p: Doubles) -> Doubles:
 
 
 def _longer(pieces: Sequence[bytes]) -> list[list[int]]:
-    """Return for each piece the indices, ascending, of the other pieces that it is a prefix of."""
+    """Return, for each piece, the ascending indices of the other pieces that start with it."""
     places: dict[bytes, list[int]] = {}
     for place, piece in enumerate(pieces):
         if piece:

@@ -1,4 +1,4 @@
-"""Repetition in the text so far: counts for the penalties, and repeated phrases for DRY.
+"""Repetition in the token history: token counts for the penalties, and repeated phrases for DRY.
 
 DRY follows github.com/oobabooga/text-generation-webui/pull/5677; sequence breakers are as in llama.cpp.
 """
@@ -13,9 +13,9 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# First token of a sequence breaker -> the tokens that must follow; () for a token that contains a whole breaker.
+# Maps the first token of a sequence breaker to the tokens that must follow; () if the token contains a whole breaker.
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
-_KEPT = 8  # sets of sequence breakers whose tokens are cached
+_KEPT = 8  # maximum cached sets of sequence breakers
 
 
 def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -25,10 +25,10 @@ def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32],
 
 
 def continuations(history: Sequence[int], last: int, allowed: int, dry_breakers: Breakers) -> dict[int, int]:
-    """Return tokens that would continue a repetition -> its length so far in tokens, at least `allowed`.
+    """Return a map from each token that would extend a repetition to the length so far in tokens, at least `allowed`.
 
-    In a repetition the newest tokens also occur earlier in the window of `last` tokens; the token after the earlier
-    occurrence continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
+    In a repetition, the newest tokens also occur earlier among the last `last` tokens; the token after the earlier
+    occurrence extends it. No repetition crosses a sequence breaker, and a breaker is never an extension.
     """
     newest_first = history[-last:][::-1]
     reach = _reach(newest_first, dry_breakers)
@@ -45,7 +45,7 @@ def continuations(history: Sequence[int], last: int, allowed: int, dry_breakers:
 
 
 def _reach(newest_first: Sequence[int], dry_breakers: Breakers) -> int:
-    """Return the number of newest tokens after the last sequence breaker."""
+    """Return the number of tokens after the last sequence breaker."""
     for age, token in enumerate(newest_first):
         ends = [
             age - len(tail)
@@ -58,10 +58,10 @@ def _reach(newest_first: Sequence[int], dry_breakers: Breakers) -> int:
 
 
 def _common_lengths(items: Sequence[int]) -> list[int]:
-    """Return for every d the number of leading items equal to those from d on (Gusfield's Z algorithm, linear time)."""
+    """Return for every offset d the length of the common prefix of `items` and `items[d:]` (Gusfield's Z algorithm)."""
     n = len(items)
     lengths = [n] + [0] * (n - 1)
-    start = end = 0  # items[start:end] equals items[:end - start]; `end` is the largest so far
+    start = end = 0  # items[start:end] equals items[:end - start]; `end` is the largest found so far
     for d in range(1, n):
         common = min(lengths[d - start], end - d) if d < end else 0
         while d + common < n and items[common] == items[d + common]:
@@ -75,10 +75,10 @@ def _common_lengths(items: Sequence[int]) -> list[int]:
 def find_dry_breakers(
     strings: Iterable[str], pieces: Iterable[bytes], tokenize: Callable[[str], Sequence[int]]
 ) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Return every way in which tokens can spell one of `strings`, as a `Breakers`.
+    """Return all token sequences that spell one of `strings`, as a `Breakers` map.
 
-    `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens. It
-    takes a few tenths of a second for 128,000 tokens, regardless of the number of `strings`.
+    `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens. The
+    search takes a few tenths of a second for 128,000 tokens, regardless of the number of `strings`.
     """
     wanted = frozenset(text.encode() for text in strings)
     sizes = {len(text) for text in wanted}
@@ -89,7 +89,7 @@ def find_dry_breakers(
             starts.setdefault(text[:n], []).append(text)
     spell = cache(lambda rest: tuple(tokenize(rest.decode(errors="replace"))))
 
-    @cache  # the longest suffix of a piece determines all shorter ones
+    @cache  # the longest suffix of a piece determines all shorter suffixes
     def followers(inside: frozenset[bytes], end: bytes) -> tuple[tuple[int, ...], ...]:
         ends = [tail for n in range(1, len(end) + 1) if (tail := end[-n:]) in starts]
         rests = [text[len(tail) :] for tail in ends for text in starts[tail] if text not in inside]
@@ -106,10 +106,10 @@ def find_dry_breakers(
 
 
 class DryBreakers:
-    """Finds sequence breakers in a vocabulary, and caches the newest few sets. Thread-safe."""
+    """Finds sequence breakers in a vocabulary, and caches the most recent sets. Thread-safe."""
 
     def __init__(self, pieces: Callable[[], Sequence[bytes]], tokenize: Callable[[str], Sequence[int]]) -> None:
-        """`pieces` returns the bytes of all tokens; it is called once, when they are first needed."""
+        """`pieces` returns the bytes of all tokens; it is called once, on first use."""
         self._read, self._tokenize = pieces, tokenize
         self._lock, self._searching = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[frozenset[str], Breakers] = OrderedDict()
@@ -119,7 +119,7 @@ class DryBreakers:
         return self._read()
 
     def known(self, strings: Iterable[str]) -> Breakers | None:
-        """Return the tokens of `strings` if they are cached. Never waits for a search."""
+        """Return the breakers of `strings` if they are cached. Never blocks on a search."""
         wanted = frozenset(strings)
         with self._lock:
             if wanted in self._kept:
@@ -127,9 +127,9 @@ class DryBreakers:
             return self._kept.get(wanted)
 
     def find(self, strings: Iterable[str]) -> Breakers:
-        """Return the tokens of `strings`. Searching a large vocabulary takes up to a second."""
+        """Return the breakers of `strings`. Searching a large vocabulary takes up to a second."""
         wanted = frozenset(strings)
-        with self._searching:  # a thread that wants the same breakers waits for the result
+        with self._searching:  # another thread with the same strings waits for the result
             found = self.known(wanted)
             if found is None:
                 found = find_dry_breakers(wanted, self._pieces, self._tokenize)

@@ -1,7 +1,7 @@
-"""One sampler per conversation. It keeps the tokens so far and the random generator, and runs the chain on logits.
+"""The sampler of one conversation: token history, random generator, and the sampler chain.
 
-Plain and speculative decoding share `distribution`, which may be called repeatedly: only `write` changes the state that
-later tokens depend on. So drafted tokens are verified one after the other, with the same Mirostat state as in plain
+Plain and speculative decoding share `distribution`, which may be called repeatedly. Only `write` changes the state that
+later tokens depend on. Drafted tokens are therefore verified one by one, with the same Mirostat state as in plain
 decoding.
 """
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from localllm.sampling.constraint import Constraint
 
 
-_MANY = 4096  # candidates; below this number, float64 probabilities are as fast
+_MANY = 4096  # number of candidates below which float64 probabilities are as fast
 
 
 class Sampler:
-    """Chooses tokens according to `options`. `seed` is the seed in use, even if the options do not set it."""
+    """Samples tokens according to `options`. `seed` is the seed in use, even if the options do not set it."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class Sampler:
         spellings: Spellings | None = None,
     ) -> None:
         """`dry_breakers` comes from find_dry_breakers() for the vocabulary; only DRY needs it. Only infill needs
-        `spellings`. Tokens that are `suppressed` are never chosen, regardless of the options."""
+        `spellings`. `suppressed` tokens are never chosen, regardless of the options.
+        """
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
@@ -62,19 +63,19 @@ class Sampler:
         self._context = SamplingContext(
             self._history, dry_breakers or {}, self.seed, spellings, self._allows, Feedback.start(options)
         )
-        self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # the stage that learns next
+        self._choice: tuple[SamplerStage, Candidates, Candidates] | None = None  # the stage that adapts next
         biases = {**options.logit_bias, **dict.fromkeys(suppressed, -np.inf)}
         self._bias_ids = np.array(sorted(biases), np.int32)
         self._bias = np.array([biases[token] for token in sorted(biases)], np.float64)
-        self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
+        self._ids = np.arange(0, dtype=np.int32)  # token ids (V,), set when V is known
         self._bits = np.random.PCG64(self.seed)
-        self._begun: Any = self._bits.state  # the random numbers when the answer began
-        self._learned: list[Feedback] = []  # the feedback then, and after each token if a stage learns
-        # Only the largest logit matters, independent of history: one pass over the logits is enough.
+        self._begun: Any = self._bits.state  # state of the random generator when the answer began
+        self._learned: list[Feedback] = []  # feedback at the answer's start, and after each token if a stage adapts
+        # Only the largest logit matters, independent of history, so one argmax is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not biases
         self._constraint: Constraint | None = None
         self._ends: Collection[int] = ()
-        self._onward = False  # ignore_eos: tokens that normally end an answer do not
+        self._onward = False  # ignore_eos: end-of-generation tokens do not end the answer
         self._drafting = False
 
     # -- constraint ------------------------------------------------------------------------------------------------
@@ -88,13 +89,13 @@ class Sampler:
         self._constraint, self._ends, self._onward = constraint, ends, ignore_eos
 
     def is_end(self, token: int) -> bool:
-        """Return whether a token returned by `sample` ends the answer; such a token is not written."""
+        """Return whether a token returned by `sample` ends the answer. Such a token is not passed to `write`."""
         if token not in self._ends:
             return False
         return not self._onward or (self._constraint is not None and self._constraint.allowed() is not None)
 
     def write(self, token: int) -> None:
-        """Accept a token of the answer that `sample` returned."""
+        """Accept a sampled token of the answer, and advance the constraint."""
         self.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
@@ -116,7 +117,7 @@ class Sampler:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Suspend the constraint: it tracks the tokens of the answer, not of drafts."""
+        """Suspend the constraint, which tracks the tokens of the answer and not drafts."""
         self._drafting = True
         try:
             yield
@@ -157,7 +158,7 @@ class Sampler:
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
-        """Return the possible next tokens (n,), and their probabilities (n,), which are positive and sum to 1.
+        """Return the possible next tokens (n,) and their probabilities (n,), which are positive and sum to 1.
 
         `logits` (V,) come from the model and are not changed. Raises SamplingError if they contain NaN, or if bias and
         penalties leave no token.
@@ -165,7 +166,7 @@ class Sampler:
         return _possible(self._candidates(logits))
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
-        """Return the candidates that remain of all logits (V,) after the chain."""
+        """Return the candidates of the logits (V,) that remain after the chain."""
         refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
@@ -182,8 +183,8 @@ class Sampler:
     def stages(self, logits: NDArray[np.float32]) -> Iterator[tuple[str, Candidates]]:
         """Yield the candidates before the chain and after each of its stages, with the stage's name.
 
-        It changes no state. Between `sample` and `write` it reproduces exactly how that token was chosen: the token was
-        drawn from the last candidates.
+        This changes no state. Between `sample` and `write` it reproduces the sampling of that token, which was drawn
+        from the last candidates yielded.
         """
         candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
         yield "logits", candidates
@@ -202,11 +203,11 @@ class Sampler:
         return _at(ids, probabilities, self.uniform())
 
     def uniform(self) -> float:
-        """Return the next random number in [0, 1): the upper 53 bits of PCG64, the same with every NumPy version."""
+        """Return the next random number in [0, 1): the upper 53 bits of PCG64, identical in every NumPy version."""
         return (self._bits.random_raw() >> 11) * 2.0**-53
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """Return the next token, not yet accepted."""
+        """Sample the next token without accepting it."""
         if self._argmax:
             token = int(logits.argmax())
             refuse_broken(float(logits[token]))
@@ -226,8 +227,9 @@ class Sampler:
         return int(left.ids[left.logits.argmax()])
 
     def sample_top_k(self, ids: Ids, logits: NDArray[np.float32]) -> int:
-        """Return the next token, given only the `required_top_k` largest logits (n,), descending, ties by id, NaN
-        first."""
+        """Sample the next token from the `required_top_k` largest logits (n,), which are in descending order, ties by
+        id, NaN first.
+        """
         refuse_broken(float(logits[0]))
         return int(ids[0]) if self._argmax else self.draw(*_possible(self._left(Candidates(ids, logits, True))))
 
@@ -236,34 +238,34 @@ class Sampler:
         self._history.append(token)
 
     def reset(self) -> None:
-        """Start over: clear the tokens, and restart the random numbers."""
+        """Clear the token history and restart the random generator."""
         self._history.clear()
         self._bits = np.random.PCG64(self.seed)
         self._choice = None
         self._context = replace(self._context, feedback=Feedback.start(self.options))
 
     def begin(self) -> None:
-        """Begin an answer whose prompt repeats the history. Random numbers and feedback continue."""
+        """Begin an answer whose prompt repeats the history. Random generator and feedback state continue."""
         self._history.clear()
         self._begun, self._learned = self._bits.state, [copy(self._context.feedback)]
 
     def rewound(self, tokens: int) -> Sampler:
-        """Return a sampler as this one was `tokens` tokens after `begin`, with no history.
+        """Return a copy of this sampler in the state it had `tokens` tokens after `begin`, without its history.
 
-        The core may have chosen more tokens than were read, and may even be choosing one now.
+        The core may have sampled more tokens than were read, and may be sampling one at this moment.
         """
         other = copy(self)
         other._history, other._choice, other._constraint = [], None, None
         other._bits = np.random.PCG64(self.seed)
         other._bits.state = self._begun
-        if not self._argmax:  # every other token takes one random number
+        if not self._argmax:  # each token takes one random number unless sampling is argmax only
             other._bits.advance(tokens)
         feedback = copy(self._learned[min(tokens, len(self._learned) - 1)])
         other._context = replace(self._context, history=other._history, allows=other._allows, feedback=feedback)
         return other
 
     def snapshot(self) -> int:
-        """Return the state for `restore`, which removes all tokens accepted since (random numbers are not rewound)."""
+        """Return the state for `restore`, which removes all later tokens (the random generator is not rewound)."""
         return len(self._history)
 
     def restore(self, snapshot: int) -> None:
@@ -296,7 +298,7 @@ def _at(ids: Ids, probabilities: Doubles, uniform: float) -> int:
 
 
 def refuse_broken(peak: float) -> None:
-    """Raise SamplingError if `peak`, the largest logit, is unusable; it is NaN if any logit is."""
+    """Raise SamplingError if `peak`, the largest logit, is unusable; it is NaN if any logit is NaN."""
     if not abs(peak) < HIGHEST:
         raise SamplingError(
             f"the model's largest logit is {peak}: its weights are probably damaged or the file was converted wrongly; "

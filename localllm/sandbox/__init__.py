@@ -1,4 +1,5 @@
-"""A child process with limits for code that works on hostile input: chat templates, grammars, a folder's tokenizer.
+"""A child process with limits for code that processes hostile input: chat templates, grammars, tokenizers of
+checkpoints.
 
 May import: base.
 Begin with: process.py (the parent), then worker.py (the child) and rights.py (the rights it drops).

@@ -1,7 +1,7 @@
-"""Encode a text with the tokenizer.json of a Hugging Face folder: a task of the confined child.
+"""Encode a text with the tokenizer.json of a Hugging Face checkpoint, as a task of the confined child process.
 
-The library that reads such files trusts them. A normalizer that expands one letter to a thousand, four times over,
-aborts the process after allocating gigabytes, and a regular expression may never finish.
+The tokenizers library trusts such files. A normalizer that expands one letter to a thousand, four times over, aborts
+the process after allocating gigabytes, and a regular expression may never finish.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localllm.sandbox.process import ResourceLimits
 
 
 def limits(json: str) -> ResourceLimits:
-    """Return limits for reading such a file; 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
+    """Return the limits for reading such a file. 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
     return ResourceLimits(seconds=60, wall=180, memory=(512 << 20) + 64 * len(json))
 
 
@@ -26,7 +26,8 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with special tokens added.
+    """Return the token ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with special tokens
+    added.
 
     If the library cannot read the file, return the error.
     """

@@ -1,12 +1,13 @@
-"""`Confined`: run a task in a child process, with limits on time, memory and the size of its answer.
+"""`Confined` runs a task in a child process, with limits on time, memory and the size of its answer.
 
 Metering inside this process was tried first. It requires the cost of everything in Python, and anything missed (a tuple
-nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned, not
-forked, because this process has threads. It starts before its first use and stays, so a call costs two messages through
-pipes: about 0.1 ms.
+nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child process is
+spawned, not forked, because this process has threads. It starts before its first use and stays, so a call costs two
+messages through pipes: about 0.1 ms.
 
-The child's environment is empty. On Linux it drops its rights before the first request (`rights`). Its replies are
-untrusted too: each carries the random number of its request, and is bounded before it is read (`wire`).
+The environment of the child is empty. On Linux the child drops its rights before the first request (`rights`). Its
+replies are untrusted too: each reply carries the random number of its request, and its size is limited before it is
+read (`wire`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from localllm.sandbox.wire import HEAD, NUMBER, BadReply, ReplyTooLarge, read_re
 
 _ENDING = 5.0  # seconds to wait for a dead child to exit
 _LOOK = 0.05  # seconds between checks of `cancel`
-# The environment that the child keeps: where the loader finds Python's libraries, and Windows itself. No secrets.
+# The environment variables that the child keeps: the library path of the loader, and Windows system folders. They
+# contain no secrets.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH", "SYSTEMROOT")
 
 
 class ConfinedError(LocalLLMError):
-    """The child could not finish a task."""
+    """The child process could not finish a task."""
 
 
 class ConfinedLimit(ConfinedError):
@@ -47,11 +49,11 @@ class ConfinedSlow(ConfinedLimit):
 
 
 class ConfinedLate(ConfinedLimit):
-    """The wall clock or another process ended the task; a retry may succeed."""
+    """The wall clock or another process ended the task. A retry may succeed."""
 
 
 class ConfinedCrash(ConfinedError):
-    """The task killed its process, or its process sent an invalid reply."""
+    """The task killed its process, or the process sent an invalid reply."""
 
 
 class ConfinedStopped(ConfinedError):
@@ -62,7 +64,7 @@ class ConfinedStopped(ConfinedError):
 class ResourceLimits:
     """Limits of one call: `seconds` of CPU time, `wall` seconds of wall-clock time, `memory` and `answer` in bytes.
 
-    `values` and `depth` bound the cost of reading an answer: the number of JSON values, and their nesting.
+    `values` and `depth` limit the cost of reading an answer: the number of JSON values, and their nesting.
     """
 
     seconds: float = 5.0
@@ -74,13 +76,14 @@ class ResourceLimits:
 
 
 class Confined:
-    """A child process that runs one task: `call` sends it a request and returns its answer, both JSON objects.
+    """A child process that runs one task. `call` sends it a request and returns the answer; both are JSON objects.
 
     Thread-safe; calls run one at a time. The child ends with `close`, and whenever this process ends.
     """
 
     def __init__(self, task: str, limits: ResourceLimits | None = None) -> None:
-        """`task` is a module of localllm with the functions `prepare()` and `answer(request) -> answer`."""
+        """Prepare a child process. `task` is a module of localllm with the functions `prepare()` and `answer(request)
+        -> answer`."""
         self._task, self._limits = task, limits or ResourceLimits()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -94,22 +97,22 @@ class Confined:
     def call(
         self, request: dict[str, Any], limits: ResourceLimits | None = None, cancel: threading.Event | None = None
     ) -> dict[str, Any]:
-        """Return the task's answer, or raise a ConfinedError; the next call then starts a new child.
+        """Return the answer of the task, or raise a ConfinedError. After an error, the next call starts a new child.
 
-        `limits` replaces the limits of the child for this call; memory stays below four times the child's own limit.
-        Setting `cancel` from another thread ends the call with ConfinedStopped.
+        `limits` replaces the limits of the child for this call, but memory stays below four times the limit of the
+        child. Setting `cancel` from another thread ends the call with ConfinedStopped.
         """
         return self._call({"request": request}, limits or self._limits, cancel)
 
     def rights(self) -> list[str]:
-        """Return the confinement besides limits: "no capabilities", "landlock N", "seccomp"."""
+        """Return the confinement in addition to the limits: "no capabilities", "landlock N", "seccomp"."""
         rights = self._call({"request": None}, self._limits, None).get("rights")
         if not isinstance(rights, list):
             raise ConfinedCrash("its process sends an invalid reply")
         return [str(right) for right in rights]
 
     def close(self) -> None:
-        """End the child, and with it a running call in another thread."""
+        """End the child, and a running call in another thread."""
         if (child := self._child) is not None:
             self._stopped = child
             child.kill()
@@ -117,7 +120,7 @@ class Confined:
             self._end()
 
     def _call(self, message: dict[str, Any], limits: ResourceLimits, cancel: threading.Event | None) -> dict[str, Any]:
-        number = secrets.token_bytes(NUMBER)  # a child cannot guess the next one
+        number = secrets.token_bytes(NUMBER)  # a child cannot guess the next number
         data = json.dumps(message | {"limits": asdict(limits)}).encode()
         with self._lock:
             child = self._running()

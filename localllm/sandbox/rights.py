@@ -1,9 +1,9 @@
 """Drop the rights of a process on Linux: capabilities, Landlock (files, TCP, signals) and seccomp (system calls).
 
-The confined child does this after its imports and before untrusted input. Each part is optional: without support by the
-kernel or processor, the others and the limits of `worker` still apply. The C library has no functions for these calls,
-so they go through `syscall(2)`. Numbers and structures: linux/landlock.h, linux/seccomp.h, linux/bpf_common.h,
-asm/unistd_64.h (x86-64), asm-generic/unistd.h (Arm).
+The confined child does this after its imports and before it reads untrusted input. Each part is optional: if the kernel
+or processor does not support a part, the other parts and the limits of `worker` still apply. The C library has no
+functions for these calls, so they go through `syscall(2)`. Numbers and structures: linux/landlock.h, linux/seccomp.h,
+linux/bpf_common.h, asm/unistd_64.h (x86-64), asm-generic/unistd.h (Arm).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 _PR_SET_NO_NEW_PRIVS = 38
 
-# Landlock: the same system call numbers everywhere.
+# Landlock: the system call numbers are the same on all processors.
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _GET_VERSION = 1  # flag of _CREATE_RULESET
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # ABI -> number of file rights; 14: links between folders, 15: truncate
@@ -32,7 +32,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _PROT_EXEC = 4
 _RLIMIT_AS = 9
 
-# System calls that computing needs: x86-64 number, Arm number (None: Arm lacks the call).
+# System calls that computation needs: x86-64 number, Arm number (None: Arm lacks the call).
 _CALLS: dict[str, tuple[int, int | None]] = {
     "read": (0, 63), "readv": (19, 65), "pread64": (17, 67), "write": (1, 64), "writev": (20, 66), "lseek": (8, 62),
     "close": (3, 57), "fstat": (5, 80), "poll": (7, None), "ppoll": (271, 73), "select": (23, None),
@@ -48,13 +48,13 @@ _CALLS: dict[str, tuple[int, int | None]] = {
     "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
 _NO_CODE = {"mmap": (9, 222), "mprotect": (10, 226)}  # allowed without PROT_EXEC
-_OWN_SIGNALS = {"kill": (62, 129), "tgkill": (234, 131)}  # allowed for this process: abort() needs it
-_LIMITS = (302, 261)  # prlimit64: allowed for this process's address space
+_OWN_SIGNALS = {"kill": (62, 129), "tgkill": (234, 131)}  # allowed for this process, since abort() needs them
+_LIMITS = (302, 261)  # prlimit64, allowed for the address space of this process
 
 
 class _Machine(NamedTuple):
     arch: int  # AUDIT_ARCH_...
-    column: int  # in the system call tables
+    column: int  # column in the system call tables
     seccomp: int
     capset: int
 
@@ -71,7 +71,8 @@ class _Program(ctypes.Structure):
 
 
 def drop_rights() -> list[str]:
-    """Irrevocably drop capabilities, files, TCP and other processes. Return what is in force: ["landlock 7"]..."""
+    """Irrevocably drop capabilities and access to files, TCP and other processes. Return the restrictions in force:
+    ["landlock 7"]..."""
     if (call := _library()) is None:
         return []
     done = []
@@ -84,7 +85,7 @@ def drop_rights() -> list[str]:
 
 
 def filter_calls() -> list[str]:
-    """Irrevocably limit all threads to the system calls of the tables above. All others fail with EPERM.
+    """Irrevocably limit all threads to the system calls of the tables above. All other calls fail with EPERM.
 
     Return ["seccomp"] if this is in force.
     """
@@ -97,7 +98,8 @@ def filter_calls() -> list[str]:
 
 
 def _library() -> ctypes.CDLL | None:
-    """Return the C library, after setting no_new_privs, which Landlock and seccomp require; None if impossible."""
+    """Return the C library, after setting no_new_privs, which Landlock and seccomp require. Return None if that is
+    impossible."""
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
     call = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +112,8 @@ def _drop_capabilities(call: ctypes.CDLL, capset: int) -> bool:
 
 
 def _landlock(call: ctypes.CDLL) -> int:
-    """Forbid files, TCP and signals to other processes as far as the kernel can. Return its ABI version; 0: none."""
+    """Forbid files, TCP and signals to other processes, as far as the kernel can. Return the ABI version, or 0 without
+    Landlock."""
     version = _syscall(call, _CREATE_RULESET, None, 0, _GET_VERSION)
     if version <= 0:
         return 0
@@ -159,7 +162,7 @@ def _filter(machine: _Machine, process: int) -> bytes:
 
 
 def _argument(n: int) -> tuple[int, int, int, int]:
-    """Load the low half of argument `n`: both processors are little-endian, and these arguments are ints."""
+    """Load the low half of argument `n`. Both processors are little-endian, and these arguments are ints."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * n)
 
 

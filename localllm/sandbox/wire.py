@@ -1,4 +1,4 @@
-"""Messages between `Confined` and its child: a number, a length, and that many bytes of JSON, in both directions.
+"""Messages between `Confined` and its child process, in both directions: a number, a length, and JSON of that length.
 
 The number is random and new for each request, and the reply must carry it. A reply is untrusted: its size, the number
 of its values and their depth are checked before it is parsed, in time and memory proportional to its bytes.
@@ -11,7 +11,7 @@ import struct
 from typing import IO, Any
 
 NUMBER = 16  # bytes
-HEAD = struct.Struct(f"<{NUMBER}sQ")  # the request's number, and the number of bytes that follow
+HEAD = struct.Struct(f"<{NUMBER}sQ")  # the number of the request, and the length in bytes
 _OUTSIDE = bytes(set(range(256)) - set(b"[]{},"))  # removed by `_check_cost`
 
 
@@ -24,9 +24,9 @@ class ReplyTooLarge(Exception):
 
 
 def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: int) -> dict[str, Any] | None:
-    """Return the JSON object of the reply with this number, None at the end of the stream.
+    """Return the JSON object of the reply with this number, or None at the end of the stream.
 
-    Raises ReplyTooLarge above `most` bytes or `values` JSON values, BadReply for anything except the reply.
+    Raises ReplyTooLarge above `most` bytes or `values` JSON values, and BadReply for anything except the reply.
     """
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
@@ -42,7 +42,7 @@ def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: 
     _check_cost(text, values, depth)
     try:
         reply = json.loads(text)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number with too many digits
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number with too many digits
         raise BadReply("its process sends invalid JSON") from None
     if not isinstance(reply, dict):
         raise BadReply("its process sends an invalid reply")
@@ -51,7 +51,7 @@ def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: 
 
 def _check_cost(text: bytes, values: int, depth: int) -> None:
     """Limit the number of values and their depth. Brackets and commas in strings are ignored."""
-    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # no escaped quotes
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escaped quotes
     parts = plain.split(b'"', 4 * values + 1)  # a value has at most two strings, its name and itself
     marks = b"".join(parts[::2]).translate(None, _OUTSIDE)
     if len(parts) > 4 * values + 1 or len(marks) > 3 * values:
@@ -64,7 +64,7 @@ def _check_cost(text: bytes, values: int, depth: int) -> None:
 
 
 def read_request(stream: IO[bytes]) -> tuple[bytes, dict[str, Any]] | None:
-    """Return the number and the JSON object of the next request; None at the end of the stream."""
+    """Return the number and the JSON object of the next request, or None at the end of the stream."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         return None

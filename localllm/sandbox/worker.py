@@ -1,4 +1,4 @@
-"""The child's side of `Confined`: load one task, drop all unneeded rights, and answer requests until the input ends."""
+"""The child side of `Confined`: load one task, drop all unneeded rights, and answer requests until the input ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.sandbox.wire import HEAD, read_request
 
 try:
     import resource as _resource
-except ImportError:  # Windows: only the parent limits the time
+except ImportError:  # on Windows only the parent limits the time
     resource: ModuleType | None = None
 else:
     resource = _resource
@@ -32,7 +32,7 @@ _PAGE = resource.getpagesize() if resource else 4096
 def main(start: Mapping[str, Any]) -> None:
     """Serve `start["task"]` over stdin and stdout."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # reserved for answers
+    sys.stdout = sys.stderr  # stdout is reserved for answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = import_module(start["task"])
     task.prepare()
@@ -59,7 +59,7 @@ def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -
 
 
 class _Fence:
-    """Limits time and memory of calls. Creating it irrevocably forbids files, sockets, processes and core dumps."""
+    """Limits the time and memory of calls. Creating it irrevocably forbids files, sockets, processes and core dumps."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self._sizes: FileIO | None = None
@@ -70,7 +70,7 @@ class _Fence:
                 resource.setrlimit(getattr(resource, name), (0, 0))
         self._most = self._mapped() + _CEILING * limits.memory
         if resource:
-            with suppress(OSError, ValueError):  # a system without this limit, or with a lower one
+            with suppress(OSError, ValueError):  # a system without this limit, or with a lower limit
                 resource.setrlimit(resource.RLIMIT_AS, (self._most, self._most))
         self.rights = drop_rights()  # opens a file
         if resource and hasattr(resource, "RLIMIT_NOFILE"):
@@ -88,7 +88,7 @@ class _Fence:
             self._memory(self._most)
 
     def _time(self, seconds: float) -> None:
-        """Limit CPU time from now on; SIGPROF then ends the process."""
+        """Limit the CPU time from now on. SIGPROF then ends the process."""
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -100,7 +100,7 @@ class _Fence:
                 resource.setrlimit(resource.RLIMIT_AS, (size if most == -1 else min(size, most), most))
 
     def _mapped(self) -> int:
-        """Return the address space in use now, in bytes."""
+        """Return the address space now in use, in bytes."""
         if self._sizes is None:
             return _USUAL_SIZE
         self._sizes.seek(0)

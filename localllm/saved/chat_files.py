@@ -1,4 +1,4 @@
-"""Save the cached part of a text to a file and restore it, between two steps."""
+"""Saves the cached prefix of a text to a file, and restores it, between two steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def take_up(kept: Kept, model: Predictor) -> list[int]:
 def keep_in_file(
     path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], overwrite: bool
 ) -> tuple[list[int], int]:
-    """Write the cached part of `tokens` to a file; return these and the file's size. Raises the errors of `save`."""
+    """Write the cached prefix of `tokens` to a file; return the prefix and the file size. Raises
+    the errors of `save`."""
     slots = model.stepper.core.running.slots
 
     def write(sequence: CacheSequence) -> tuple[list[int], int]:

@@ -1,7 +1,7 @@
-"""Prefixes on disk: evicted sequences, and those in the cache at shutdown, are restored when a prompt needs them.
+"""Prefixes on disk. Evicted sequences, and cached sequences at shutdown, are saved and restored for later prompts.
 
-The files are in `prompt_cache.py`'s format and get the same checks before use. They are named by a hash of their
-tokens. When the folder is full, the least recently used file is deleted first.
+The files are in `prompt_cache.py`'s format and are validated like other conversation files. File names are hashes of
+the tokens. When the folder is full, the least recently used file is deleted first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localllm.plan import BLOCK
 from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, restore, save
 
 SUFFIX = ".prefix"
-LEAST = 4 * BLOCK  # tokens; below this number, evaluating is as fast as reading
+LEAST = 4 * BLOCK  # minimum tokens of a file; below it, evaluating is as fast as reading
 MOST_BYTES = 32 << 30  # default total size of all files
 log = logging.getLogger("localllm.saved")
 
@@ -36,7 +36,7 @@ class _File:
 
 
 class PrefixFiles:
-    """A folder of prefixes of one model. Only the engine's thread may use it."""
+    """A folder of saved prefixes of one model. Only the engine's thread may access it."""
 
     def __init__(self, folder: Path, model: LoadedModel, most_bytes: int = MOST_BYTES) -> None:
         """Scan the folder for prefixes. Files of other models and damaged files are left untouched."""
@@ -59,11 +59,11 @@ class PrefixFiles:
                 self._files[path.stem] = _File(path, array("i", kept.tokens), path.stat().st_size)
 
     def best(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that the best file would save."""
+        """Return the number of leading tokens that the best file would restore."""
         return max((self._use(one, tokens) for one in self._files.values()), default=0)
 
     def load(self, tokens: Sequence[int]) -> CacheSequence | None:
-        """Return the sequence of the best file; None if it is missing or unreadable, or does not fit."""
+        """Return the sequence of the best file; None if no file matches, or if it is unreadable or does not fit."""
         name = max(self._files, key=lambda name: self._use(self._files[name], tokens), default=None)
         if name is None:
             return None
@@ -77,7 +77,7 @@ class PrefixFiles:
             sequence.free()
             del self._files[name]
             return None
-        self._files[name] = self._files.pop(name)  # now the newest
+        self._files[name] = self._files.pop(name)  # move to the most recently used end
         return sequence
 
     def save(self, sequence: CacheSequence) -> None:
@@ -102,7 +102,9 @@ class PrefixFiles:
         self._trim()
 
     def _use(self, one: _File, tokens: Sequence[int]) -> int:
-        """Return the number of tokens that a file saves. Windows and recurrent states only help at its end."""
+        """Return the number of tokens that a file restores. Sliding-window and recurrent layers can only be restored at
+        its end.
+        """
         alike = same(one.tokens.tolist(), tokens) if one.tokens[:1].tolist() == list(tokens[:1]) else 0
         windowed = self._model.pool.windowed is not None or bool(self._model.pool.window)
         return 0 if windowed and alike < len(one.tokens) else alike

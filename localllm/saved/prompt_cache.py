@@ -1,9 +1,9 @@
-"""A conversation in a file: its messages, its tokens, and the cache blocks with their keys and values.
+"""A conversation in a file: its messages, its tokens, and its KV cache blocks.
 
-The file has a magic number, a version, a JSON header with its length, the tokens (int32), the full cache blocks layer
-by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are evaluated
-again on loading. The file is untrusted: sizes are compared with the file's before reading, and the digest is checked
-before any change.
+The file consists of a magic number, a version, a JSON header with its length, the tokens (int32), the full cache blocks
+layer by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are
+evaluated again on loading. The file is untrusted: sizes are checked against the file size before reading, and the
+digest is verified before any change.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from localllm.plan import BLOCK
 
 MAGIC = b"LOCALLLM"
 VERSION = 1
-_START = struct.Struct("<8sII")  # magic, version, bytes of the header
+_START = struct.Struct("<8sII")  # magic, version, header length in bytes
 _DIGEST = 32
-_MAX_HEADER = 16 << 20  # maximum bytes of a conversation's text
+_MAX_HEADER = 16 << 20  # maximum header size in bytes; it contains the messages
 _MAX_TOKENS = 1 << 30
-_CHUNK = 8 << 20  # maximum bytes in memory at a time
+_CHUNK = 8 << 20  # maximum bytes read or written at a time
 _ROLES = ("system", "user", "assistant")
 
 Messages = Sequence[dict[str, str]]
@@ -51,12 +51,12 @@ class CacheFileError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A validated file."""
+    """A validated conversation file."""
 
     path: Path
     messages: list[dict[str, str]]
     tokens: list[int]
-    problem: str  # why the cache is unusable and only the text can be used; "" if both can
+    problem: str  # why the cache is unusable although the text is usable; "" if both are usable
     _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
 
@@ -69,10 +69,10 @@ def save(
     overwrite: bool = False,
     own: bool = False,
 ) -> int:
-    """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
+    """Write the content of a sequence and return the file size in bytes. On failure, the old file is kept.
 
-    Only this user can read a new file and, with `own`, also a replaced one. Raises CacheFileError for a file of another
-    kind, OutputError for an existing conversation without `overwrite`.
+    A new file is only readable by this user; with `own`, so is a replaced file. Raises CacheFileError for an existing
+    file of another format, OutputError for an existing conversation without `overwrite`.
     """
     check_replaceable(path)
     executable, tokens = model.executable, sequence.tokens
@@ -117,7 +117,7 @@ def check_replaceable(path: Path) -> None:
 def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept:
     """Check a file against this model; raise CacheFileError if it cannot be used.
 
-    `own`: refuse links and files of other users, and make the file private. Used for folders that a server writes.
+    `own`: refuse links and files of other users, and make the file private. A server uses this for its folders.
     """
     try:
         with open_regular(path, own) as file:
@@ -129,14 +129,15 @@ def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept
 
 
 def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
-    """Load `kept` into `sequence`, and evaluate the tokens after the last full block; on failure it is empty."""
+    """Load `kept` into `sequence` and evaluate the tokens after the last full block. On failure the
+    sequence is empty."""
     model.engine.truncate(sequence, 0)
     if kept.problem:
         return
     executable = model.executable
     blocks = len(kept.tokens) // BLOCK
     whole = kept.tokens[: blocks * BLOCK]
-    if model.engine.opened(whole) is not whole:  # part of a text that an encoder has read is useless
+    if model.engine.opened(whole) is not whole:  # a partial encoder text is useless
         blocks = 0
     try:
         with open_regular(kept.path, kept._own) as file:
@@ -200,7 +201,7 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
 
 
 def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
-    """Return why the cache in a file cannot be used although its text can; "" if it can."""
+    """Return why the file's KV cache is unusable although its text is usable; "" if both are usable."""
     executable = model.executable
     if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
@@ -212,7 +213,7 @@ def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:
-    """Return the header, with the type of every field checked."""
+    """Return the header after checking the type of every field."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -249,12 +250,12 @@ _FIELDS: dict[str, Any] = {
 
 
 def _version() -> str:
-    """Return the package's version, which cannot be imported at module level: the package imports `Conversation`."""
+    """Return the package version. It cannot be imported at module level because the package imports `Conversation`."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def _first_blocks(model: LoadedModel, blocks: int) -> list[int]:
-    """Return, per layer, the first of `blocks` full blocks to save: all visible blocks and a few more."""
+    """Return, per layer, the first of `blocks` full blocks to save: all blocks in the window and a few more."""
     pool, windowed = model.pool, model.pool.windowed
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
@@ -265,7 +266,7 @@ def _table(model: LoadedModel, sequence: CacheSequence, layer: int) -> NDArray[n
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (layer, first block, end) in file order, with a bounded number of bytes each."""
+    """Yield (layer, first block, end) in file order, each covering a bounded number of bytes."""
     for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
         step = max(1, _CHUNK // max(size, 1))
         for start in range(first, blocks, step):

@@ -1,6 +1,7 @@
-"""Named files of sequences in one folder, for llama.cpp's save and restore of slots.
+"""Saved sequences in named files of one folder, for llama.cpp's slot save and restore.
 
-The files are in `prompt_cache.py`'s format. Names come from clients, so they must be plain file names in that folder.
+The file format is defined in `prompt_cache.py`. Names come from clients, so they must be plain file names without a
+path.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from localllm.loading.loaded_model import LoadedModel
 from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, restore, save
 
 NAME_BYTES = 200
-# No path separators of any system, wildcards or control characters; no leading or trailing dot or space.
+# No path separator of any system, wildcard or control character; no leading or trailing dot or space.
 _NAME = re.compile(
     r'[^\x00-\x20\x7f-\x9f/\\:*?"<>|.](?:[^\x00-\x1f\x7f-\x9f/\\:*?"<>|]*[^\x00-\x20\x7f-\x9f/\\:*?"<>|.])?'
 )
 
 
 class SlotFiles:
-    """A folder of saved sequences of one model. Only the engine's thread may use it."""
+    """A folder of saved sequences of one model. Only the engine's thread may access it."""
 
     def __init__(self, folder: Path, model: LoadedModel) -> None:
         check_folder(folder)
         self._folder, self._model = folder, model
 
     def save(self, name: str, sequence: CacheSequence) -> int:
-        """Write a sequence; return the file's size in bytes. It only replaces files of this kind."""
+        """Write a sequence and return the file size in bytes. Existing files are only replaced if they have this
+        format.
+        """
         path = self._path(name)
         try:
             return save(path, self._model, sequence, [], overwrite=True, own=True)
@@ -40,9 +43,9 @@ class SlotFiles:
             raise self._without_folder(error) from None
 
     def load(self, name: str) -> tuple[CacheSequence, int]:
-        """Return a new sequence loaded from a file, and the file's size in bytes.
+        """Return a new sequence loaded from a file, and the file size in bytes.
 
-        Raises CacheFileError for a file that does not fit the model, CacheFull if too few blocks are free.
+        Raises CacheFileError for a file that does not match the model, CacheFull if too few blocks are free.
         """
         path = self._path(name)
         sequence = self._model.engine.add()
@@ -75,7 +78,7 @@ class SlotFiles:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise LocalLLMError unless slots can be saved in a folder. It is not created, since a typo would go unnoticed."""
+    """Raise LocalLLMError unless the folder exists and is writable. Creating the folder would hide a typo."""
     if not folder.exists():
         raise LocalLLMError(f"no such folder: {folder}; create it first, so that slots can be saved there")
     if not folder.is_dir():

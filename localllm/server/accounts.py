@@ -1,6 +1,7 @@
-"""Accounts: an API key, or an address if no keys are set. Limits and fairness apply per account.
+"""An account is an API key, or a client address if no keys are set. Limits and fairness apply per account.
 
-`ACCOUNT` holds the account of the request that the current task handles, so all work of the task counts for it.
+`ACCOUNT` holds the account of the request that the current task handles, so that all work of the task counts for this
+account.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ipaddress
 from contextvars import ContextVar
 
 ACCOUNT: ContextVar[str] = ContextVar("account", default="")
-_NETWORK = 64  # bits of an IPv6 address that identify a site; its hosts choose the remaining bits
+_NETWORK = 64  # bits of an IPv6 address that identify a site; its hosts choose the other bits
 
 
 def account_of_address(host: str) -> str:

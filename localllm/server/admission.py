@@ -1,4 +1,4 @@
-"""Limit the number of open requests, in total and per account; reject new ones while the server stops."""
+"""Limit the number of open requests, in total and per account. While the server stops, reject new requests."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from localllm.server.lanes import Lane
 from localllm.server.limits import ServerLimits
 from localllm.server.refusal import refusal_of
 
-RETRY_SECONDS = 5  # sent while the server stops
+RETRY_SECONDS = 5  # Retry-After while the server stops
 MOST_RETRY_SECONDS = 60
-MOST_CLIENTS = 1000  # clients whose tokens are remembered, plus those that used tokens within the last minute
+MOST_CLIENTS = 1000  # clients whose token use is remembered, in addition to clients active within the last minute
 _WEIGHT = 0.1  # weight of the newest request in the moving average
 
 
 @dataclass(eq=False, slots=True)
 class Admission:
-    """The open requests. Use it from the event loop's thread only."""
+    """Counts the open requests. Use it only from the event loop's thread."""
 
     limits: ServerLimits
     draining: bool = False
@@ -36,7 +36,8 @@ class Admission:
     bodies: Lane = field(default_factory=lambda: Lane("bodies", heavy=True))  # large bodies are read one at a time
     seconds: float = 0.0  # average duration of a request
     clock: Callable[[], float] = monotonic
-    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> tokens not yet regained, and when
+    # client -> tokens still to be regained, and the time of that count
+    spent: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def enter(self, client: str) -> None:
         """Count a request. Raise Draining or TooManyRequests, with the expected seconds until a retry can succeed."""
@@ -57,7 +58,7 @@ class Admission:
         self.clients[client] += 1
 
     def spend(self, client: str, tokens: int) -> None:
-        """Count the tokens of a finished answer. A client's budget refills evenly over a minute."""
+        """Count the tokens of a finished request against the client's budget, which refills evenly over a minute."""
         if self.limits.client_tokens:
             self.spent[client] = (self._owed(client) + tokens, self.clock())
             if len(self.spent) > MOST_CLIENTS:
@@ -69,14 +70,14 @@ class Admission:
         return max(0.0, tokens - (self.clock() - when) * self.limits.client_tokens / 60)
 
     def _wait(self, client: str) -> int:
-        """Return the seconds until a client may send another request; 0: now."""
+        """Return the seconds until a client may send another request, or 0."""
         over = self._owed(client) - self.limits.client_tokens
         return (
             max(1, math.ceil(60 * over / self.limits.client_tokens)) if self.limits.client_tokens and over >= 0 else 0
         )
 
     def leave(self, client: str, seconds: float) -> None:
-        """Count the end of a request, which took this many seconds."""
+        """Count the end of a request and the seconds it took."""
         self.seconds += _WEIGHT * (seconds - self.seconds) if self.seconds else seconds
         self.open -= 1
         self.clients[client] -= 1
@@ -84,12 +85,13 @@ class Admission:
             del self.clients[client]
 
     def _retry(self, requests: int) -> int:
-        """Return the expected seconds until one of this many open requests ends."""
+        """Return the expected seconds until one of `requests` open requests ends."""
         return max(1, min(math.ceil(self.seconds / requests), MOST_RETRY_SECONDS))
 
 
 class Gate:
-    """Counts requests that do work: those with a body. Health checks, lists and metrics are always answered."""
+    """Middleware that counts requests that do work, which have a body. Health checks, lists and metrics are always
+    answered."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self.app = app

@@ -1,4 +1,5 @@
-"""The application: the web page and every protocol's routes over one service, behind the checks for all requests.
+"""The ASGI application: the web page and the routes of every protocol over one service, behind the checks that apply to
+all requests.
 
 request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> a protocol's route
 """
@@ -25,7 +26,7 @@ from localllm.server.security import Guard
 from localllm.server.settings import ServerSettings
 
 Routes = Callable[[Service, ServerSettings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
+PROTOCOLS: tuple[Routes, ...] = (  # the first matching route is used
     web.routes,
     openai.routes,
     anthropic.routes,
@@ -37,7 +38,7 @@ PROTOCOLS: tuple[Routes, ...] = (  # the first match is used
 def make_app(
     service: Service, settings: ServerSettings, metrics: Metrics | None = None, admission: Admission | None = None
 ) -> Starlette:
-    """Make the ASGI application. `metrics` counts the scheduler's steps; `admission` can stop new requests."""
+    """Create the ASGI application. `metrics` counts the scheduler's steps, and `admission` can reject new requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
     service.observer = ServiceObserver(metrics, admission.spend, settings.priorities)

@@ -1,7 +1,7 @@
-"""Read a request's body, which is untrusted, as one JSON object within limits.
+"""Read an untrusted request body as one JSON object within limits.
 
-Python's JSON parser accepts duplicate keys (the last one counts), NaN, unlimited digits and lone surrogates. All four
-are rejected here, so that the checked values are the values used.
+Python's JSON parser accepts duplicate keys (the last value wins), NaN, unlimited digits and lone surrogates. All four
+are rejected here, so that the values checked are the values used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from localllm.server.turn import Json
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # a string, or the remainder after an unpaired quote
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 400  # maximum digits of an integer
-LARGE = 256 << 10  # bytes: from this size, parsing would cause a noticeable pause in streams
-BODIES = "localllm.bodies"  # key of the request's scope with the lane for large bodies
+LARGE = 256 << 10  # bytes; parsing a larger body would cause a noticeable pause in streams
+BODIES = "localllm.bodies"  # key in the ASGI scope of the lane for large bodies
 
 
 async def read_json(request: Request, limits: ServerLimits) -> Json:
@@ -58,7 +58,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 class ClientGone(Exception):
-    """The client closed the connection, so no answer can be delivered."""
+    """The client closed the connection, so no response can be delivered."""
 
 
 def parse(body: bytes, limits: ServerLimits) -> Json:
@@ -90,7 +90,7 @@ def parse(body: bytes, limits: ServerLimits) -> Json:
 
 
 def _check_items(body: bytes, limits: ServerLimits) -> None:
-    """Refuse a body with too many values before parsing it: a list of 2 bytes takes 64 in memory."""
+    """Reject a body with too many values before parsing it: a list of 2 bytes takes 64 bytes of memory."""
     for _ in range(2):
         many, objects = _marks(body) > limits.items, body.count(b"{") > limits.objects
         if not many and not objects:

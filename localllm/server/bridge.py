@@ -1,4 +1,4 @@
-"""Bridge from other threads to the event loop: the events of requests, and work in daemon threads."""
+"""Bridge from other threads to the event loop: events of requests, and work in daemon threads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Submit = Callable[[Request, Callable[[Event], None]], Ticket]
 
 
 class Inbox:
-    """A queue for the events of requests, read on the event loop. Always close it: that cancels the requests.
+    """A queue of request events that is read on the event loop. Closing it cancels the requests, so always close it.
 
-    The queue is unbounded: a slow client must not delay the scheduler, and the context limits an answer's length.
+    The queue is unbounded, since a slow client must not delay the scheduler. The context limits the length of the
+    output.
     """
 
     def __init__(self, submit: Submit, requests: Sequence[Request]) -> None:
@@ -34,7 +35,7 @@ class Inbox:
             raise
 
     async def next(self) -> Event:
-        """Return the next event of any request. Raise the error of a failed request."""
+        """Return the next event of any request, or raise the error of a failed request."""
         event = await self._queue.get()
         if isinstance(event, Failed):
             raise event.error
@@ -52,8 +53,8 @@ class Inbox:
 async def in_daemon(call: Callable[[], T], unwanted: Callable[[T], None]) -> T:
     """Run `call` in a daemon thread and return its result. The program can exit while it runs.
 
-    asyncio.to_thread joins its threads at exit, so it cannot be used. If the caller is cancelled, `unwanted` receives
-    the result.
+    asyncio.to_thread joins its threads at exit, so it cannot be used. If the caller is cancelled, the result is passed
+    to `unwanted`.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Collect an answer from its events: the full answer for a non-streamed response, and counts for all responses."""
+"""Collect the events of one choice: its full output for a non-streamed response, and token counts for all responses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class CollectedCall:
 
     @property
     def arguments(self) -> str:
-        """The arguments as JSON; an empty object if the model wrote none."""
+        """The arguments as JSON, or an empty object if the model wrote none."""
         return "".join(self._arguments) or "{}"
 
 
 class Collected:
-    """One answer of a turn, as far as its events have arrived."""
+    """One choice of a turn, with the events received so far."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.reused = 0
@@ -44,7 +44,7 @@ class Collected:
         self._thinks = False  # whether the last part was reasoning
 
     def add(self, event: Event) -> None:
-        """Add an event of this answer."""
+        """Add an event of this choice."""
         match event:
             case Started():
                 self.prompt_tokens, self.reused = event.prompt_tokens, event.reused_tokens
@@ -79,13 +79,13 @@ class Collected:
 
     @property
     def usage(self) -> Usage:
-        """The answer's usage; before its end, only the counts."""
+        """The usage of this choice. Until the choice ends, it only has the token counts."""
         return self.done.usage if self.done else Usage(self.prompt_tokens, self.reused, self.tokens)
 
 
 @asynccontextmanager
 async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close an iterator on exit, which ends the answer if the client has disconnected."""
+    """Close an iterator on exit. If the client has disconnected, this ends generation."""
     try:
         yield events
     finally:

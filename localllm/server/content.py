@@ -1,7 +1,7 @@
-"""Convert the content of a request's message to one string.
+"""Convert the content of a message to one string.
 
-Content is a string or a list of typed parts. Text parts are joined by line breaks, because chat templates print the
-content; images, audio and files are refused.
+Content is a string or a list of typed parts. Text parts are joined by line breaks, because chat templates expect a
+string. Images, audio and files are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
-# Text part types and the field with the text, for OpenAI's chat and responses and for Anthropic.
+# Types of text parts and the field that holds the text, in OpenAI's chat and responses APIs and in Anthropic's API.
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -35,7 +35,8 @@ JOINT = "\n"
 
 
 def read_text_field(fields: Fields, name: str) -> str | None:
-    """Return the text of a content; None if it is missing or null. Raise BadRequest for other types than text."""
+    """Return the text of a content field, or None if it is missing or null. Raise BadRequest for types other than
+    text."""
     value = fields.data.get(name)
     if value is None or isinstance(value, str):
         return value
@@ -60,7 +61,8 @@ def not_text(part: Fields, kind: str) -> BadRequest:
 
 
 class Draft:
-    """A message being read. Its texts are joined at the end: joining one by one would take quadratic time."""
+    """A message that is being read. Its texts are joined at the end, since joining them one by one would take quadratic
+    time."""
 
     __slots__ = ("call_id", "calls", "reasoning", "role", "texts")
 
@@ -81,7 +83,7 @@ class Draft:
 
 
 def drafted(drafts: list[Draft], role: str) -> Draft:
-    """Return the last draft if it has this role, otherwise a new one."""
+    """Return the last draft if it has this role; otherwise append a new draft and return it."""
     if not drafts or drafts[-1].role != role:
         drafts.append(Draft(role))
     return drafts[-1]

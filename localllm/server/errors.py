@@ -1,4 +1,4 @@
-"""Errors that only the server raises. `refusal.py` assigns each a status."""
+"""Errors that only the server raises. `refusal.py` assigns an HTTP status to each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.engine import ContextFull
 
 
 class BadRequest(LocalLLMError):
-    """A request that is invalid for every model. `param` is the field at fault, such as "messages[2].role"."""
+    """A request that is invalid for every model. `param` is the invalid field, such as "messages[2].role"."""
 
     def __init__(self, message: str, param: str = "") -> None:
         super().__init__(message)
@@ -18,7 +18,8 @@ class BadRequest(LocalLLMError):
 
 
 class NoThreads(BadRequest):
-    """A request for a conversation stored on the server. `details` ask Anthropic's clients for the full history."""
+    """A request refers to a conversation stored on the server. `details` asks Anthropic's clients to send the full
+    history."""
 
     details: ClassVar[Mapping[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
@@ -32,11 +33,11 @@ class NotFound(LocalLLMError):
 
 
 class NotSupported(LocalLLMError):
-    """Part of the protocol, but unsupported by this server or this model."""
+    """The protocol defines this, but the server or the model does not support it."""
 
 
 class PromptTooLong(ContextFull):
-    """A prompt that does not fit in the context. Has both lengths in tokens."""
+    """The prompt does not fit in the context. The error has both lengths in tokens."""
 
     def __init__(self, message: str, prompt_tokens: int, context: int) -> None:
         super().__init__(message)
@@ -45,17 +46,17 @@ class PromptTooLong(ContextFull):
 
     @classmethod
     def of(cls, tokens: int, context: int, at_least: str = "") -> Self:
-        """Return the error for a prompt of `tokens` tokens; `at_least` is "at least " if the count is a lower bound."""
+        """Return the error for a prompt of `tokens` tokens. `at_least` is "at least " if the count is a lower bound."""
         size = f"the available context size of {context} tokens"  # llama.cpp's wording, which clients search for
         return cls(f"the prompt has {at_least}{tokens} tokens and exceeds {size}; shorten it", tokens, context)
 
 
 class TooLarge(LocalLLMError):
-    """A body, or something in it, exceeds a limit."""
+    """The request body, or a value in it, exceeds a limit."""
 
 
 class TooSlow(LocalLLMError):
-    """A body did not arrive in time."""
+    """The request body did not arrive in time."""
 
 
 class Unauthorized(LocalLLMError):
@@ -63,11 +64,11 @@ class Unauthorized(LocalLLMError):
 
 
 class Forbidden(LocalLLMError):
-    """The request comes from another site's page, or for an unknown host name."""
+    """The request comes from a page of another site, or addresses an unknown host name."""
 
 
 class _Later(LocalLLMError):
-    """The request may succeed if repeated after some seconds."""
+    """The request may succeed if it is repeated after some seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -79,11 +80,11 @@ class TooManyRequests(_Later):
 
 
 class Unavailable(LocalLLMError):
-    """Unavailable now; waiting may not help."""
+    """The service is unavailable, and waiting may not help."""
 
 
 class Unloadable(Unavailable):
-    """A model that cannot be loaded. Clients get no details; `reason` is for the server's log."""
+    """The model cannot be loaded. Clients get no details; `reason` is for the server's log."""
 
     def __init__(self, message: str, reason: LocalLLMError) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a request's JSON object. Errors name the field: `messages[2].role: expected a text`.
+"""Typed access to the fields of a JSON request. Errors name the field: `messages[2].role: expected a text`.
 
 A field that is null counts as missing: several clients send null for unset fields.
 """
@@ -20,7 +20,7 @@ SHORT = 1000  # characters of a search text, such as a stop string
 
 
 class Fields:
-    """The fields of one object. `where` is its path in the body, such as "tools[0]"."""
+    """The fields of one JSON object. `where` is the path of the object in the body, such as "tools[0]"."""
 
     __slots__ = ("data", "where")
 
@@ -29,7 +29,7 @@ class Fields:
         self.where = where
 
     def path(self, name: str) -> str:
-        """Return the path of a field in the body."""
+        """Return the path of a field in the request body."""
         return f"{self.where}.{name}" if self.where else name
 
     def has(self, name: str) -> bool:
@@ -37,7 +37,7 @@ class Fields:
         return self.data.get(name) is not None
 
     def wrong(self, name: str, message: str) -> BadRequest:
-        """Return the error for a field."""
+        """Return the error for an invalid field."""
         return BadRequest(f"{self.path(name)}: {message}", self.path(name))
 
     # -- one value: required without a default ----------------------------------------------------------------------
@@ -94,31 +94,31 @@ class Fields:
     # -- objects and lists of one type ------------------------------------------------------------------------------
 
     def inner(self, name: str) -> Fields:
-        """Return the fields of a nested object; empty if it is missing."""
+        """Return the fields of a nested object; they are empty if the object is missing."""
         return Fields(self.object(name, {}), self.path(name))
 
     def each(self, name: str, most: int = ITEMS) -> Iterator[Fields]:
-        """Yield the objects of a list; nothing if it is missing."""
+        """Yield the objects in a list, or nothing if the list is missing."""
         for number, item in enumerate(self.list(name, (), most)):
             if not isinstance(item, dict):
                 raise self.wrong(f"{name}[{number}]", f"expected an object, got {_name(item)}")
             yield Fields(item, f"{self.path(name)}[{number}]")
 
     def texts(self, name: str, most: int = ITEMS) -> tuple[str, ...]:
-        """Return a list of strings, or one string as a list; empty if it is missing."""
+        """Return a list of strings. A single string becomes a list, and a missing field an empty list."""
         if isinstance(self.data.get(name), str):
             return (self.data[name],)
         return self._items(name, str, "a text", most)
 
     def short_texts(self, name: str, most: int) -> tuple[str, ...]:
-        """Return a list of search texts with at most SHORT characters each."""
+        """Return a list of search texts of at most SHORT characters each."""
         found = self.texts(name, most)
         if long := next((text for text in found if len(text) > SHORT), ""):
             raise self.wrong(name, f"a text has {len(long)} characters; the limit is {SHORT}")
         return found
 
     def integers(self, name: str, most: int = ITEMS * 10) -> tuple[int, ...]:
-        """Return a list of integers; empty if it is missing."""
+        """Return a list of integers, which is empty if the field is missing."""
         return self._items(name, int, "a whole number", most)
 
     # -- checks -----------------------------------------------------------------------------------------------------

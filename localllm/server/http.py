@@ -31,12 +31,12 @@ __all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_j
 
 T = TypeVar("T")
 Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
-CLIENT = "localllm.client"  # key of the request's scope with its client; see `security.py`
-GONE = 499  # nginx's status for a closed connection; it only appears in logs
+CLIENT = "localllm.client"  # key of the client in the ASGI scope; see `security.py`
+GONE = 499  # nginx's status for a closed connection, which appears only in logs
 
 
 def post(paths: Sequence[str], handler: Handler, limits: ServerLimits) -> list[Route]:
-    """Make the routes of a handler that takes a JSON object. The handler is cancelled if its client disconnects."""
+    """Make the routes of a handler that takes a JSON object. The handler is cancelled if the client disconnects."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, _posted(request, handler, limits))
@@ -69,7 +69,8 @@ async def _answered(request: Request, work: Awaitable[Response | Json | list[Any
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; if the client disconnects, cancel it and raise ClientGone. Read the body first."""
+    """Return the result of `work`. If the client disconnects, cancel it and raise ClientGone. The body must have been
+    read."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(disconnected(request.receive))
     try:
@@ -94,6 +95,6 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 
 def client(request: Request) -> str:
-    """Return the client of a request, for limits and fairness: its API key, or its address without keys."""
+    """Return the client of a request, for limits and fairness: the API key or, without keys, the address."""
     found = request.scope.get(CLIENT)
     return str(found) if found is not None else (request.client.host if request.client else "")

@@ -1,4 +1,4 @@
-"""The server's description of a model, read from its file without loading it."""
+"""Describe a model from its GGUF file without loading it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 @dataclass(slots=True)
 class Info:
-    """An entry of the model list; see `turn.ModelInfo`."""
+    """An entry in the list of models; see `turn.ModelInfo`."""
 
     id: str
     path: str
@@ -45,9 +45,9 @@ class Info:
 
 
 def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
-    """Describe a model file, and the context if it is loaded. A damaged file has the state "failed".
+    """Describe a model file, and the context if the model is loaded. A damaged file has the state "failed".
 
-    `embeds`: the server loads models for embeddings.
+    `embeds` is true if the server loads models for embeddings.
     """
     try:
         status = path.stat()

@@ -1,4 +1,4 @@
-"""The interface of the service that all protocols use."""
+"""The service interface that all protocols use."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from localllm.server.turn import Completion, EmbedResult, ModelInfo, SlotAction,
 
 
 class Service(Protocol):
-    """The service behind the protocols. Errors are LocalLLMError; `refusal.py` defines their status and kind."""
+    """The service behind the protocols. It raises LocalLLMError; `refusal.py` assigns status and kind to the errors."""
 
-    observer: ServiceObserver  # called for each event of an answer
+    observer: ServiceObserver  # called for each event of a request
 
     def models(self) -> Sequence[ModelInfo]:
         """All available models, loaded or not."""
         ...
 
     def find(self, name: str) -> ModelInfo:
-        """Return the model for a name; a single model matches every name. Raise UnknownModel if there are several."""
+        """Return the model with this name. A single model matches every name; raise UnknownModel if there are several
+        models."""
         ...
 
     def answer(self, model: str, turn: Turn) -> AsyncIterator[Event]:
-        """Stream an answer. Closing the iterator ends it at the next step."""
+        """Stream the events of a turn. Closing the iterator ends generation at the next step."""
         ...
 
     def complete(self, model: str, completion: Completion) -> AsyncIterator[Event]: ...
 
     async def count(self, model: str, turn: Turn) -> int:
-        """Return the number of tokens in a turn's prompt."""
+        """Return the number of prompt tokens of a turn."""
         ...
 
     async def render(self, model: str, turn: Turn) -> str:
@@ -43,13 +44,14 @@ class Service(Protocol):
         ...
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; raise ContextFull early if it exceeds the largest context."""
+        """Return the tokens of a text. Raise ContextFull early if the text cannot fit in the largest context."""
         ...
 
     async def tokenize_all(
         self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
     ) -> list[list[int]]:
-        """Return the tokens of each text, limited in total like one text. `add_special` applies to the first one."""
+        """Return the tokens of each text. The texts together may be as long as one text. `add_special` applies to the
+        first text."""
         ...
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
@@ -59,13 +61,14 @@ class Service(Protocol):
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
     ) -> EmbedResult:
-        """Return a vector for each text, of length 1 if `normalize`; with pooling "none" one for each token."""
+        """Return a vector for each text, of length 1 if `normalize`. Pooling "none" gives one vector per token."""
         ...
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult: ...
 
     async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        """Save a slot's last sequence to a file, restore it, or erase it; return the tokens and the file's bytes."""
+        """Save the last sequence of a slot to a file, restore it, or erase it. Return the number of tokens and the file
+        size in bytes."""
         ...
 
     def sampling_defaults(self, model: str) -> SamplingOptions: ...

@@ -1,8 +1,9 @@
-"""Lanes: worker threads for blocking work, each with a queue that is fair between accounts.
+"""Lanes: worker threads for blocking work. Each lane has a queue that is fair between accounts.
 
-A lane runs one job at a time. The next job is the oldest one of the account that has used the least time, so many jobs
-of one account delay another account by at most one job. Callers limit the number of jobs. Large texts have a separate
-lane, so short texts never wait for them. A lane for memory-intensive jobs returns memory to the system between jobs.
+A lane runs one job at a time. The next job is the oldest job of the account that has used the least time, so an account
+with many jobs delays another account by at most one job. Callers limit the number of jobs. Large texts have a separate
+lane, so that short texts never wait for them. A lane for memory-intensive jobs returns memory to the system between
+jobs.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from localllm.base.machine.heap import return_pages
 from localllm.server.accounts import ACCOUNT
 
 T = TypeVar("T")
-LARGE = 1 << 15  # characters, and values: from this size a job belongs in the large lane
+LARGE = 1 << 15  # characters or values; larger jobs go to the large lane
 MOST_ACCOUNTS = 1000  # accounts whose used time is remembered
-IDLE_SECONDS = 1.0  # how long an idle thread waits for another job before it ends
-RETURN_SECONDS = 1.0  # minimum time between two returns of memory
+IDLE_SECONDS = 1.0  # how long an idle thread waits for a job before it ends
+RETURN_SECONDS = 1.0  # minimum seconds between two returns of memory
 
 
 class Lane:
     """A queue of jobs that run one at a time, in a thread that exists only while there are jobs."""
 
     def __init__(self, name: str, heavy: bool = False) -> None:
-        """`heavy`: jobs take much memory, which the C library would otherwise keep."""
+        """Create an empty lane. `heavy` jobs take much memory, which the C library would otherwise keep."""
         self._name, self._heavy = name, heavy
         self._waiting: dict[str, deque[_Job]] = {}  # account -> its jobs
-        self._used: dict[str, float] = {}  # account -> seconds used, raised to `_now` when it was idle
-        self._now = 0.0  # used seconds of the newest job's account before that job
+        self._used: dict[str, float] = {}  # account -> seconds used, raised to `_now` after it was idle
+        self._now = 0.0  # seconds used by the newest job's account before that job
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     async def run(self, job: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
-        """Run a job for the current request's account. If the caller is cancelled, a queued job is dropped.
+        """Run a job for the account of the current request. If the caller is cancelled, a queued job is dropped.
 
         On cancellation `stop` is called from the event loop. It must end a job that is running or just starting.
         """
@@ -48,7 +49,7 @@ class Lane:
         with self._changed:
             if self._closed:
                 raise RuntimeError("the lane is closed")
-            if account not in self._waiting:  # an account gains no credit while idle
+            if account not in self._waiting:  # an account gains no credit while it is idle
                 self._used[account] = max(self._used.pop(account, 0.0), self._now)
                 self._waiting[account] = deque()
             self._waiting[account].append(made)
@@ -95,7 +96,7 @@ class Lane:
                 returned, used = monotonic(), False
             with self._changed:
                 self._used[account] = self._used.get(account, 0.0) + monotonic() - began
-                if len(self._used) > MOST_ACCOUNTS:  # queued accounts keep their time, or they would go first
+                if len(self._used) > MOST_ACCOUNTS:  # accounts with queued jobs keep their time, or they would go first
                     idle = [name for name in self._used if name not in self._waiting]
                     for name in idle[: len(self._used) - MOST_ACCOUNTS]:
                         del self._used[name]
@@ -103,7 +104,7 @@ class Lane:
             return_pages()
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait briefly for a job and take it from its queue; return None after a timeout, which ends the thread."""
+        """Wait briefly for a job and take it from the queue. Return None after a timeout, which ends the thread."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed, IDLE_SECONDS)
             if not self._waiting:
@@ -125,7 +126,7 @@ class _Job(NamedTuple):
 
 
 def is_large(*values: Any) -> bool:
-    """Return whether request values contain many characters or many elements."""
+    """Return whether the values of a request have many characters or many elements."""
     left, waiting = LARGE, list(values)
     while waiting and left > 0:
         value = waiting.pop()

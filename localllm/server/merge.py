@@ -1,4 +1,4 @@
-"""Merge several streams into one: each event with the number of its stream, in order of arrival."""
+"""Merge several streams into one, which yields each event with the number of its stream, in order of arrival."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-AT_ONCE = 64  # answers of one request that run or are queued
+AT_ONCE = 64  # running or queued choices of one request
 AHEAD = 64  # buffered events of all streams
 
 
 async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the events of all streams. On exit or error, all streams are closed; an error is raised again.
 
-    With `most`, at most that many run at once; the next one starts when one ends.
+    With `most`, at most that many streams run at once, and the next one starts when one ends.
     """
     places = asyncio.Semaphore(most or max(len(streams), 1))
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(AHEAD)

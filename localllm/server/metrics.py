@@ -1,6 +1,6 @@
-"""The numbers of GET /metrics: llama.cpp's names, and our own times and counts. One registry per server, no globals.
+"""The values of GET /metrics: llama.cpp's metrics, and localllm's latencies and counts. Each server has one registry.
 
-The scheduler's thread calls `Metrics.step` for every step. The other numbers come from `observer.py` and
+The scheduler's thread calls `Metrics.step` for every step. The other values come from `observer.py` and
 `MetricsMiddleware`.
 """
 
@@ -23,24 +23,25 @@ from localllm.generation.statistics import Usage
 from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-GAPS = (  # seconds between two tokens: finer, since small differences matter in decoding
+GAPS = (  # seconds between two tokens; finer buckets, since small differences matter in decoding
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
 log = logging.getLogger("localllm.server")
-Load = Callable[[], tuple[int, int]]  # running and queued answers
-Loads = Callable[[], Mapping[str, interfaces.Load]]  # per scheduler, by model name
+Load = Callable[[], tuple[int, int]]  # running and queued requests
+Loads = Callable[[], Mapping[str, interfaces.Load]]  # loads of the schedulers by model name
 
 
 class Tally:
-    """The totals behind llama.cpp's names. Any thread may add; reading starts the next interval of the rates."""
+    """The totals behind llama.cpp's metrics. Any thread may add to them. Reading starts the next interval of the
+    speeds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.sums = dict.fromkeys((name for name, _, _ in COUNTERS), 0.0)
         self.longest = 0
         self.busy = 0.0
-        self.generated = 0.0  # tokens that took a decode step: the prompt's step yields the first one
+        self.generated = 0.0  # tokens from decode steps; the prefill step yields the first token
         self.since = dict.fromkeys(("prompt", "prompt_s", "generated", "generated_s"), 0.0)
 
     def add(self, amounts: Mapping[str, float]) -> None:
@@ -48,7 +49,7 @@ class Tally:
             self.sums[name] += amount
 
     def rates(self) -> tuple[float, float]:
-        """Return tokens per second of prompts and of answers since the last call."""
+        """Return the prefill and decode speeds in tokens/s since the last call."""
         now = {
             "prompt": self.sums["prompt_tokens"],
             "prompt_s": self.sums["prompt_seconds"],
@@ -102,23 +103,23 @@ class Metrics(Collector):
         return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Count a step of this many sequences, of which `drafts` verified a draft. Callable from any thread."""
+        """Count a step of `sequences` sequences; `drafts` sequences verified a draft. Any thread may call it."""
         with self.tally.lock:
             self.tally.add({"n_decode": 1, "drafts": drafts})
             self.tally.busy += sequences
 
     def token(self, gap: float | None) -> None:
-        """Count a token of an answer, `gap` seconds after the previous one; None for the first."""
+        """Count a generated token, `gap` seconds after the previous token; None for the first token."""
         self._generated.inc()
         if gap is not None:
             self._gaps.observe(gap)
 
     def evaluated(self, tokens: int) -> None:
-        """Count newly evaluated prompt tokens."""
+        """Count prompt tokens that were evaluated, not cached."""
         self._evaluated.inc(tokens)
 
     def answered(self, usage: Usage, reason: str) -> None:
-        """Count a finished answer."""
+        """Count a finished choice."""
         with self.tally.lock:
             self.tally.add(
                 {
@@ -139,7 +140,7 @@ class Metrics(Collector):
             self._first.observe(usage.first_token_seconds)
 
     def embedded(self, tokens: int, seconds: float, texts: int, steps: int) -> None:
-        """Count embedded or scored texts, and the model passes they took."""
+        """Count embedded or scored texts, and the forward passes they took."""
         with self.tally.lock:
             self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds, "n_decode": steps})
             self.tally.busy += texts if steps else 0
@@ -190,7 +191,7 @@ class Metrics(Collector):
 
 
 class MetricsMiddleware:
-    """Counts responses by route and status, and logs a line for each."""
+    """Counts responses by route and status, and logs a line for each response."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -200,7 +201,7 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.monotonic(), 499  # if nothing is sent, the client has disconnected
+        started, status = time.monotonic(), 499  # status if nothing is sent because the client has disconnected
 
         async def sending(message: Message) -> None:
             nonlocal status

@@ -1,4 +1,4 @@
-"""Track answers for /slots, /metrics and token limits: the service calls the observer for each event."""
+"""Track generation for /slots, /metrics and token limits. The service calls the observer for each event."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from localllm.server.metrics import Metrics
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 
 A = TypeVar("A", Turn, Completion)
-BROKEN_OFF = "broken off"  # reason for an answer that failed or whose client disconnected
+BROKEN_OFF = "broken off"  # finish reason if generation failed or the client disconnected
 
 
 @dataclass(eq=False, slots=True)
 class Open:
-    """An unfinished answer."""
+    """An unfinished choice."""
 
     number: int  # counts up from 0
     model: str
@@ -28,7 +28,7 @@ class Open:
     reused: int = 0
     evaluated: int = 0
     tokens: int = 0
-    lines: bool = False  # whether the answer has a line break
+    lines: bool = False  # whether the output has a line break
     submitted: float = field(default_factory=time.monotonic)
     began: float = 0.0
     first: float = 0.0  # time of the first token
@@ -36,11 +36,11 @@ class Open:
 
     @property
     def rate(self) -> float:
-        """Return tokens per second after the first one; 0 before the second."""
+        """Return the decode speed in tokens/s, excluding the first token, or 0 before the second token."""
         return (self.tokens - 1) / (self.last - self.first) if self.last > self.first > 0 else 0.0
 
     def usage(self) -> Usage:
-        """Return the usage so far, for an answer that ends early."""
+        """Return the usage so far, for a choice that ends early."""
         began, first, last = self.began or self.submitted, self.first or time.monotonic(), self.last
         return Usage(
             prompt_tokens=max(self.evaluated, self.reused),
@@ -54,7 +54,7 @@ class Open:
 
 
 class ServiceObserver:
-    """Counts the answers of a service. It is called at the start of a request, for each event, and at the end."""
+    """Counts the requests of a service. It is called at the start of a request, for each event, and at the end."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class ServiceObserver:
         spend: Callable[[str, int], None] = lambda client, tokens: None,
         priorities: bool = False,
     ) -> None:
-        """`spend` receives the client and tokens of each finished answer. `priorities`: requests may set one."""
+        """Create an observer. `spend` is called with the client and tokens of each finished choice. `priorities` lets
+        requests set a priority."""
         self._spend, self._priorities = spend, priorities
         self.metrics = metrics
         self.open: dict[int, Open] = {}
@@ -70,29 +71,29 @@ class ServiceObserver:
         metrics.load = self.load
 
     def load(self) -> tuple[int, int]:
-        """Return the numbers of running and queued answers."""
+        """Return the numbers of running and queued choices."""
         running = sum(each.running for each in tuple(self.open.values()))
         return running, len(self.open) - running
 
     def admitted(self, asked: A) -> A:
-        """Return a request without options that the operator does not allow."""
+        """Return the request without options that the operator does not allow."""
         if not asked.generation.priority or self._priorities:
             return asked
         return replace(asked, generation=replace(asked.generation, priority=0))
 
     def begin(self, model: str, generation: Generation) -> ObservedAnswers:
-        """Count the answers to a new request as queued."""
+        """Count the choices of a new request as queued."""
         return ObservedAnswers(self, [self._add(model, generation) for _ in range(generation.n)])
 
     def end(self, each: Open, usage: Usage, reason: str) -> None:
-        """Count the end of an answer, once."""
+        """Count the end of a choice, once."""
         if self.open.pop(each.number, None) is not None and (each.running or reason != BROKEN_OFF):
             self.metrics.answered(usage, reason)
             client, evaluated = account_of(each.generation.client), usage.prompt_tokens - usage.reused_tokens
             self._spend(client, evaluated + usage.answer_tokens)
 
     def embedded(self, found: EmbedResult, seconds: float, texts: int) -> EmbedResult:
-        """Count embedded or scored texts; return the result."""
+        """Count embedded or scored texts, and return the result unchanged."""
         self.metrics.embedded(found.tokens, seconds, texts, found.steps)
         return found
 
@@ -104,7 +105,7 @@ class ServiceObserver:
 
 
 class ObservedAnswers:
-    """The answers to one request. Leaving the context ends unfinished ones."""
+    """The choices of one request. Leaving the context ends unfinished choices."""
 
     def __init__(self, observer: ServiceObserver, answers: Sequence[Open]) -> None:
         self._observer, self._answers = observer, answers
@@ -117,7 +118,7 @@ class ObservedAnswers:
             self._observer.end(each, each.usage(), BROKEN_OFF)
 
     def event(self, event: Event) -> None:
-        """Record an event before the protocol receives it."""
+        """Record an event before it reaches the protocol."""
         each, metrics = self._answers[event.choice], self._observer.metrics
         match event:
             case Started():

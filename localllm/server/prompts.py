@@ -1,4 +1,4 @@
-"""Convert messages, texts and files to the tokens of a prompt. All functions may block: run them in a worker thread."""
+"""Convert messages, texts and files to prompt tokens. All functions may block, so they must run in a worker thread."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _FILL_TEXTS = {
     "repository": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "separator": ("<|file_sep|>", "<file_sep>"),
 }
-_PROJECT = "myproject\n"  # llama-server's name for the repository, which requests do not give
+_PROJECT = "myproject\n"  # llama-server's name for the repository, which requests do not contain
 _SNIPPET = "\n\n--- snippet ---\n\n"  # llama-server's header of a file, for models without a token for it
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The token ids and text of a prompt. `tail`: the end of the prompt before a partial answer."""
+    """The token ids and text of a prompt. `tail` is the end of the prompt before a partial message."""
 
     ids: list[int]
     text: str
     stops: tuple[str, ...] = ()
-    resumed: bool = False  # the answer continues a text
+    resumed: bool = False  # the model continues a partial message
     tail: str = ""
 
 
@@ -66,7 +66,8 @@ class Prompts:
     """Builds the prompts of one model."""
 
     def __init__(self, model: Model, beside: bool = False) -> None:
-        """`beside`: render in a separate child process, so that this and the model's own do not block each other."""
+        """Create the prompt builder of a model. If `beside` is true, it renders in a separate child process, so that it
+        does not wait for the model's."""
         self._model, self._beside = model, beside
         self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
@@ -97,7 +98,7 @@ class Prompts:
         return self._format
 
     def of_turn(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Render a conversation; raise TemplateError, ContextFull or BadRequest if it is not possible."""
+        """Render a conversation; raise TemplateError, ContextFull or BadRequest if it cannot be rendered."""
         messages = [dict(message) for message in turn.messages]
         continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         last = messages.pop() if continued else {}
@@ -121,7 +122,7 @@ class Prompts:
         return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
 
     def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
-        """Return a prompt with the partial answer, and the end of the prompt before that."""
+        """Return a prompt that ends with the partial message, and the end of the prompt before it."""
         reasoning, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
         whole = content if part == "content" or (part == "" and content) else None
         found = begin(self.format, prompt_tail(prompt), reasoning, whole)
@@ -154,7 +155,7 @@ class Prompts:
     # -- infilling -------------------------------------------------------------------------------------------------
 
     def fill_token(self, role: str) -> int | None:
-        """Return the token that marks a part of an infilling prompt; None if the model lacks it."""
+        """Return the token that marks a part of an infilling prompt, or None if the model lacks it."""
         for key in FILL[role]:
             value = self._model.file.metadata.get(key)
             if isinstance(value, int) and 0 <= value < self._model.vocabulary:
@@ -168,9 +169,10 @@ class Prompts:
         return all(self.fill_token(role) is not None for role in ("prefix", "suffix", "middle"))
 
     def _filled(self, completion: Completion) -> Prompt:
-        """Return the prompt for infilling: files, prefix and suffix, in the order of the model's training.
+        """Return an infilling prompt: files, prefix and suffix, in the order used in training.
 
-        Of the files, the nearest ones (last in the list) are kept, as far as there is room for them and an answer.
+        If the files do not fit together with the output, only the last files in the list are kept, which are the
+        nearest ones.
         """
         tokenizer = self._model.tokenizer
         prefix, suffix, middle = (self.fill_token(role) for role in ("prefix", "suffix", "middle"))
@@ -195,7 +197,7 @@ class Prompts:
         for name, text in reversed(files):
             if len(found) >= room:
                 break
-            text = text[-room * self._model.tokenizer.longest :]  # more text cannot fit
+            text = text[-room * self._model.tokenizer.longest :]  # a longer text cannot fit
             named = self._plain(_SNIPPET) if separator is None else [separator, *self._plain(f"{name}\n")]
             found = [*named, *self._plain(text), *found]
         else:

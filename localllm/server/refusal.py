@@ -41,25 +41,25 @@ log = logging.getLogger("localllm.server")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error, independent of the protocol."""
+    """An error in a form that does not depend on the protocol."""
 
     status: int
     kind: Kind
     message: str
-    param: str = ""  # the request field at fault
+    param: str = ""  # the invalid field of the request
     retry_after: int | None = None  # seconds
     numbers: Mapping[str, int] = field(default_factory=dict)  # llama.cpp's n_prompt_tokens and n_ctx
-    details: Mapping[str, Any] = field(default_factory=dict)  # Anthropic's machine-readable details
+    details: Mapping[str, Any] = field(default_factory=dict)  # machine-readable details in Anthropic's format
 
     @property
     def headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.kind == "unsupported":  # without this, OpenAI's and Anthropic's clients retry every 5xx
+        if self.kind == "unsupported":  # otherwise the clients of OpenAI and Anthropic retry every 5xx
             found["X-Should-Retry"] = "false"
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-# The first matching class decides. Our other errors concern the request: a template, an option.
+# The first matching class decides. localllm's other errors concern the request, such as a template or an option.
 TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.BadRequest, 400, "invalid_request"),
     (errors.UnknownModel, 404, "not_found"),
@@ -76,7 +76,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.Unavailable, 503, "unavailable"),
     (QueueFull, 429, "rate_limit"),
     (NotFinished, 503, "unavailable"),
-    (ConfinedError, 503, "unavailable"),  # cannot start a child process
+    (ConfinedError, 503, "unavailable"),  # a child process cannot be started
     (Stopped, 503, "unavailable"),
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),
@@ -84,7 +84,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the refusal for an exception. An unexpected one is logged, and the client gets no details."""
+    """Return the refusal for an exception. An unexpected exception is logged, and the client gets no details."""
     for kind, status, name in TABLE:
         if isinstance(error, kind):
             return Refusal(

@@ -1,6 +1,6 @@
-"""The models behind one port: loaded on request, unloaded in LRU order when memory is needed.
+"""The models behind one port: loaded on request, and unloaded in LRU order when memory is needed.
 
-Models load one at a time. A model with running answers is never unloaded; requests that need its memory wait.
+Models load one at a time. A model with running requests is never unloaded; requests that need its memory wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Entry:
     path: Path
     info: Info
     served: Served | None = None
-    bytes: int = 0  # weights, cache and scratch; the file size before the first load
+    bytes: int = 0  # weights, KV cache and scratch; before the first load, the file size
     users: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -45,10 +45,10 @@ class ModelRegistry:
     def __init__(
         self, models: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
     ) -> None:
-        """`models`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches; 0: no
-        limit.
+        """Create a registry. `models` has names and files. `load` opens a file and may block. `memory` is the number of
+        bytes for weights and caches; 0 means unlimited.
 
-        `embeds`: `load` opens models for embeddings.
+        `embeds` is true if `load` opens models for embeddings.
         """
         infos = [(path, info_of(name, path, embeds=embeds)) for name, path in models]
         self._entries = {info.id: _Entry(path, info, bytes=info.file_bytes) for path, info in infos}
@@ -95,7 +95,7 @@ class ModelRegistry:
                 self._freed.notify_all()
 
     async def load(self, name: str) -> None:
-        """Load a model now. Unlike `using`, raise the detailed error for a model that cannot be loaded."""
+        """Load a model now. Unlike `using`, raise the detailed error if the model cannot be loaded."""
         try:
             async with self._kept(name):
                 pass
@@ -114,7 +114,7 @@ class ModelRegistry:
         self._loading.append(entry)
         try:
             return self._load(entry.path)
-        except LocalLLMError as error:  # its message has the path, and may quote the file
+        except LocalLLMError as error:  # the message has the path, and may quote the file
             raise Unloadable(f"{entry.info.id} cannot be loaded; the server's log says why", error) from None
         finally:
             self._loading.remove(entry)
@@ -138,7 +138,7 @@ class ModelRegistry:
             try:
                 entry.served = await in_daemon(partial(self._opened, entry), Served.close)
                 entry.bytes = entry.served.bytes
-                await self._make_room(entry)  # the cache may need more than the free memory
+                await self._make_room(entry)  # the KV cache may need more than the free memory
             except BaseException:
                 opened, entry.served = entry.served, None
                 if opened is not None:
@@ -180,7 +180,8 @@ class ModelRegistry:
 
 
 def models_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return names and files of the models in a folder and its subfolders; split models once, mmproj files skipped."""
+    """Return the names and files of the models in a folder and its subfolders. A split model counts once, and mmproj
+    files are skipped."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.gguf")):
         name = path.relative_to(folder).as_posix().removesuffix(".gguf")

@@ -1,6 +1,6 @@
 """Run the application on uvicorn: listen, serve, and stop on signals.
 
-The first SIGTERM or SIGINT stops accepting connections and lets running answers finish; the second ends them.
+The first SIGTERM or SIGINT stops accepting connections and lets running requests finish; the second ends them.
 Connections that do not send a complete header in time are closed, which uvicorn leaves to a proxy. No single address
 can use up all connections.
 """
@@ -39,8 +39,8 @@ else:
     resource = _resource
 
 HEADER_BYTES = 64 * 1024
-FILES = 64  # open files besides connections
-PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # interval of probes whether a half-closed client is still connected
+FILES = 64  # file descriptors needed besides connections
+PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # seconds between probes of a half-closed client
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FULL = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 KEEP_ALIVE_SECONDS = 75
@@ -49,11 +49,11 @@ Ready = Callable[[], Coroutine[Any, Any, None]]
 
 
 class ListenError(LocalLLMError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 def listen(settings: ServerSettings) -> list[socket.socket]:
-    """Open the sockets of all addresses; raise ListenError for the first that fails."""
+    """Open the sockets of all addresses; raise ListenError for the first address that fails."""
     made: list[socket.socket] = []
     try:
         for address in settings.addresses:
@@ -94,7 +94,7 @@ def run_server(
 ) -> None:
     """Serve until stopped. `ready` loads the model while connections are already accepted.
 
-    An error of `ready` stops the server and is raised again.
+    If `ready` fails, the server stops and the error is raised again.
     """
     asyncio.run(start(app, settings, admission, sockets, ready)[1]())
 
@@ -106,7 +106,7 @@ def start(
     sockets: Sequence[socket.socket],
     ready: Ready | None = None,
 ) -> tuple[_Server, Ready]:
-    """Create a server and the coroutine function that runs it, for a program with its own event loop."""
+    """Create a server and the coroutine function that runs it, for a program with an existing event loop."""
     config = uvicorn.Config(
         app,
         http=partial(_Connection, settings.limits.header_seconds, Connections(_most(settings))),  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def _nothing() -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, but any second signal forces an immediate exit."""
+    """uvicorn's server, except that any second signal forces an immediate exit."""
 
     def __init__(self, config: uvicorn.Config, admission: Admission) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._admission.draining = True
-        if self.force_exit:  # from Python 3.12 on, closing the sockets waits for their connections
+        if self.force_exit:  # from Python 3.12, closing the sockets waits for their connections
             for connection in tuple(self.server_state.connections):
                 connection.transport.abort()
 
@@ -175,7 +175,7 @@ class _Server(uvicorn.Server):
 
 
 def _most(settings: ServerSettings) -> int:
-    """Return the maximum number of connections: the setting, or fewer if the open-file limit is lower."""
+    """Return the maximum number of connections: the setting, or less if the open-file limit is lower."""
     if resource is None:
         return settings.limits.connections
     files: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -183,14 +183,14 @@ def _most(settings: ServerSettings) -> int:
 
 
 class Connections:
-    """Counts connections, in total and per address. One address may not hold more than are still free."""
+    """Counts connections, in total and per address. An address may not hold more connections than are still free."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: Counter[str] = Counter()
 
     def enter(self, account: str) -> bool:
-        """Count a connection; return whether to keep it."""
+        """Count a connection, and return whether to keep it."""
         if not within_share(self._open[account], self._most - self._open.total()):
             return False
         self._open[account] += 1
@@ -203,9 +203,10 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, with limits on headers and connections, and a way to close it at once.
+    """uvicorn's connection, with limits on headers and connections, and with a way to close it at once.
 
-    A client may close its sending side after a request (half-close). It still gets the answer if that has not started.
+    A client may close its sending side after a request (half-close). It still gets the response if that has not
+    started.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class _Connection(H11Protocol):
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
-            except asyncio.CancelledError:  # forced exit, which cancels running requests
+            except asyncio.CancelledError:  # a forced exit cancels running requests
                 self.transport.abort()
                 if self.cycle is not None:
                     self.cycle.disconnected = True
@@ -262,10 +263,10 @@ class _Connection(H11Protocol):
         super().send_400_response(msg)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection if a request is complete and its answer has not started.
+        """Keep the connection if a request is complete and its response has not started.
 
-        A disconnected client looks like a half-closed one, but responds to data with a reset. So an interim response,
-        which clients skip, is sent now and then.
+        A disconnected client looks like a half-closed one, but it responds to data with a reset. The server therefore
+        sends an interim response from time to time, which clients skip.
         """
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_started or self.scope["http_version"] != "1.1":
@@ -275,7 +276,7 @@ class _Connection(H11Protocol):
         return True
 
     def _ask(self, seconds: float) -> None:
-        """Send an interim response, and repeat at growing intervals."""
+        """Send an interim response, and repeat it at growing intervals."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(CONTINUE)
             self._probe = self.loop.call_later(seconds, self._ask, min(2 * seconds, MOST_PROBE_SECONDS))
@@ -290,7 +291,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the timer for an incomplete header; further bytes do not restart it."""
+        """Start the timer for an incomplete header. Further bytes do not restart it."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._deadline is None:
@@ -308,7 +309,7 @@ class _Connection(H11Protocol):
 
 
 def _titled(send: Send) -> Send:
-    """Write header names as `Content-Type`: some clients compare them case-sensitively."""
+    """Write header names as `Content-Type`, since some clients compare them case-sensitively."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

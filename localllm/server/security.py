@@ -33,7 +33,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:@/\\?#\s]+)(?::\d{1,5})?")
 
 
 class Guard:
-    """Passes allowed requests on, refuses the others, and sends browsers the headers that restrict pages."""
+    """Passes on allowed requests, refuses other requests, and sends browsers the headers that restrict pages."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
@@ -63,7 +63,7 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.get("host", "")
-        if not given or "*" in self.settings.hosts:  # only HTTP/1.0 lacks it, which no browser sends
+        if not given or "*" in self.settings.hosts:  # only HTTP/1.0 lacks Host, and no browser uses it
             return
         name = hostname(given)
         if name not in self.settings.hosts and not is_local(name) and not is_address(name):
@@ -75,13 +75,13 @@ class Guard:
             )
 
     def _shared_with(self, headers: Headers, preflight: bool) -> str:
-        """Return the origin of an allowed page on another site; "" for requests that are not cross-origin."""
+        """Return the origin of an allowed page on another site, or "" for a request that is not cross-origin."""
         origin = headers.get("origin", "")
         if not origin or urlsplit_host(origin) == headers.get("host"):
             return ""
         if _allowed(origin, self.settings.origins):
             return origin
-        if preflight:  # the missing allow header makes the browser refuse
+        if preflight:  # without the allow header, the browser refuses
             return ""
         raise Forbidden(
             Notice(f"pages of {printable(origin)!r} may not use this server; allow them with ", Setting("cors"))
@@ -96,7 +96,7 @@ class Guard:
         given = [headers.get("authorization", "").strip(), headers.get("x-api-key", "").strip()]
         for key in given:
             found = digest(key[7:].strip() if key[:7].lower() == "bearer " else key)
-            matches = [hmac.compare_digest(found, known) for known in keys]  # compare with all keys: constant time
+            matches = [hmac.compare_digest(found, known) for known in keys]  # compare with all keys, in constant time
             if any(matches):
                 return f"key {found.hex()[:16]}"
         if scope["path"] in PUBLIC or scope["path"].startswith(ASSETS):
@@ -114,7 +114,7 @@ def _closed(scope: Scope) -> Response:
 
 
 def hostname(header: str) -> str:
-    """Return the host name in a Host header, without its port; "" if it is empty."""
+    """Return the host name in a Host header without the port, or "" if it is empty."""
     found = _HOST.fullmatch(header.strip().lower())
     return found[1].strip("[]").rstrip(".") if found else ""
 
@@ -134,7 +134,7 @@ def is_local(name: str) -> bool:
 
 
 def urlsplit_host(origin: str) -> str:
-    """Return host and port of an http(s) origin; "" for others, such as null and file://."""
+    """Return the host and port of an http(s) origin, or "" for other origins such as null and file://."""
     try:
         found = urlsplit(origin)
     except ValueError:

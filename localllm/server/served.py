@@ -1,7 +1,7 @@
-"""One loaded model in the server: prompts, requests to its scheduler, tokens and vectors.
+"""One loaded model in the server: prompts, scheduler requests, tokens and vectors.
 
-Blocking work runs in lanes (`lanes.py`): short prompts, large prompts, compiling grammars, searching the vocabulary for
-sequence breakers, and vectors have one each.
+Blocking work runs in lanes (`lanes.py`). There is one lane each for short prompts, large prompts, compiling grammars,
+searching the vocabulary for sequence breakers, and vectors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PART = 1 << 13  # characters and token ids per batch of texts to embed
 
 
 class Served(Closing):
-    """A loaded model. `close` ends its scheduler and frees it."""
+    """A loaded model. `close` ends its scheduler and frees the model."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class Served(Closing):
         store: PrefixStore | None = None,
         slots: SlotFiles | None = None,
     ) -> None:
-        """`sampling`: defaults for requests. `store`: prefixes on disk. `slots`: saved slots."""
+        """Start a model. `sampling` has the defaults for requests, `store` the prefixes on disk, and `slots` the saved
+        slots."""
         self.model, self.sampling = model, sampling or {}
         self.embeds, self._slots = model.embeds, slots
         self._short = Room(Prompts(model), Lane("prompts"))
@@ -79,13 +80,13 @@ class Served(Closing):
 
     @property
     def bytes(self) -> int:
-        """The memory of weights, cache and scratch, including a draft model."""
+        """The memory of weights, KV cache and scratch, including a draft model."""
         models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
         memories = [model.executable.memory for model in models]
         return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     def room(self, *values: Any) -> Room:
-        """Return the lane and prompt builder for these values. Large prompts wait only for other large ones."""
+        """Return the lane and prompt builder for these values. A large prompt waits only for other large prompts."""
         return self._large if is_large(*values) else self._short
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class Served(Closing):
         return self.room(turn.messages, turn.tools, turn.template_variables)
 
     async def _constrained(self, room: Room, make: Callable[[ConstraintSource], Made]) -> Made:
-        """Return the constraint of an answer. A separate lane compiles grammars until the request ends."""
+        """Return the constraint of the output. A separate lane compiles grammars until the request ends."""
         tokenizer, grammars = self.model.tokenizer, self.model.grammars
         with suppress(NotCompiled):
             return await room.lane.run(lambda: make(_Words(tokenizer, grammars.known())))
@@ -141,7 +142,8 @@ class Served(Closing):
         return await self._grammars.run(compiled, stop.set)
 
     async def _with_breakers(self, request: Request) -> Request:
-        """Add DRY's sequence breakers to a request that needs them. New ones are searched in a separate lane."""
+        """Add DRY's sequence breakers to a request that needs them. A separate lane searches for new sequence
+        breakers."""
         strings, breakers = request.sampling.dry_sequence_breaker, self.model.dry_breakers
         if not request.sampling.dry_multiplier or breakers is None:
             return request
@@ -151,7 +153,7 @@ class Served(Closing):
         return replace(request, dry_breakers=found)
 
     def _asked(self, prompts: Prompts, turn: Turn) -> _Asked:
-        """Return the request for a turn without its constraint, and the factory for readers of its answers."""
+        """Return the request for a turn without its constraint, and a factory for readers of the output."""
         tools = tools_of(turn)
         prompt = prompts.of_turn(turn, tools)
         format_, tail = prompts.format, prompt.tail
@@ -159,7 +161,7 @@ class Served(Closing):
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = ConstraintSpec(structure, tools, turn.parallel_calls, budget, forced)
         visible = format_.visible(self.model.tokenizer.special)
-        # `resumed`: the content is decoded from its tokens, with leading spaces
+        # If `resumed`, the content is decoded from its tokens, with leading spaces.
         request = replace(self._request(prompt, turn.generation), visible=visible, resumed=True)
         readers = partial(
             AnswerReader,
@@ -198,8 +200,8 @@ class Served(Closing):
         return found
 
     async def tokenize_all(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
-        """Return the tokens of each text; `add_special` applies to the first. PromptTooLong if the total does not
-        fit."""
+        """Return the tokens of each text. `add_special` applies to the first text. Raise PromptTooLong if the total
+        does not fit."""
         self._short.prompts.check_length(*texts)
 
         def run() -> list[list[int]]:
@@ -213,7 +215,8 @@ class Served(Closing):
     # -- slots -----------------------------------------------------------------------------------------------------
 
     async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        """Save, restore or erase a slot's last sequence; return its tokens and the bytes of its file."""
+        """Save, restore or erase the last sequence of a slot. Return the number of tokens and the size of the file in
+        bytes."""
         files, between = self._slots, self.scheduler.between
         assert files is not None, "the settings say so"
         if action == "save":
@@ -225,7 +228,7 @@ class Served(Closing):
     # -- vectors ---------------------------------------------------------------------------------------------------
 
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
-        """Return the vectors of texts; with pooling "none", one per token."""
+        """Return the vectors of texts. Pooling "none" gives one vector per token."""
         model = self._embedding()
         way = model.embedder.pooling(pooling)
         for text in texts:
@@ -261,7 +264,7 @@ class Served(Closing):
     async def _in_parts(
         self, model: Model, texts: Sequence[P], run: Callable[[Sequence[P]], tuple[list[R], int]], each: int = 0
     ) -> tuple[list[R], int, int]:
-        """Run a job on batches of texts, so that other clients' jobs can run in between.
+        """Run a job on batches of texts, so that the jobs of other clients can run in between.
 
         Return the results, the number of tokens, and the number of steps. `each` is added to the length of each text.
         """
@@ -315,7 +318,7 @@ def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The requests for the answers to one prompt, and the factory for their readers."""
+    """The requests for the choices of one prompt, and a factory for readers of their output."""
 
     requests: Sequence[Request]
     readers: Callable[[], AnswerReader | None]
@@ -339,7 +342,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, the factory for readers of its answers, and its structural options."""
+    """A request, the factory for readers of its output, and its structural options."""
 
     request: Request
     readers: Callable[[], AnswerReader]

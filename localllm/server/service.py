@@ -1,6 +1,6 @@
-"""The service behind all protocols: finds the model of a request, loads it if needed, and answers.
+"""The service behind all protocols. It finds the model of a request, loads it if needed, and generates the output.
 
-For reasoning and template variables that a request does not set, the server's options apply (`Usual`).
+Where a request sets no reasoning options or template variables, the server's options apply (`Usual`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Usual:
 
 
 class ModelService:
-    """A `turn.Service` over a shelf of models."""
+    """A `turn.Service` over a registry of models."""
 
     def __init__(self, registry: ModelRegistry, usual: Usual | None = None) -> None:
         self.registry, self._usual = registry, usual or Usual()
@@ -63,12 +63,12 @@ class ModelService:
         return self.registry.find(name)
 
     def load_of(self, model: str) -> Load | None:
-        """Return the load of a model's scheduler; None if the model is not loaded or has no scheduler."""
+        """Return the load of a model's scheduler, or None if the model is not loaded or has no scheduler."""
         served = self.registry.loaded(model)
         return None if served is None or served.embeds else served.scheduler.load()
 
     def loads(self) -> dict[str, Load]:
-        """Return the load of every loaded model's scheduler."""
+        """Return the load of the scheduler of every loaded model."""
         found = {info.id: self.load_of(info.id) for info in self.models()}
         return {name: load for name, load in found.items() if load is not None}
 
@@ -83,7 +83,8 @@ class ModelService:
     async def _events(
         self, model: str, generation: Generation, prepare: Callable[[Served], Awaitable[Prepared]]
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of all answers to a request, with their parsed parts. Protocols read it directly."""
+        """Yield the events of all choices of a request, with their parsed parts. Protocols read this iterator
+        directly."""
         with self.observer.begin(model, generation) as watched:
             async with self.registry.using(model) as served:
                 submit = served.scheduler.submit

@@ -1,4 +1,4 @@
-"""The server's settings, derived once from the options, with API keys as digests."""
+"""The server's settings. They are derived once from the options, and API keys become digests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SettingsError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of the server, without those for models."""
+    """The settings of the server, except the settings of models."""
 
     limits: ServerLimits = field(default_factory=ServerLimits)
     addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -29,13 +29,13 @@ class ServerSettings:
     keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; empty: no key required
     hosts: tuple[str, ...] = ()  # names of this server besides localhost, in lower case; "*": any
     origins: tuple[str, ...] = ()  # pages that may use the server; "*": any, "localhost": pages on this machine
-    aliases: tuple[str, ...] = ()  # names of the only model; the first one is its id
+    aliases: tuple[str, ...] = ()  # names of the only model; the first name is its id
     tags: tuple[str, ...] = ()
     parallel: int = 4
     pooling: str = "auto"
-    max_tokens: int | None = None  # maximum tokens of an answer, if the request sets none
-    drain_seconds: int = 0  # 0: until running answers end
-    priorities: bool = False  # whether a request's `service_tier` is used
+    max_tokens: int | None = None  # maximum tokens of the output, if the request sets no limit
+    drain_seconds: int = 0  # 0: until running requests end
+    priorities: bool = False  # whether a request's `service_tier` has an effect
     slots: bool = True
     slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
@@ -45,7 +45,7 @@ class ServerSettings:
 
     @classmethod
     def of(cls, options: ServeOptions, max_tokens: int | None = None) -> ServerSettings:
-        """Return the settings for `options`; reads the key file."""
+        """Return the settings for `options`. This reads the key file."""
         addresses = tuple(part.strip() for part in options.host.split(","))
         keys = (*options.api_key, *keys_in(options.api_key_file))
         return cls(
@@ -90,7 +90,8 @@ def digest(key: str) -> bytes:
 
 
 def keys_in(path: str) -> Sequence[str]:
-    """Return the API keys in a file, one per line; empty without a path. Raise SettingsError if the file is empty."""
+    """Return the API keys in a file, one per line. Without a path there are none. Raise SettingsError if the file is
+    empty."""
     if not path:
         return ()
     try:

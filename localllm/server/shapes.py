@@ -1,4 +1,4 @@
-"""A refusal in each protocol's format: the body of an error response, and an event in a failing stream.
+"""Write a refusal in each protocol's format: as the body of an error response, and as an event in a failing stream.
 
 The path determines the protocol.
 """
@@ -12,8 +12,8 @@ from localllm.server.refusal import Kind, Refusal
 from localllm.server.turn import Json
 from localllm.server.wire import frame, line
 
-# OpenAI's and llama.cpp's names of the kinds. For a full context, programs check OpenAI's `code`, and llama.cpp's tests
-# check this `type`, on the paths of both.
+# The names of the kinds in OpenAI's and llama.cpp's formats. For a full context, programs check OpenAI's `code`, and
+# llama.cpp's tests check this `type`, on paths of both protocols.
 OPENAI: dict[Kind, str] = {
     "invalid_request": "invalid_request_error",
     "context_length_exceeded": "exceed_context_size_error",
@@ -51,7 +51,7 @@ ANTHROPIC: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A protocol's error format."""
+    """The error format of a protocol."""
 
     body: Callable[[Refusal], Json]
     event: Callable[[Refusal], bytes]  # used after a stream has started
@@ -86,7 +86,7 @@ anthropic = Shape(_anthropic, lambda refusal: frame(_anthropic(refusal), "error"
 ollama = Shape(_ollama, lambda refusal: line(_ollama(refusal)))
 llamacpp = Shape(_llamacpp, lambda refusal: frame(_llamacpp(refusal)))
 
-# The first matching prefix decides. Paths without a match are llama.cpp's.
+# The first matching prefix decides. Paths without a match have llama.cpp's format.
 PREFIXES: tuple[tuple[str, Shape], ...] = (
     ("/v1/messages", anthropic),
     ("/v1/", openai),

@@ -1,6 +1,6 @@
 """Send streams of events as responses: server-sent events and JSON lines.
 
-The response starts with the first event, so that a request that fails earlier can set its HTTP status. If the client
+The response starts with the first event, so that a request that fails earlier can set the HTTP status. If the client
 disconnects, the source is closed at once, even while idle. A client that stops reading is disconnected.
 """
 
@@ -19,11 +19,11 @@ from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
 from localllm.server.wire import PING, dumps, frame, line
 
-ABORT = "localllm.abort"  # extension of our uvicorn protocol: closes the connection and drops unsent bytes
+ABORT = "localllm.abort"  # extension of localllm's uvicorn protocol that closes the connection and drops unsent bytes
 
 
 def sse(events: AsyncIterator[bytes | Json], limits: ServerLimits, ping_seconds: float | None = None) -> Response:
-    """Send events as they come: a dict as one `data:` event, bytes (see `wire.frame`) unchanged.
+    """Send events as they come: a dict as one `data:` event, and bytes (see `wire.frame`) unchanged.
 
     The source should await its first event before it yields anything, so that earlier errors can set the status. It is
     always closed. An error after the first event is sent in the stream, in the format of the path's protocol.
@@ -32,7 +32,7 @@ def sse(events: AsyncIterator[bytes | Json], limits: ServerLimits, ping_seconds:
 
 
 def ndjson(events: AsyncIterator[bytes | Json], limits: ServerLimits) -> Response:
-    """Send each event as a line of JSON. Like `sse`, but without comments, which JSON lines do not allow."""
+    """Send each event as a line of JSON. Unlike `sse`, it sends no comments, which JSON lines do not allow."""
     return _Stream(events, limits, "application/x-ndjson", line, b"", None)
 
 
@@ -97,7 +97,7 @@ class _Unread(Exception):
 
 
 class _Outlet:
-    """The sending side of a connection: one message at a time, each within the time limit."""
+    """The sending side of a connection. It sends one message at a time, each within the time limit."""
 
     def __init__(self, scope: Scope, send: Send, headers: list[tuple[bytes, bytes]], seconds: float) -> None:
         self.sent = time.monotonic()
@@ -109,7 +109,7 @@ class _Outlet:
         self._lock = asyncio.Lock()
 
     async def send(self, data: bytes) -> None:
-        """Send bytes; before the first, the status and the headers."""
+        """Send bytes, after the status and headers if they were not sent yet."""
         async with self._lock:
             await self._start(200, self._headers)
             await self._body(data, more=True)

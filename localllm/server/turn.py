@@ -2,8 +2,8 @@
 
     OpenAI, Anthropic, Ollama, llama.cpp  ->  Turn  ->  Service.answer  ->  Event ...  ->  the protocol's own events
 
-A protocol converts its request to a `Turn` (or a `Completion`) and the events back; templates, tokens and the scheduler
-are hidden from it. The events come from `localllm.generation.request`, with their parts. An answer that fills its
+A protocol converts its request to a `Turn` (or a `Completion`) and converts the events back. It does not see templates,
+tokens and the scheduler. The events come from `localllm.generation.request`, with their parts. A choice that fills its
 context ends with the reason "length".
 """
 
@@ -26,16 +26,17 @@ SlotAction = Literal["save", "restore", "erase"]
 class Generation:
     """The common options of turns and plain completions."""
 
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingOptions; others default to the file's
+    # fields of SamplingOptions; other fields default to the values in the file
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    sampled: bool = False  # log probabilities are taken after the sampling options
+    sampled: bool = False  # log probabilities are computed after the sampling options
     structure: Structure | None = None
-    n: int = 1  # answers to the same prompt
+    n: int = 1  # choices for the same prompt
     reuse: bool = True
-    slot: int = -1  # as in saving and restoring; -1: any free slot
+    slot: int = -1  # slot number, as for saving and restoring; -1: any free slot
     priority: int = 0
     client: str = ""
 
@@ -52,13 +53,13 @@ class Turn:
     generation: Generation = field(default_factory=Generation)
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = "auto"
-    forced_tool: str = ""  # name of the single tool to call
+    forced_tool: str = ""  # name of the single tool that the model must call
     parallel_calls: bool = True
-    calls_inline: bool = False  # calls stay in the content, in the model's format
+    calls_inline: bool = False  # tool calls stay in the content, in the model's format
     thinking: Thinking = field(default_factory=Thinking)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    continued: bool = False  # the answer continues the last message, which is the assistant's
-    continues: Continued = ""  # which part of it; "": its content, or its reasoning if the content is empty
+    continued: bool = False  # the model continues the last message, which is the assistant's
+    continues: Continued = ""  # the part to continue; "": the content, or the reasoning if the content is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +70,21 @@ class Completion:
     generation: Generation = field(default_factory=Generation)
     suffix: str | None = None
     extra: Sequence[tuple[str, str]] = ()  # files for infilling: (name, text)
-    echo_logprobs: bool = False  # log probabilities of the prompt too
+    echo_logprobs: bool = False  # also return log probabilities of the prompt
     parse_special: bool = True
     add_special: bool = True
 
 
 class ModelInfo(Protocol):
-    """A model's description for protocols."""
+    """The description of a model for protocols."""
 
     id: str
-    created: int  # seconds since 1970: the file's time
-    context: int  # tokens of one request
+    created: int  # modification time of the file in seconds since 1970
+    context: int  # maximum tokens of one request
     trained_context: int
     vocabulary: int
     width: int
-    tokenizer: str  # the kind as named in the file: llama, gpt2, ...
+    tokenizer: str  # tokenizer model named in the file: llama, gpt2, ...
     parameters: int
     file_bytes: int
     path: str
@@ -100,9 +101,9 @@ class ModelInfo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """A vector or one score for each text, and the number of tokens. Pooling "none" gives `rows` instead."""
+    """One vector or one score per text, and the number of tokens. Pooling "none" gives `rows` instead."""
 
     vectors: list[list[float]]
     tokens: int
-    rows: list[list[list[float]]] = field(default_factory=list)  # texts, tokens, width
-    steps: int = 0  # model passes
+    rows: list[list[list[float]]] = field(default_factory=list)  # (texts, tokens, width)
+    steps: int = 0  # number of forward passes

@@ -1,4 +1,4 @@
-"""Encode JSON to bytes: as a body, a server-sent event, or a line."""
+"""Encode JSON to bytes: as a response body, a server-sent event, or a line."""
 
 from __future__ import annotations
 

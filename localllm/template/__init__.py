@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the prompt, and how each family of models writes reasoning and tool calls.
+"""Chat templates, which render messages to a prompt, and the reasoning and tool call format of each model family.
 
 May import: base, options, sandbox, tokenizer.
 Begin with: chat_template.py, then encode.py (control tokens) and formats.py (the table of formats).

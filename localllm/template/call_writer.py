@@ -1,4 +1,4 @@
-"""Write tool calls in a format's markers: for templates that omit them, and as examples."""
+"""Writes tool calls in a format's markers: for templates that omit calls, and as examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.template.format import Calls, JsonCalls, NamedCalls, NestedCalls, 
 
 
 def written_call(form: Calls, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-    """Return call number `number` of an answer as a model of this format writes it, in its own section."""
+    """Return call number `number` of an answer in the format `form`, in its own section."""
     before, after = form.section
     if isinstance(form, JsonCalls):
         return _json(form, name, arguments, number)

@@ -1,7 +1,7 @@
-"""`ChatTemplate`: converts a conversation to the text that a model was trained on.
+"""`ChatTemplate`: renders a conversation in the format that the model was trained on.
 
 Rendering is a pure function of template and conversation, so the engine can render the whole history every turn and
-compare its tokens with the cache. Templates are untrusted programs: they run in a confined child process
+compare its tokens with the KV cache. Templates are untrusted programs; they run in a confined child process
 (`localllm.template.render`).
 """
 
@@ -16,20 +16,20 @@ from localllm.sandbox import Confined, ConfinedError, ConfinedSlow, ResourceLimi
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 
-Message = Mapping[str, Any]  # role, content, and keys that some templates use: tool_calls, name, reasoning_content
+Message = Mapping[str, Any]  # role, content, and keys of some templates: tool_calls, name, reasoning_content
 
 ROLES = (
     *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "tool_response"),
     *("tool_results", "observation", "context", "document", "documents", "citations", "root", "latest_reminder"),
 )
-MAX_SOURCE = 1 << 20  # characters
+MAX_SOURCE = 1 << 20  # maximum length in characters
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text with the author of each character, and the changes that the template required.
+    """A rendered conversation: text with the origin of each character, and notes.
 
-    The notes describe these changes; show each once.
+    The notes describe changes that the template required; show each note once.
     """
 
     text: Text
@@ -37,15 +37,15 @@ class Rendered:
 
 
 def renderer(limits: ResourceLimits | None = None) -> Confined:
-    """Return a child process that renders templates. Start it early: starting takes 0.1 s in parallel."""
+    """Return a child process that renders templates. Start it early: it takes 0.1 s to start, in parallel."""
     return Confined("localllm.template.render", limits)
 
 
 class ChatTemplate:
-    """A chat template. `bos` and `eos` are token texts. `stops` are additional stop strings.
+    """A chat template. `bos` and `eos` are the texts of the BOS and EOS tokens. `stops` are additional stop strings.
 
-    `confined` is the child process that renders it (default: a new one). Raises TemplateError, with the line, if the
-    source is not a valid template.
+    `confined` is the child process that renders the template (default: a new one). Raises TemplateError, with the line,
+    if the source is not a valid template.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """Return the text of a conversation; `extra` holds more variables of the template, such as `enable_thinking`.
+        """Return the text of a conversation; `extra` contains additional template variables, such as `enable_thinking`.
 
         If the template refuses the conversation, or would drop the system message or the last user message, the
         conversation is changed as little as possible until the template accepts it. `notes` describe the changes.
@@ -95,7 +95,7 @@ class ChatTemplate:
         return Rendered(Text.of(answer["text"], marks), tuple(answer["notes"]))
 
     def beside(self) -> ChatTemplate:
-        """Return the same template with a separate child process, which the caller closes."""
+        """Return the same template with a separate child process, which the caller must close."""
         return ChatTemplate(self.source, self.bos, self.eos, self.stops, self._clock)
 
     def close(self) -> None:

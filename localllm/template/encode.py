@@ -1,4 +1,4 @@
-"""Encode a rendered conversation: control tokens only count if the template itself wrote them."""
+"""Encodes a rendered conversation: control tokens only count if the template itself wrote them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChatTokenizer(Protocol):
-    """The part of a tokenizer's interface that is needed here."""
+    """The tokenizer interface that this module needs."""
 
     @property
     def bos(self) -> int | None: ...
@@ -30,14 +30,14 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Origins:
-    """The special tokens that count at each position of a text."""
+    """Decides which special tokens count at each position of a text."""
 
     marks: bytes
-    tokens: Set[int]  # control tokens, and user-defined tokens that the template writes
-    answers: Set[int]  # markers of reasoning and calls among them
+    tokens: Set[int]  # control tokens, and user-defined tokens that occur in the template
+    answers: Set[int]  # the subset of `tokens` that are markers of reasoning and calls
 
     def allows(self, token: int, start: int, stop: int) -> bool:
-        """Return whether `token` at [start, stop) counts; the least trusted part of that text decides."""
+        """Return whether `token` at [start, stop) counts; the least trusted character in the range decides."""
         origin = min(self.marks[start:stop])
         return origin == OWN or token in (self.answers if origin == MODEL else ()) or token not in self.tokens
 
@@ -45,10 +45,10 @@ class _Origins:
 class ChatEncoder:
     """Encodes conversations rendered by the template with this source.
 
-    A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
-    tokens that the template writes. In the assistant's messages, the markers of reasoning and calls count, such as
-    `<tool_call>`; markers of turns and roles do not. Other user-defined tokens, such as runs of spaces or emoticons,
-    count everywhere. With `parse_content` all special tokens count everywhere.
+    A control token in the text of a user, system message, tool, name or schema is encoded as plain text. The same
+    applies to user-defined tokens that the template writes. In the assistant's messages, the markers of reasoning and
+    calls count, such as `<tool_call>`, but not the markers of turns and roles. Other user-defined tokens, such as runs
+    of spaces or emoticons, count everywhere. With `parse_content` all special tokens count everywhere.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, source: str, parse_content: bool = False) -> None:
@@ -63,14 +63,14 @@ class ChatEncoder:
         self._tokens, self._answers = control | written, written & find_format(source).visible(special)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered conversation, with BOS if the file requires it. A plain string is user text.
+        """Return the ids of a rendered conversation, with BOS if the GGUF requires it. A plain string is user text.
 
-        EOS is never added. If both the template writes BOS and the file adds it, there is still only one.
+        EOS is never added. If the template writes BOS and the GGUF also adds it, it occurs only once.
         """
         origins = _Origins(marked(text).marks, self._tokens, self._answers)
         guard = None if self._parse_content else origins
         tokenizer = self._tokenizer
-        plain = str.__str__(text)  # slicing a marked text is slow
+        plain = str.__str__(text)  # slicing a `Text` is slow
         ids = tokenizer.encode(plain, add_special=False, parse_special=True, guard=guard)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)

@@ -6,11 +6,11 @@ from localllm.base.errors import LocalLLMError
 
 
 class TemplateError(LocalLLMError):
-    """The template is invalid or failed. The message has its line and the reason."""
+    """The template is invalid or failed. The message gives the line and the reason."""
 
 
 class TemplateRejected(TemplateError):
-    """The template itself refuses the conversation (`raise_exception`)."""
+    """The template refuses the conversation (`raise_exception`)."""
 
 
 class TemplateLimit(TemplateError):

@@ -1,4 +1,4 @@
-"""Chat templates for files without one: chosen by the special tokens in the vocabulary, or else by the model's name.
+"""Chat templates for GGUFs without one, chosen by the special tokens in the vocabulary, or else by the model's name.
 
 Every choice comes with a note, because a wrong template degrades the model without an error. A user may name a format,
 or give a template (`given_template`).
@@ -25,7 +25,7 @@ _NO_SYSTEM = (
 
 
 class SpecialTokens(Protocol):
-    """The part of a tokenizer's interface that is needed here."""
+    """The tokenizer interface that this module needs."""
 
     @property
     def bos(self) -> int | None: ...
@@ -38,12 +38,14 @@ class SpecialTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A conversation format. It matches if the vocabulary has all `tokens` and the name contains one of `names`."""
+    """A conversation format. It matches if the vocabulary has all `tokens` and the model's name contains one of
+    `names`.
+    """
 
     name: str
     source: str
     tokens: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # substrings of the model's lower-case name; () matches every name
+    names: tuple[str, ...] = ()  # substrings of the model's lower-case name; () matches any name
     stops: tuple[str, ...] = ()
 
 
@@ -119,7 +121,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is used
         + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
         tokens=("[INST]", "[/INST]"),
     ),
-    Family(  # for vocabularies without these tokens
+    Family(  # for vocabularies without the tokens
         "mistral-v1",
         _NO_SYSTEM
         + _turns("{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else m.content ~ eos_token }}", ""),
@@ -162,7 +164,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is used
 
 
 def given_template(given: str) -> Family:
-    """Return the format that a user gives: by its name, as a file name, or as text, in Jinja or plain."""
+    """Return the format that a user gives by name, as a file name, or as the text of a template (Jinja or plain)."""
     named = next((family for family in FAMILIES if family.name == given), None)
     if named is not None:
         return named
@@ -182,7 +184,8 @@ def given_template(given: str) -> Family:
 
 
 def _is_plain_text(given: str) -> bool:
-    """Return whether this is a template without Jinja, as llama-server accepts it, rather than a mistyped file name."""
+    """Return whether this is a plain template without Jinja, as accepted by llama-server, and not a
+    mistyped file name."""
     file = os.path.exists(given) or "/" in given or "\\" in given or re.search(r"\.\w+$", given)
     return len(given.split()) > 1 and not file
 
@@ -193,10 +196,10 @@ def choose_template(
     confined: Confined | None = None,
     given: Family | None = None,
 ) -> tuple[ChatTemplate, str | None]:
-    """Return the file's chat template and None; or its family's template, and a note to show with the reason.
+    """Return the GGUF's chat template and None; or a family's template, and a note with the reason for the choice.
 
-    `confined` is the child process that renders it. `given` replaces the file's template; TemplateError if it is
-    invalid.
+    `confined` is the child process that renders the template. `given` replaces the GGUF's template; TemplateError if it
+    is invalid.
     """
     texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is only a default
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
@@ -204,7 +207,7 @@ def choose_template(
         return ChatTemplate(given.source, bos, eos, given.stops, confined=confined), None
     source = metadata.get(_KEY)
     why = "the file has no chat template"
-    named = next((family for family in FAMILIES if family.name == source), None)  # in old files of RWKV
+    named = next((family for family in FAMILIES if family.name == source), None)  # in old GGUFs of RWKV
     if named is not None:
         return ChatTemplate(named.source, bos, eos, named.stops, confined=confined), None
     if isinstance(source, str) and source.strip():

@@ -1,6 +1,6 @@
-"""The formats of reasoning and tool calls, as data: a few kinds, each with its markers.
+"""Formats of reasoning and tool calls as data: a few kinds, each with its markers.
 
-`formats.py` has a row for each model family, `output/calls.py` and `output/channels.py` parse these formats, and
+`formats.py` has an entry per model family, `output/calls.py` and `output/channels.py` parse these formats, and
 `constrained/forced_calls.py` converts them to grammars. In a pattern, {name}, {key}, {id}, {n}, {type} and {string} are
 fields that differ between calls.
 """
@@ -17,9 +17,9 @@ SPACES = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How values are written, besides JSON."""
+    """How values are written if not as JSON."""
 
-    quote: str = ""  # a marker before and after strings without escapes
+    quote: str = ""  # marker before and after strings, which have no escapes
     bare_keys: bool = False
 
 
@@ -65,10 +65,10 @@ class ReasoningMarkers:
 
     start: str
     end: str
-    ended_by: tuple[str, ...] = ()  # markers that also end it, and are then parsed themselves
-    anywhere: bool = False  # the markers are control tokens, which prose cannot contain: they also count in content
+    ended_by: tuple[str, ...] = ()  # other markers that also end reasoning, and are then parsed themselves
+    anywhere: bool = False  # the markers are control tokens, which cannot occur in prose: they also count in content
     resume: str = ""  # text between the end marker and the answer
-    spaces: tuple[str, str, str] = ("", "", "")  # written by the template after the start, before the end, and after it
+    spaces: tuple[str, str, str] = ("", "", "")  # spaces after the start, before the end, and after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Calls:
 class JsonCalls(Calls):
     """Calls as JSON objects with a name and arguments. A section contains an object, several objects, or a list."""
 
-    name: str = "name"  # keys to write; all known ones are read
+    name: str = "name"  # keys to write; all known keys are read
     arguments: str = "arguments"
     listed: bool = False  # [{...}, {...}]
-    keyed: bool = False  # {"the name": {the arguments}}
-    bare: bool = False  # an answer that is such an object for a known tool is a call, without markers
-    id_key: str = ""  # key of the call's number, written before its name
-    again: bool = False  # each further call has its own section
+    keyed: bool = False  # {"NAME": {ARGUMENTS}}
+    bare: bool = False  # without markers, an answer that is such an object for a known tool is a call
+    id_key: str = ""  # key of the call's index, written before its name
+    again: bool = False  # each further call has a separate section
 
     def opens(self) -> tuple[str, ...]:
         return (self.section[0],) if self.section[0] else ()
@@ -105,13 +105,13 @@ class JsonCalls(Calls):
 
 @dataclass(frozen=True, slots=True)
 class NamedCalls(Calls):
-    """A name between markers, then an object of arguments."""
+    """The name between markers, then a JSON object of arguments."""
 
-    begin: tuple[Pattern, ...] = ()  # the first one is written; all have the same start and end
+    begin: tuple[Pattern, ...] = ()  # the first pattern is written; all have the same start and end
     end: tuple[str, ...] = ()  # texts after the arguments, in order, each optional
     style: Style = LOOSE
-    prefix: str = ""  # before every name, but not part of it
-    whole_id: bool = False  # the text between the markers is the call's id
+    prefix: str = ""  # text before every name, not part of it
+    whole_id: bool = False  # the whole text between the markers is the call's id
 
     def opens(self) -> tuple[str, ...]:
         return (self.begin[0].start,)
@@ -128,11 +128,11 @@ class TaggedCalls(Calls):
 
     begin: Pattern = Pattern("")
     key: Pattern = Pattern("")
-    value: str = ""  # between key and value, after white space
-    close: str = ""  # after the value
-    end: str = ""  # after the last argument
-    lines: bool = False  # a line break before and after each value is not part of it
-    gap: str = "\n"  # written between tags
+    value: str = ""  # text between key and value, after white space
+    close: str = ""  # text after the value
+    end: str = ""  # text after the last argument
+    lines: bool = False  # a line break before and after each value is not part of the value
+    gap: str = "\n"  # text written between tags
     cdata: bool = False
 
     def opens(self) -> tuple[str, ...]:
@@ -145,9 +145,9 @@ class TaggedCalls(Calls):
 
 @dataclass(frozen=True, slots=True)
 class NestedCalls(Calls):
-    """A tag with the name, then an element for each argument, named by its key, with nested elements."""
+    """A tag with the name, then an element for each argument, named by its key, which may have nested elements."""
 
-    prefix: str = ""  # before every tag
+    prefix: str = ""  # text before every tag
     begin: Pattern = Pattern("")
     end: str = ""
 
@@ -172,7 +172,7 @@ class Channels:
     """An answer as a sequence of messages with headers: OpenAI's harmony and similar formats."""
 
     kind: Literal["harmony", "recipients", "arrows"]
-    start: str  # begins another message
+    start: str  # marker that begins another message
     header_end: str
     ends: tuple[str, ...]  # end markers of a message
 
@@ -189,11 +189,11 @@ class AnswerFormat:
     thinking: ReasoningMarkers
     calls: Calls
     channels: Channels | None = None
-    dropped: tuple[str, ...] = ()  # markers around content that are not part of it
-    around: tuple[str, str] = ("", "")  # before and after content
-    thinks: bool = False  # the template supports reasoning
-    native: bool = True  # the template describes the tools to the model; otherwise `with_tools` does
-    calls_in_reasoning: bool = False  # the model calls tools inside its reasoning
+    dropped: tuple[str, ...] = ()  # markers around content, which are removed
+    around: tuple[str, str] = ("", "")  # texts before and after content
+    thinks: bool = False  # whether the template supports reasoning
+    native: bool = True  # whether the template describes the tools to the model; otherwise `with_tools` does
+    calls_in_reasoning: bool = False  # whether the model calls tools inside its reasoning
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class AnswerFormat:
         return tuple(dict.fromkeys(marker for marker in found if marker.strip()))
 
     def visible(self, special: Mapping[str, int]) -> frozenset[int]:
-        """Return the special tokens that the reader must see as text.
+        """Return the special tokens whose text the reader needs.
 
         `special` is `Tokenizer.special`. When decoding an answer, show their text although they are control tokens, and
         hide all other control tokens. A token that ends the answer is never shown.

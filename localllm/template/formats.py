@@ -1,7 +1,7 @@
-"""The table of answer formats: how a model writes reasoning and tool calls, determined from its chat template.
+"""The table of answer formats: how a model writes reasoning and tool calls, determined by its chat template.
 
-A row matches by texts in the template. Reasoning and calls are matched separately, because model families combine them
-differently.
+An entry matches by substrings of the template. Reasoning and calls are matched separately, because model families
+combine them differently.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """A call format, and the templates that use it: those that contain all of `texts`."""
+    """A call format, used by templates that contain all of `texts`."""
 
     name: str
     texts: tuple[str, ...]
     calls: Calls
-    thinking: ReasoningMarkers | None = None  # only if `THOUGHTS` has no match
+    thinking: ReasoningMarkers | None = None  # used only if `THOUGHTS` has no match
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
-    around: tuple[str, str] = ("", "")  # before and after content
-    calls_in_reasoning: bool = False  # models call tools inside their reasoning; otherwise a call there is plain text
+    around: tuple[str, str] = ("", "")  # texts before and after content
+    calls_in_reasoning: bool = False  # whether calls inside reasoning are calls; otherwise they are plain text
 
 
-THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # a text in the template; the first match is used
+THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # (substring of the template, markers); the first match is used
     ("<seed:think>", ReasoningMarkers("<seed:think>", "</seed:think>")),
     ("<mm:think>", ReasoningMarkers("<mm:think>", "</mm:think>")),
     ("':opensource'", ReasoningMarkers("<think:opensource>", "</think:opensource>")),
@@ -116,7 +116,7 @@ def _kimi3() -> TaggedCalls:
     )
 
 
-ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families precede those whose markers they share
+ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families precede families with the same markers
     FormatRow(
         "harmony",
         ("<|channel|>", "<|message|>"),
@@ -216,14 +216,14 @@ ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families pre
         "gemma-4",
         ("<|tool_call>",),
         NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
-        dropped=("<|channel>",),  # some answers write it twice before reasoning
+        dropped=("<|channel>",),  # some answers repeat it before reasoning
     ),
     FormatRow("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
     FormatRow(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
         _arg_tags("<tool_call>{name}"),
-        dropped=("<|role_end|>",),  # some answers spell it out as text
+        dropped=("<|role_end|>",),  # some answers contain it as text
         calls_in_reasoning=True,
     ),
     FormatRow("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
@@ -318,7 +318,7 @@ _TOOLS = re.compile(r"\b(?:tools|functions)\b")
 def find_format(template: str) -> AnswerFormat:
     """Return the answer format of a model by its chat template.
 
-    A template without its own call format gets "hermes", and is not `native`.
+    A template without a call format gets "hermes", and is not `native`.
     """
     row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
     found = next((thinking for text, thinking in THOUGHTS if text in template), None)
@@ -340,7 +340,7 @@ def find_format(template: str) -> AnswerFormat:
 
 
 def _spaced(thinking: ReasoningMarkers, template: str) -> ReasoningMarkers:
-    """Return the marks with the line breaks that the template writes next to them."""
+    """Return the markers with the line breaks that the template writes next to them."""
     start, end = thinking.start, thinking.end
     if not start:
         return thinking

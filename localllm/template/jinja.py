@@ -1,7 +1,7 @@
-"""Jinja as chat templates expect it, over `Text`, which distinguishes users' text from the template's own.
+"""Jinja as chat templates expect it, operating on `Text`, which distinguishes user text from the template's text.
 
-This only runs in the confined child process. Jinja's sandbox denies a template access to Python's internals; the
-child's limits deny access to everything else.
+This only runs in the confined child process. Jinja's sandbox denies a template access to Python's internals; the child
+process's limits deny access to everything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localllm.template.origin import OWN, Text, joined, least, shown
 
 
 class _Words(dict[str, Text]):
-    """The template's own strings, marked as OWN, by their text."""
+    """Cache of the template's string constants, marked as OWN, by text."""
 
     def __missing__(self, text: str) -> Text:
         self[text] = made = Text.of(text, OWN)
@@ -49,18 +49,18 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks text for training; when answering, it is ignored and its content is kept."""
+    """`{% generation %}` marks text for training; in inference, the tag is ignored and its content is kept."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)  # variables set inside are local to it
+        return nodes.Scope(body).set_lineno(line)  # variables set inside are local to the block
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The single environment for all templates; it has no rendering state."""
+    """The environment shared by all templates; it has no rendering state."""
 
     code_generator_class = _Generator
 
@@ -79,7 +79,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(join=_join, indent=_indent, tojson=_tojson, safe=shown)
 
     def concat(self, parts: Iterable[str]) -> Text:
-        """Join the output of a block, macro or template; plain strings are the text between tags."""
+        """Concatenate the output of a block, macro or template; plain strings are the text between tags."""
         return joined(parts, plain=OWN)
 
     def tilde(self, parts: Iterable[Any]) -> Text:
@@ -101,7 +101,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 class _Formatter(SandboxedFormatter):
     def put(self, form: str, args: Sequence[Any], kwargs: Any) -> str:
-        """Fill the fields of a format string; with nested fields the result counts as given."""
+        """Fill the fields of a format string; with nested fields, the result counts as user text."""
         parts = list(Formatter.parse(self, form))
         if any("{" in (spec or "") for _, _, spec, _ in parts):
             return str(self.vformat(form, args, kwargs))
@@ -134,7 +134,7 @@ def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Indent lines, since Jinja's own filter loses marks. As there, a line break at the end of `s` counts."""
+    """Indent lines. Jinja's `indent` filter would lose marks. As in Jinja, a line break at the end of `s` counts."""
     gap, line_break = Text.of(width if isinstance(width, str) else " " * width, OWN), Text.of("\n", OWN)
     start, *rest = (shown(s) + line_break).splitlines()
     made = line_break.join([start, *(gap + line if line or blank else line for line in rest)])

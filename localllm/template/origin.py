@@ -1,9 +1,9 @@
-"""`Text`: a string that tracks the origin of each character through all operations of a template.
+"""`Text`: a string that tracks the origin of each character through the operations of a template.
 
-A control token only counts if the template itself wrote all of it. As with `Markup` for HTML, joining keeps the origins
-apart. Unlike Markup, nothing is escaped, so a template finds, splits and measures users' text unchanged. Any other
-method returns a plain `str`, which counts as given. So an operation that is missing here may cost a template its
-control token, but never lets a user write one.
+A control token only counts if the template itself wrote all of it. As with `Markup` for HTML, concatenation preserves
+the origins. Unlike Markup, nothing is escaped, so a template finds, splits and measures user text unchanged. Methods
+that are not overridden return a plain `str`, which counts as user text. A missing operation may therefore cost a
+template its control token, but never lets a user write one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-GIVEN, MODEL, OWN = 0, 1, 2  # by a user, tool or schema; by the model earlier; by the template; least trusted first
+GIVEN, MODEL, OWN = 0, 1, 2  # author: user, tool or schema; the model, earlier; the template. Least trusted first
 
 _T = TypeVar("_T")
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)
 
 
 class Text(str):
-    """`_marks` holds one byte per character: GIVEN, MODEL or OWN."""
+    """A string whose `_marks` have one byte per character: GIVEN, MODEL or OWN."""
 
     __slots__ = ("_marks",)
     _marks: bytes
@@ -48,7 +48,7 @@ class Text(str):
         part = str.__getitem__(self, key)
         if isinstance(key, slice):
             return Text.of(part, self._marks[key])
-        return Text.of(part, self._marks[key])  # one character, one mark
+        return Text.of(part, self._marks[key])  # one mark per character
 
     def __iter__(self) -> Iterator[str]:
         return (Text.of(letter, mark) for letter, mark in zip(str.__iter__(self), self._marks, strict=True))
@@ -117,7 +117,9 @@ class Text(str):
         return self._like(str.casefold(self))
 
     def _like(self, text: str) -> Text:
-        """Return this text with changed letters; if their number grew, all get the least trusted mark."""
+        """Return `text`, this string after a change of case; if its length changed, all characters get the least
+        trusted mark.
+        """
         return Text.of(text, self._marks if len(text) == len(self) else min(self._marks, default=OWN))
 
     # -- joining ---------------------------------------------------------------------------------------------------
@@ -151,13 +153,13 @@ class Text(str):
         return joined(pieces)
 
     def __mod__(self, values: Any) -> str:
-        """Format in printf style. An unsupported form returns plain text, which counts as given."""
+        """Format in printf style. An unsupported form returns a plain string, which counts as user text."""
         whole = str.__mod__(self, values)
         waiting = iter(values if isinstance(values, tuple) else (values,))
         pieces: list[str] = []
         end = 0
         for found in _CONVERSION.finditer(self):
-            if found["kind"] in "*.":  # a width or precision given as a value
+            if found["kind"] in "*.":  # a width or precision taken from the values
                 return whole
             pieces.append(self[end : found.start()])
             end = found.end()
@@ -175,26 +177,28 @@ class Text(str):
 
 
 def marked(value: str) -> Text:
-    """Return a `Text` unchanged; a plain string counts as given."""
+    """Return a `Text` unchanged; a plain string counts as user text."""
     return value if isinstance(value, Text) else Text.of(value, GIVEN)
 
 
 def shown(value: Any) -> Text:
-    """Return the text that a template prints for a value. Numbers have no author; lists and dicts count as given."""
+    """Return a value's text as printed by a template. Numbers count as the template's text, lists and dicts as user
+    text.
+    """
     if isinstance(value, str):
         return marked(value)
     return Text.of(str(value), OWN if value is None or isinstance(value, int | float) else GIVEN)
 
 
 def joined(parts: Iterable[str], plain: int = GIVEN) -> Text:
-    """Join all parts. TypeError for a part that is not a string."""
+    """Concatenate all parts. Raise TypeError for a part that is not a string."""
     parts = list(parts)
     marks = [part._marks if isinstance(part, Text) else bytes((plain,)) * len(part) for part in parts]
     return Text.of("".join(parts), b"".join(marks))
 
 
 def given(value: _T, mark: int = GIVEN) -> _T:
-    """Return the JSON `value` with every string in it marked, including keys."""
+    """Return the JSON `value` with all its strings marked, including keys."""
     made: Any = value
     if isinstance(value, str):
         made = Text.of(value, mark)

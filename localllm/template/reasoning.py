@@ -1,5 +1,5 @@
-"""Reasoning in prompts: whether a prompt has opened it, how to continue it, and the template variables that enable
-it."""
+"""Reasoning in prompts: whether a prompt has opened it, how to continue it, and the template
+variables that enable it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from localllm.template.format import SPACES, AnswerFormat, ReasoningMarkers
 
 
 def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a chat template. Reasoning is on if the model supports it, unless they disable it.
+    """Return the variables of a chat template. Reasoning is enabled if the model supports it, unless the variables
+    disable it.
 
     Some templates treat an undefined `enable_thinking` as off, although their models were trained to reason.
     """
@@ -23,11 +24,11 @@ def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]
     return {"enable_thinking": True, **variables}
 
 
-ReasoningState = Literal["open", "possible", "over"]  # reasoning at the answer's start: already open, possible, or none
+ReasoningState = Literal["open", "possible", "over"]  # at the start of the answer: already open, possible or over
 
 
 def reasoning_state(format_: AnswerFormat, prompt_tail: str) -> ReasoningState:
-    """Return the state of reasoning at the start of an answer, from the end of its prompt."""
+    """Return the state of reasoning at the start of an answer, from the end of the prompt."""
     thinking, tail = format_.thinking, prompt_tail.rstrip(SPACES)
     if not thinking.start or tail.endswith(thinking.end):
         return "over"
@@ -43,7 +44,7 @@ class Begun:
     """The text at the end of a prompt that begins the answer: `opening`, thought, `closing` and content, in this order.
 
     It replaces the last `cut` characters of the prompt. `opening` and `closing` are markers as the template writes
-    them; thought and content are the model's text.
+    them; thought and content are model output.
     """
 
     cut: int = 0
@@ -71,7 +72,7 @@ def begin(format_: AnswerFormat, prompt_tail: str, reasoning: str, content: str 
 
 
 def _closed_reasoning(thinking: ReasoningMarkers, prompt_tail: str) -> int:
-    """Return the length of an empty reasoning block or a lone end marker at the prompt's end; 0 without either."""
+    """Return the length of an empty reasoning block or a lone end marker at the end of the prompt; 0 without either."""
     tail = prompt_tail.rstrip(SPACES)
     if not tail.endswith(thinking.end):
         return 0
@@ -81,7 +82,7 @@ def _closed_reasoning(thinking: ReasoningMarkers, prompt_tail: str) -> int:
 
 
 def before_content(format_: AnswerFormat, prompt_tail: str) -> str:
-    """Return the marker before content after this prompt, or ""."""
+    """Return the marker that precedes content after this prompt, or ""."""
     before, channels = format_.around[0], format_.channels
     tail = prompt_tail.rstrip(SPACES)
     begun = channels is not None and not tail.endswith(channels.start)

@@ -1,5 +1,6 @@
-"""Render a conversation with a template in the confined child process, on requests of
-`localllm.template.chat_template`."""
+"""Renders a conversation with a template, in the confined child process, on request of
+`localllm.template.chat_template`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from localllm.template.origin import GIVEN, MODEL, OWN, Text, given, joined, lea
 
 Message = dict[str, Any]
 
-_FILE = "<chat template>"  # as in Python's tracebacks
-_KEPT = 8  # number of compiled templates kept
+_FILE = "<chat template>"  # as in Python tracebacks
+_KEPT = 8  # maximum number of compiled templates to keep
 _SYSTEM = ("system", "developer")
 _MODELS = ("assistant", "model")
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of a message's reasoning, the most common first
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys for a message's reasoning, most common first
 _RUN = re.compile(rb"(?s)(.)\1*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -52,9 +53,9 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile `request["source"]`, and render it if there are "messages".
+    """Compile `request["source"]`, and render it if the request has "messages".
 
-    The answer contains text, notes and marks ([mark, count] per run of characters), or the kind and message of an
+    The result contains text, notes and marks ([mark, count] per run of characters), or the kind and message of an
     error.
     """
     try:
@@ -79,7 +80,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
-    """Render the conversation with the fewest changes that the template accepts."""
+    """Render the conversation with as few changes as the template accepts."""
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]
@@ -94,7 +95,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
             "eos_token": Text.of(request["eos"], OWN),
         }
     )
-    # Some templates require these: tools even if empty, their descriptions, and an older name for them.
+    # Some templates require these: tools even if empty, tool descriptions, and an older name of the tools.
     described = [_described(tool) for tool in tools or []]
     insisted = {"functions": given(json.dumps(described, indent=4, ensure_ascii=False))} | variables
     insisted["tools"] = given(described)
@@ -117,7 +118,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool whose function has a description, possibly empty."""
+    """Return a tool whose function has a description, which may be empty."""
     function = tool.get("function")
     return tool | {"function": {"description": "", **function}} if isinstance(function, dict) else tool
 
@@ -128,7 +129,7 @@ def _dates(now: datetime) -> dict[str, str]:
 
 
 def _marked(message: Message) -> Message:
-    """Mark a message with its origin: our role, the model's answer, and everything else from outside.
+    """Mark a message by origin: the role as the template's, an answer as the model's, everything else as user text.
 
     Reasoning is set under all key names that templates use, as in transformers.
     """
@@ -170,7 +171,7 @@ def _reject(message: Any) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Return the position in the template; Jinja puts template lines into the traceback."""
+    """Return the line number in the template; Jinja puts template lines into the traceback."""
     line = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -181,7 +182,7 @@ def _place(error: BaseException) -> str:
 
 
 def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """Yield the conversation unchanged, then with increasing changes, and the notes that describe them."""
+    """Yield the conversation unchanged, then with more and more changes, each with the notes that describe them."""
     merged, turns = _merge_system(messages), _join_turns(messages)
     both = _join_turns(merged)
     variants = (
@@ -200,7 +201,7 @@ def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[st
 
 
 def _left_out(messages: Sequence[Message], text: str) -> str:
-    """Return which message is missing in the text, the system message or the last user message; "" if neither."""
+    """Return which message is missing from the text, the system message or the last user message; "" if neither."""
     last_of = {_SYSTEM if message.get("role") in _SYSTEM else message.get("role"): message for message in messages}
     for role, name in ((_SYSTEM, "system"), ("user", "last user")):
         content = last_of.get(role, {}).get("content")

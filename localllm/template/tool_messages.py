@@ -1,4 +1,4 @@
-"""Adapt messages with tools to a chat template: what it cannot render is written into the messages' text.
+"""Adapts messages with tools to a chat template: tools and calls that it cannot render are written into the text.
 
 form = call_form(template)                                     # once per model
 messages = fitted(messages, tools, find_format(template.source), form)
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from localllm.template import ChatTemplate
 
 Json = Mapping[str, Any]
-CallForm = Literal["object", "text", "none"]  # how templates take arguments of earlier calls; none: they drop calls
+CallForm = Literal["object", "text", "none"]  # how templates take arguments of earlier calls; none: calls are dropped
 
 _PROBE = ("zqname", "zqkey", "zqvalue")
 
 
 def call_form(template: ChatTemplate) -> CallForm:
-    """Return how a template takes the calls of earlier answers, by rendering a sample."""
+    """Return how a template takes the calls of earlier answers, found by rendering a sample."""
     from localllm.template import TemplateError
 
     name, key, value = _PROBE
@@ -40,7 +40,7 @@ def call_form(template: ChatTemplate) -> CallForm:
                 text = template.render([{"role": "user", "content": "zquestion"}, answer, result], tools=tools).text
             except TemplateError:
                 continue
-            quoted = json.dumps(json.dumps({key: value}))[1:-1] in text  # a string rendered as JSON of a string
+            quoted = json.dumps(json.dumps({key: value}))[1:-1] in text  # a string that is rendered as JSON of a string
             if all(part in text for part in (*_PROBE, "zqresult")) and not quoted:
                 return form
     return "none"
@@ -49,7 +49,8 @@ def call_form(template: ChatTemplate) -> CallForm:
 def fitted(
     messages: Sequence[Json], tools: Sequence[Json], format_: AnswerFormat, form: CallForm
 ) -> list[dict[str, Any]]:
-    """Return messages (OpenAI's format) that the template can render, with the tools' description if it lacks one."""
+    """Return messages (OpenAI's format) that the template can render, with tool descriptions if it
+    cannot render tools."""
     made: list[dict[str, Any]] = []
     for message in messages:
         if form == "none" and message.get("role") == "tool":
@@ -85,7 +86,8 @@ def _with_calls(message: dict[str, Any], format_: AnswerFormat, form: CallForm) 
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Return arguments as an object. Invalid text, which a client may send back, is put under a key of ours."""
+    """Return arguments as an object. Invalid JSON, which a client may send back, becomes the value
+    of a reserved key."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -102,7 +104,7 @@ def _text(content: Any) -> str:
 
 
 def _describe(messages: list[dict[str, Any]], tools: Sequence[Json], format_: AnswerFormat) -> None:
-    """Add the description of the tools to the system message, or as a new first message."""
+    """Add the description of the tools to the system message, or to a new first message."""
     functions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     example = written_call(format_.calls, "NAME", {"PARAMETER": "VALUE"})
     text = (

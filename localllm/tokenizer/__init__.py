@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the vocabulary of GGUF metadata; ids equal llama.cpp's.
+"""Tokenization and detokenization with the vocabulary in GGUF metadata. Token ids are the same as in llama.cpp.
 
 May import: base, gguf.
 Begin with: tokenizer.py, then vocab.py and pretokenize.py.

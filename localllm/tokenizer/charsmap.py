@@ -13,13 +13,13 @@ import numpy as np
 from localllm.tokenizer.errors import TokenizerError
 
 _KEY = "tokenizer.ggml.precompiled_charsmap"
-_DEEPEST = 64  # maximum bytes of a replaced text; real tables have about 20
-_LONGEST = 256  # maximum bytes of a replacement; the longest of Unicode has 33
+_DEEPEST = 64  # maximum bytes of a replaced text; about 20 in real tables
+_LONGEST = 256  # maximum bytes of a replacement; the longest in Unicode has 33
 _LABEL, _LEAF = 0x8000_00FF, 0x100
 
 
 class CharsMap:
-    """Replaces characters by a table. Damage raises TokenizerError, at the latest when that part is used."""
+    """Replaces characters according to a table. A corrupt table raises TokenizerError, at the latest on use."""
 
     def __init__(self, table: bytes) -> None:
         size = int.from_bytes(table[:4], "little")

@@ -1,4 +1,4 @@
-"""Text with DNA ("hybriddna"): between <dna> and </dna> each token is six letters, everything else is BPE."""
+"""Text with DNA ("hybriddna"): between <dna> and </dna>, each token is six letters; all other text is BPE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 _OPEN, _CLOSE, _UNKNOWN = "<dna>", "</dna>", "<oov>"
-_MARKER = "\ue000"  # ends the vocabulary's text of a DNA token, which could otherwise equal a BPE token
+_MARKER = "\ue000"  # suffix of DNA tokens in the vocabulary, which distinguishes them from BPE tokens
 _LETTERS = 6
 _SECTION = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
 
@@ -17,7 +17,7 @@ class _Words(Protocol):
 
 
 def shown_tokens(tokens: list[str], ids: Mapping[str, int]) -> list[str]:
-    """Return the texts of all tokens without the marker of DNA tokens, which come after the unknown token."""
+    """Return all token texts without the marker of DNA tokens, which follow the unknown token."""
     after = ids.get(_UNKNOWN, len(tokens)) + 1
     return tokens[:after] + [text.removesuffix(_MARKER) or text for text in tokens[after:]]
 
@@ -28,7 +28,7 @@ def knows_dna(ids: Mapping[str, int]) -> bool:
 
 
 class DnaEncoder:
-    """Encodes DNA sections by table, and the text between them with `words`."""
+    """Encodes DNA sections by table lookup, and all other text with `words`."""
 
     def __init__(self, ids: Mapping[str, int], words: _Words) -> None:
         self._ids, self._words = ids, words
@@ -45,7 +45,7 @@ class DnaEncoder:
         return ids + self._words.encode(text[place:], start)
 
     def _sixes(self, text: str) -> Iterator[int]:
-        """Yield a token per six letters; the last group is padded with A."""
+        """Yield one token per six letters; the last group is padded with A."""
         letters = text.encode().upper()
         for i in range(0, len(letters), _LETTERS):
             six = letters[i : i + _LETTERS].ljust(_LETTERS, b"A").decode("ascii", "replace")

@@ -1,7 +1,6 @@
-"""Encode text without special tokens: one encoder for every `tokenizer.ggml.model`.
+"""Encodes text without special tokens: one encoder for every `tokenizer.ggml.model`.
 
-If no token crosses word boundaries, the text is split into words, and the ids of each word are cached, because words
-repeat.
+If no token crosses word boundaries, the text is split into words, and the ids of each word are cached.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from localllm.tokenizer.unigram import normalizer, viterbi
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, UNUSED, USER_DEFINED, Vocab
 from localllm.tokenizer.wordpiece import word_encoder, word_splitter
 
-SPACE = "\u2581"  # SentencePiece's space
+SPACE = "\u2581"  # SentencePiece's representation of a space
 _CACHED_WORDS = 1 << 16
 _CACHED_CHARS = 64  # longer words rarely repeat
-_SAMPLE = 1000  # merges checked as a sample
+_SAMPLE = 1000  # number of merges to check
 
 
 def _byte_letters() -> list[str]:
-    """Return GPT-2's letter for each byte: the Latin-1 letter if printable, else the next one from U+0100."""
+    """Return GPT-2's letter for each byte: the Latin-1 character if printable, else the next
+    character from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) if byte in visible else chr(0x100 + hidden.index(byte)) for byte in range(256)]
@@ -38,14 +38,14 @@ BYTE_LETTERS = _byte_letters()
 _LETTER_OF = dict(enumerate(BYTE_LETTERS))
 
 
-Split = Callable[[str, bool], list[str]]  # (text, start): its words
+Split = Callable[[str, bool], list[str]]  # (text, start) -> words
 
 
 class Encoder(Protocol):
-    """The interface of `text_encoder`'s result."""
+    """The interface of encoders."""
 
     def encode(self, text: str, start: bool = True) -> list[int]:
-        """Return the ids of plain text. With `start`, the text begins with a word, which may need a space before it."""
+        """Return the ids of plain text. With `start`, the text begins a word, which may need a leading space."""
 
 
 class TextEncoder:
@@ -72,13 +72,13 @@ class TextEncoder:
 
 
 def text_encoder(vocab: Vocab) -> Encoder:
-    """Return the encoder of a vocabulary. This builds the merge table, which is expensive."""
+    """Return the encoder of a vocabulary. Building its merge table is expensive."""
     return _ENCODERS[vocab.model](vocab)
 
 
 def _byte_pairs(vocab: Vocab) -> TextEncoder:
     rule = vocab.rule
-    assert rule is not None  # this kind of vocabulary has a rule
+    assert rule is not None  # guaranteed for this tokenizer model
     split = PreTokenizer(rule).split
     if not rule.escape_spaces:
         return TextEncoder(lambda text, start: split(text), _bpe(vocab, rule))
@@ -92,7 +92,7 @@ def _dna(vocab: Vocab) -> Encoder:
 
 
 def _without_space(vocab: Vocab) -> TextEncoder:
-    """Return an encoder for which white space separates words and is dropped."""
+    """Return an encoder that drops white space, which only separates words."""
     rule = vocab.rule
     assert rule is not None
     split = PreTokenizer(rule).split
@@ -100,7 +100,7 @@ def _without_space(vocab: Vocab) -> TextEncoder:
 
     def words(text: str, start: bool) -> list[str]:
         if vocab.lowercase:
-            text = "".join(map(str.lower, text))  # letter by letter, since str.lower changes a final sigma
+            text = "".join(map(str.lower, text))  # character by character, since str.lower changes a final sigma
         return [word for part in white.split(text) for word in split(part)]
 
     return TextEncoder(words, _bpe(vocab, rule))
@@ -112,7 +112,7 @@ def _sentencepiece(vocab: Vocab) -> TextEncoder:
 
 
 def _wordpiece(vocab: Vocab) -> TextEncoder:
-    assert vocab.unknown is not None  # this kind of vocabulary needs one
+    assert vocab.unknown is not None  # guaranteed for this tokenizer model
     split = word_splitter(vocab.lowercase, vocab.strip_accents)
     return TextEncoder(lambda text, start: split(text), word_encoder(_ids(vocab, ~HIDDEN), vocab.unknown))
 
@@ -125,7 +125,7 @@ def _unigram(vocab: Vocab) -> TextEncoder:
     charsmap = CharsMap(vocab.charsmap) if vocab.charsmap else None
     normalize = normalizer(charsmap, SPACE, vocab.add_space_prefix, vocab.merge_spaces)
     encode = viterbi(ids, vocab.scores, free, worst, vocab.unknown)
-    if SPACE not in ids:  # unknown, so it may form one token with its neighbours
+    if SPACE not in ids:  # an unknown space may form one token with its neighbours
         return TextEncoder(lambda text, start: [normalize(text, start)], encode)
     finer = _space_splitter(vocab)
     return TextEncoder(lambda text, start: finer(normalize(text, start)), encode)
@@ -142,7 +142,7 @@ def _cheapest(vocab: Vocab) -> TextEncoder:
 
 
 def _ids(vocab: Vocab, kinds: int) -> Mapping[str, int]:
-    """Return the tokens that text may become, by kind; hidden tokens never."""
+    """Return the tokens that plain text may become, by kind, without hidden tokens."""
     return {text: i for text, i in vocab.ids.items() if vocab.kinds[i] & kinds and not vocab.kinds[i] & HIDDEN}
 
 
@@ -160,8 +160,8 @@ _ENCODERS: Mapping[str, Callable[[Vocab], Encoder]] = {
 
 
 def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
-    """Return a function that escapes spaces and splits before each run of them. Ids do not change, because no merge
-    crosses such a boundary.
+    """Return a function that escapes spaces and splits text before each run of spaces. Token ids do not change, because
+    no merge crosses such a boundary.
 
     If a token contains an inner space, do not split after a character that precedes an inner space in any token.
     """
@@ -202,7 +202,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
                 f"tokenizer.ggml.merges: entry {i}, {merges[i]!r:.60}, is not two tokens with a space between them"
             )
     ranks = dict(zip(merges, range(len(merges)), strict=True))
-    if len(ranks) < len(merges):  # the first of several duplicates counts
+    if len(ranks) < len(merges):  # of duplicates, the first is used
         ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
     get = ranks.get
     return lambda left, right: get(f"{left} {right}", NEVER)
@@ -210,7 +210,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
 
 def _by_score(vocab: Vocab) -> Callable[[str], list[int]]:
     ids, scores, unknown = vocab.ids, vocab.scores, vocab.unknown
-    assert unknown is not None  # this kind of vocabulary has a default
+    assert unknown is not None  # guaranteed for this tokenizer model
 
     def rank(left: str, right: str) -> float:
         joined = ids.get(left + right)

@@ -1,4 +1,4 @@
-"""The error for tokenizer metadata that is missing, broken or unsupported, and for text or ids that do not fit it."""
+"""The error of the tokenizer."""
 
 from __future__ import annotations
 
@@ -6,4 +6,6 @@ from localllm.base.errors import LocalLLMError
 
 
 class TokenizerError(LocalLLMError):
-    """Invalid tokenizer or text; the message names the key or token, what was found and what is supported."""
+    """Invalid tokenizer metadata, text or ids; the message gives the key or token, the value found and the supported
+    ones.
+    """

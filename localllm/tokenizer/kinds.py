@@ -1,13 +1,13 @@
-"""The meaning of each `tokenizer.ggml.model`: default special tokens and flags, and the required data."""
+"""The table of tokenizer models (`tokenizer.ggml.model`): default special tokens and flags, and required data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file without a tokenizer, for token ids only
+NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a GGUF without a tokenizer, which only takes token ids
 
-# How a vocabulary spells the bytes of a text in its tokens.
+# How token texts represent the bytes of a text.
 SPACES = "U+2581 for a space, <0x..> for a byte"
 LETTERS = "one letter for each byte"
 ESCAPES = "Python's escapes"
@@ -16,18 +16,18 @@ PLAIN = "as they are, <0x..> for a byte"
 
 @dataclass(frozen=True, slots=True)
 class VocabKind:
-    """A row of the table. `ids` and `adds` are defaults if the file has no key, as in llama.cpp."""
+    """An entry of the table. `ids` and `adds` are defaults for missing GGUF keys, as in llama.cpp."""
 
     method: str
     ids: Mapping[str, int] = field(default_factory=dict)  # bos, eos, unknown, seperator
-    adds: tuple[str, ...] = ()  # ids added around a text
-    needs: tuple[str, ...] = ()  # ids required for encoding
+    adds: tuple[str, ...] = ()  # names of special tokens to add
+    needs: tuple[str, ...] = ()  # names of ids required for encoding
     scores: bool = False
-    writes: str = LETTERS  # overridden by the rule of a vocabulary with merges
-    prefix: bool = False  # a space is put before the first word
-    merges: bool = False  # BPE: reads merges, and the rule that splits a text into words
-    pre: str = ""  # the rule, regardless of the file
-    adds_always: bool = False  # `adds` applies regardless of the file's flags
+    writes: str = LETTERS  # overridden by the pre-tokenizer of a vocabulary with merges
+    prefix: bool = False  # whether a space is inserted before the first word
+    merges: bool = False  # BPE: uses merges, and a pre-tokenizer
+    pre: str = ""  # name of the pre-tokenizer, regardless of the GGUF
+    adds_always: bool = False  # `adds` applies regardless of the GGUF's flags
     lowercase: bool = False
 
 

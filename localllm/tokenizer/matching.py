@@ -1,4 +1,4 @@
-"""Find a vocabulary's tokens at a position in a text, with one dictionary lookup per existing token length."""
+"""Finds the vocabulary's tokens at a position of a text, with one dictionary lookup per existing token length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from localllm.tokenizer.errors import TokenizerError
 
-_LONGEST = 256  # characters of a token; real vocabularies have 128, and each length costs a lookup per position
+_LONGEST = 256  # maximum characters of a token; real vocabularies have 128, and each length costs a lookup per position
 
 
 class Matcher:
-    """Knows the lengths of tokens by their first two characters."""
+    """Indexes the lengths of tokens by their first two characters."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
@@ -29,14 +29,14 @@ class Matcher:
         }
 
     def at(self, text: str, start: int) -> Iterator[tuple[int, int]]:
-        """Yield (stop, id) of every token at `start`, shortest first."""
+        """Yield (end, id) of every token at `start`, shortest first."""
         for length in self._of(text, start):
             token = self._ids.get(text[start : start + length])
             if token is not None and start + length <= len(text):
                 yield start + length, token
 
     def longest(self, text: str, start: int) -> tuple[int, int] | None:
-        """Return (stop, id) of the longest token at `start`; None without a match."""
+        """Return (end, id) of the longest token at `start`; None without a match."""
         for length in reversed(self._of(text, start)):
             token = self._ids.get(text[start : start + length])
             if token is not None and start + length <= len(text):

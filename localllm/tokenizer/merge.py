@@ -1,8 +1,8 @@
-"""The merge loop of BPE and SentencePiece: join the best-ranked adjacent pair until no pair can be joined.
+"""The merge loop of BPE and SentencePiece: merge the best-ranked adjacent pair until no pair can be merged.
 
-The two vocabularies differ only in `rank`. Among equal ranks the leftmost is joined first. Short words are scanned.
-Long ones (text without word boundaries: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n
-log n).
+The two algorithms differ only in `rank`. On ties, the leftmost pair is merged first. Short words are scanned. Long ones
+(text without word boundaries, such as adversarial input or Chinese, and vocabularies that merge whole lines) use a
+priority queue: O(n log n).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-NEVER = float("inf")  # rank of a pair that must not be joined
+NEVER = float("inf")  # rank of a pair that must not be merged
 Rank = Callable[[str, str], float]
 
-_SCAN = 48  # maximum symbols for which scanning is faster than the queue (measured)
+_SCAN = 48  # maximum number of symbols for which scanning is faster than the queue (measured)
 
 
 def merge(word: Iterable[str], rank: Rank) -> list[str]:
-    """Merge `word`, a string or its symbols, lowest rank first. Return the pieces; joined they equal the word."""
+    """Merge `word`, a string or its symbols, lowest rank first. Return the pieces, whose concatenation is the word."""
     symbols = list(word)
     return _by_scan(symbols, rank) if len(symbols) <= _SCAN else _by_queue(symbols, rank)
 
@@ -39,9 +39,9 @@ def _by_scan(symbols: list[str], rank: Rank) -> list[str]:
 
 def _by_queue(symbols: list[str], rank: Rank) -> list[str]:
     count = len(symbols)
-    after = list(range(1, count + 1))  # index of the next live symbol; count at the end
+    after = list(range(1, count + 1))  # index of the next live symbol, or `count`
     before = list(range(-1, count - 1))
-    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that starts at i, while i is live
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # ranks[i]: symbol i and its successor
     ranks.append(NEVER)
     # All positions with the same rank are grouped, so that the heap orders a few ranks rather than many positions.
     # Positions mostly arrive in order and form a queue; the others go to a second heap. Outdated positions are skipped

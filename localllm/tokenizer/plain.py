@@ -1,4 +1,6 @@
-"""Encoders of whole texts without words: the longest token at each position ("rwkv"), the cheapest path ("plamo2")."""
+"""Encoders that do not split text into words: the longest token at each position ("rwkv"), the cheapest path
+("plamo2").
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.matching import Matcher
 
 _ESCAPED = {"t": b"\t", "n": b"\n", "r": b"\r"}
-_SCALE = 1e4  # PLaMo's scores are integers in units of 1/10000
-_LEAST, _NO_TOKEN = -20_000_000, -10_000_000  # scores: minimum of a usable token; score of a character without a token
+_SCALE = 1e4  # PLaMo's scores are integers, in units of 1/10000
+_LEAST, _NO_TOKEN = -20_000_000, -10_000_000  # minimum score of a usable token; score of a character without a token
 
 
 def unescaped(text: str) -> bytes:
@@ -35,7 +37,7 @@ def unescaped(text: str) -> bytes:
 
 
 def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
-    """Return RWKV's encoder: the longest token at each byte. Every byte must be a token, so one always matches."""
+    """Return RWKV's encoder: the longest token at each byte. Every byte must be a token, so there is always a match."""
     by_bytes = {unescaped(text).decode("latin-1"): token for text, token in ids.items()}
     missing = [byte for byte in range(256) if byte and chr(byte) not in by_bytes]
     if missing:
@@ -46,7 +48,7 @@ def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
         data, out, place = text.encode().decode("latin-1"), [], 0
         while place < len(data):
             found = longest(data, place)
-            if found is None:  # a zero byte, which real vocabularies lack
+            if found is None:  # a zero byte, which is missing in real vocabularies
                 place += 1
                 continue
             place, token = found
@@ -59,7 +61,8 @@ def longest_encoder(ids: Mapping[str, int]) -> Callable[[str], list[int]]:
 def cheapest_encoder(
     ids: Mapping[str, int], scores: Sequence[float], bytes_: Mapping[int, int]
 ) -> Callable[[str], list[int]]:
-    """Return PLaMo-2's encoder: the segmentation with the highest total score, from the end; ties prefer longer tokens.
+    """Return PLaMo-2's encoder: the segmentation with the highest total score, computed from the end; ties prefer
+    longer tokens.
 
     `scores` is by id. A character without a token has a high cost and becomes its bytes, whose ids are in `bytes_`.
     """
@@ -74,7 +77,7 @@ def cheapest_encoder(
         text = text.removeprefix("\ufeff")
         count = len(text)
         best = [0] * (count + 1)  # best total score from each position to the end
-        first = [(0, -1)] * (count + 1)  # end and id of the first token on that path; -1: bytes
+        first = [(0, -1)] * (count + 1)  # end and id of the first token on the best path; -1: bytes
         for start in range(count - 1, -1, -1):
             best[start], first[start] = best[start + 1] + _NO_TOKEN, (start + 1, -1)
             for stop, token in at(text, start):

@@ -1,9 +1,9 @@
-r"""Split text into words before merging: one row for every pre-tokenizer name in llama.cpp.
+r"""Splits text into words before merging: one entry for every pre-tokenizer name in llama.cpp.
 
-A rule is a list of patterns; each splits the pieces of the previous one at both ends of its matches. Character classes
-follow llama.cpp, so that ids are equal. A pattern with a class `\p{..}` sees text in which every non-ASCII character is
-replaced by one letter for its class; other patterns see the text itself. In both, non-ASCII white space is a vertical
-tab. `\s`, `\d` and letter case are ASCII only.
+A rule is a list of patterns; each splits the pieces of the previous pattern at both ends of its matches. Character
+classes follow llama.cpp, so that token ids are the same. A pattern with a class `\p{..}` is matched against text in
+which every non-ASCII character is replaced by one letter for its class; other patterns are matched against the text
+itself. In both, non-ASCII white space is replaced by a vertical tab. `\s`, `\d` and letter case are ASCII only.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HAN_RANGES = (
     *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2EBEF)),
     (0x2F800, 0x2FA1F),
 )
-_CLASSES: Mapping[str, str] = {  # the content of `\p{..}` inside brackets
+_CLASSES: Mapping[str, str] = {  # expansion of `\p{..}` inside brackets
     "L": "A-Za-zλ漢",
     "Word": "A-Za-zλ",  # letters except Han
     "Han": "漢",
-    "Upper": "A-Zλ漢",  # everything that is not certainly lower case: llama.cpp only knows the case of ASCII letters
+    "Upper": "A-Zλ漢",  # all but lower case: llama.cpp only knows the case of ASCII letters
     "Lower": "a-zλ漢",
     "N": "0-9ν",
     "M": "μ",
@@ -52,10 +52,10 @@ _WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}]+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _KANA_HAN = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _ASIAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_CAMEL = (  # words, split before a capital after a lower-case letter
+_CAMEL = (  # splits words before a capital that follows a lower-case letter
     r"[^\r\n\p{L}\p{N}]?[\p{Upper}]*[\p{Lower}]+{end}|[^\r\n\p{L}\p{N}]?[\p{Upper}]+[\p{Lower}]*{end}"
 )
-CASED_LETTERS = (  # as in the Unicode version of deepseek-llm
+CASED_LETTERS = (  # in the Unicode version used by deepseek-llm
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
     "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
@@ -83,7 +83,7 @@ _MAYBE_SHORT = _CAMEL.replace("{end}", f"{_ANY_CASE}?")
 _GPT4O = rf"{_MAYBE_SHORT}|[\p{{N}}]{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _TEKKEN = rf"{_CAMEL.replace('{end}', '')}|[\p{{N}}]| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _GRANITE_MULTI = _GPT4O.replace(r"\p{Upper}", r"\p{Upper}\p{M}").replace(r"\p{Lower}", r"\p{Lower}\p{M}")
-# Here all letters count as both upper and lower case, and marks inside a word count as letters.
+# In these patterns all letters count as both upper and lower case, and marks inside a word count as letters.
 _ONE_CASE = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ANY_CASE}?"
 _YOUTU = rf"{_ONE_CASE}|[\p{{N}}]| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _TINY_AYA = rf"{_ONE_CASE}|[\p{{N}}]{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
@@ -107,7 +107,7 @@ _AFMOE_SCRIPTS = (
 )
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _LINES = r"[^\n]+|\n+"
-# Functions instead of regular expressions, which would rescan the whole run at each character.
+# Special names for functions that replace regular expressions, which would rescan a whole run at each character.
 _TRAILING_SPACE = "white space at the end"
 _DIGITS_TO_END = "digits by three from the right, cut after each group"
 _DIGITS_FROM_START = "digits by three from the right, cut before each group"
@@ -115,16 +115,16 @@ _DIGITS_FROM_START = "digits by three from the right, cut before each group"
 
 @dataclass(frozen=True, slots=True)
 class PreRule:
-    """A row of the table. In llama.cpp the name determines all flags."""
+    """A pre-tokenizer. In llama.cpp the name determines all flags."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is not merged
-    add_bos: bool = False  # if the file has no flag
-    force_bos: bool = False  # even if the file's flag is false
+    ignore_merges: bool = False  # a word that is a token is not split and merged
+    add_bos: bool = False  # add BOS if the GGUF has no flag
+    force_bos: bool = False  # add BOS even if the GGUF's flag is false
     no_default_bos: bool = False
-    escape_spaces: bool = False  # tokens are UTF-8 with U+2581 for a space, and bytes are `<0x..>`
-    byte_level: bool = True  # tokens have one letter for each byte of UTF-8
-    newline_words: bool = False  # a word of only newlines that is a token is not split
+    escape_spaces: bool = False  # tokens are UTF-8 with U+2581 for a space and `<0x..>` for bytes
+    byte_level: bool = True  # tokens use one letter per UTF-8 byte
+    newline_words: bool = False  # a word of newlines that is a token is not split
     merges_optional: bool = False
 
 
@@ -207,7 +207,9 @@ PRE_RULES: Mapping[str, PreRule] = {name: rule for names, rule in _ROWS for name
 
 
 def pre_rule(name: str) -> PreRule:
-    """Return the rule named by `tokenizer.ggml.pre`; raise TokenizerError if unknown: guessing gives wrong ids."""
+    """Return the rule named by `tokenizer.ggml.pre`; raise TokenizerError for an unknown name, because a guess may give
+    wrong ids.
+    """
     if name not in PRE_RULES:
         advice = (f"; the nearest known is {nearest_known(name)}, and ", Setting("force", True), " takes it")
         raise TokenizerError(Notice(unknown_rule(name), *advice))
@@ -219,7 +221,7 @@ def unknown_rule(name: str) -> str:
 
 
 def nearest_known(name: str) -> str:
-    """Return the known name with the closest spelling; "default", as for files without a name, if none is close."""
+    """Return the most similar known name, or "default", as for GGUFs without a name, if no name is similar."""
     if name in PRE_RULES:
         return name
     return next(iter(get_close_matches(name[:_LONGEST_NAME].lower(), PRE_RULES, 1, cutoff=0.5)), "default")
@@ -244,18 +246,18 @@ class _ClassOf(dict[int, str]):
 
 _Cut = Callable[
     [str, int, int], list[int]
-]  # positions in order where to split view[start:stop]; duplicates and positions outside are harmless
+]  # positions in order at which to split view[start:stop]; duplicates and positions outside are allowed
 
 
 class PreTokenizer:
-    """Splits text into words by one rule."""
+    """Splits text into words with one rule."""
 
     def __init__(self, rule: PreRule) -> None:
         self._steps: list[tuple[bool, _Cut]] = [_step(pattern) for pattern in rule.patterns]
         self._class_of = _ClassOf()
 
     def split(self, text: str) -> list[str]:
-        """Return the words of `text` in order; joined they equal the text."""
+        """Return the words of `text` in order; their concatenation is the text."""
         classes = folded = text
         if not text.isascii():
             classes = text.translate(self._class_of)
@@ -275,7 +277,7 @@ class PreTokenizer:
 
 
 def _step(pattern: str) -> tuple[bool, _Cut]:
-    """Return whether the pattern uses classes, and its splitting function."""
+    """Return whether the pattern uses character classes, and a function that splits by the pattern."""
     if pattern == _TRAILING_SPACE:
         return False, lambda view, start, stop: [start + len(view[start:stop].rstrip(" \t\n\r\f\v"))]
     if pattern == _DIGITS_TO_END:

@@ -1,6 +1,7 @@
-"""`Tokenizer`: text to token ids and back, for the vocabulary in a GGUF file's metadata; ids equal llama.cpp's.
+"""`Tokenizer`: converts text to token ids and back with the vocabulary in GGUF metadata. Token ids are the same as in
+llama.cpp.
 
-Everything is built on demand: decoding only uses the token table, and merges are read at the first `encode`.
+Tables are built on demand: decoding only uses the token table, and merges are read at the first `encode`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from localllm.tokenizer.plain import unescaped
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
 _C_SPACES = " \t\n\v\f\r"
-_PREFIX = 3  # prefix length for the search of special tokens: thousands of them share a few prefixes
-_MANY = 1000  # above this number of prefixes, it is faster to list the text's own prefixes
+_PREFIX = 3  # prefix length for the search of special tokens: thousands of tokens share a few prefixes
+_MANY = 1000  # above this number of prefixes, it is faster to enumerate the text's prefixes
 
 
 class SpecialGuard(Protocol):
@@ -32,7 +33,7 @@ class SpecialGuard(Protocol):
 
     @property
     def tokens(self) -> Set[int]:
-        """Tokens that merging must not produce either."""
+        """Tokens that merging of plain text must not produce."""
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         """Return whether `token` counts as special at [start, stop) of the text."""
@@ -42,8 +43,8 @@ class Tokenizer:
     """The tokenizer of a vocabulary. Thread-safe.
 
     `bos`, `eos`, `end` (of an answer): ids or None. `eog`: end-of-generation ids. `adds`: names of the tokens that
-    `add_special` adds, "bos" before a text, "eos" or "seperator" after it. `suppressed`: ids that are never generated.
-    `note`: a line for the user if the rule is guessed, else "".
+    `add_special` adds, "bos" before a text, "eos" or "seperator" after it. `suppressed`: ids that are never sampled.
+    `note`: a note to the user if the pre-tokenizer is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -58,28 +59,31 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], nearest_rule: bool = False) -> Tokenizer:
-        """Return the tokenizer of a file's metadata; raise TokenizerError for a missing, invalid or unsupported key.
+        """Return the tokenizer defined by GGUF metadata; raise TokenizerError for a missing, invalid or unsupported
+        key.
 
-        With `nearest_rule`, use the known rule with the name nearest to the file's `tokenizer.ggml.pre`; `note` reports
-        this.
+        With `nearest_rule`, use the known pre-tokenizer with the name most similar to `tokenizer.ggml.pre`; `note`
+        reports this.
         """
         return cls(read_vocab(metadata, nearest_rule))
 
     @cached_property
     def special(self) -> Mapping[str, int]:
-        """Text -> id of the special tokens: control, user-defined and unknown ones."""
+        """Text -> id of the special tokens: control, user-defined and unknown tokens."""
         vocab = self._vocab
         found = np.flatnonzero(np.frombuffer(vocab.kinds, np.uint8) & SPECIAL).tolist()
         return MappingProxyType({vocab.tokens[i]: i for i in found})
 
     @cached_property
     def longest(self) -> int:
-        """Length of the longest token, in letters of the vocabulary: n tokens have at most n times this length."""
+        """Length of the longest token, in the unit of `length`; n tokens have at most n times this length."""
         special = max((self.length(text) for text in self.special), default=0)
         return max(special, *map(len, self._vocab.tokens))
 
     def length(self, text: str) -> int:
-        """Return the length of a text in the unit of `longest`: bytes if each letter of the vocabulary is a byte."""
+        """Return the length of a text in the unit of `longest`: bytes for a byte-level vocabulary, otherwise
+        characters.
+        """
         if text.isascii() or self._vocab.writes != LETTERS:
             return len(text)
         return len(text.encode("utf-8", "replace"))
@@ -89,30 +93,30 @@ class Tokenizer:
         self._encoder  # noqa: B018
 
     def text(self, token: int) -> str:
-        """Return the token as spelled in the vocabulary, with escapes."""
+        """Return the token's text as stored in the vocabulary, including escapes."""
         return self._vocab.tokens[self._checked(token)]
 
     def id(self, text: str) -> int | None:
-        """Return the token with this spelling in the vocabulary, with escapes; None if it does not exist."""
+        """Return the token with this text in the vocabulary, including escapes; None if it does not exist."""
         return self._vocab.ids.get(text)
 
     def is_control(self, token: int) -> bool:
-        """Return whether a token is never shown, and is recognised in text only on request."""
+        """Return whether a token is hidden in output, and recognized in text only on request."""
         return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
 
     def encode(
         self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]:
-        """Return the ids of `text`. `add_special` adds the tokens in `adds`, but never duplicates one.
+        """Return the ids of `text`. `add_special` adds the tokens in `adds`, without duplicating them.
 
-        Control tokens in the text are plain text, unless `parse_special`; user-defined tokens are always recognised.
-        With a `guard`, both are recognised where it allows them.
+        Control tokens in the text are encoded as plain text, unless `parse_special`; user-defined tokens are always
+        recognized. With a `guard`, both are recognized where it allows them.
         """
         ids: list[int] = []
         for part in self._parts(_valid(text), parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
-            else:  # at the start or after a special token: a space precedes the first word
+            else:  # at the start or after a special token, a space precedes the first word
                 made = self._encoder.encode(part)
                 ids += made if guard is None or guard.tokens.isdisjoint(made) else self._spelled(made, guard.tokens)
         if add_special:
@@ -135,7 +139,7 @@ class Tokenizer:
         return text.decode("utf-8", "replace")
 
     def stream(self, special: bool = False, drop_space: bool = True, visible: Collection[int] = ()) -> StreamDecoder:
-        """Return a decoder that works like `decode`, token by token, with the same options.
+        """Return a streaming version of `decode`, with the same options.
 
         Control tokens in `visible` are decoded even without `special`.
         """
@@ -146,8 +150,9 @@ class Tokenizer:
         return StreamDecoder(piece, drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """Return the bytes that a token adds to the text, perhaps part of a character; control tokens only if
-        `special`."""
+        """Return the bytes that a token adds to the text, possibly an incomplete character. Control tokens are empty
+        unless `special`.
+        """
         vocab = self._vocab
         token = self._checked(token)
         text, kind = vocab.tokens[token], vocab.kinds[token]
@@ -182,7 +187,7 @@ class Tokenizer:
         return text_encoder(self._vocab)
 
     def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
-        """Return `ids`, spelled letter by letter if one of them is in `without`."""
+        """Yield `ids`, replacing each token in `without` with the tokens of its single letters."""
         for token in ids:
             if token not in without:
                 yield token
@@ -192,8 +197,9 @@ class Tokenizer:
 
     @cached_property
     def _special_by_prefix(self) -> dict[str, tuple[dict[str, tuple[int, int]], list[int]]]:
-        """Special tokens by the first characters of their text: ((order, id) by text, lengths). The order is by length
-        in bytes, longest first."""
+        """Special tokens by the first characters of their text: ((order, id) by text, lengths). `order` is by length in
+        bytes, longest first.
+        """
         tokens = self._vocab.tokens
         order = sorted(self.special.values(), key=lambda i: -len(_bytes(tokens[i])))
         groups: dict[str, tuple[dict[str, tuple[int, int]], list[int]]] = {}
@@ -206,7 +212,9 @@ class Tokenizer:
         return groups
 
     def _found(self, text: str) -> list[tuple[int, int, int]]:
-        """Return (order, position, token) of every special token in the text; one lookup per position and length."""
+        """Return (order, position, token) for every special token in the text; takes one lookup per position and
+        length.
+        """
         found: list[tuple[int, int, int]] = []
         groups = self._special_by_prefix
         present = iter(groups)
@@ -224,7 +232,7 @@ class Tokenizer:
         return sorted(found)
 
     def _parts(self, text: str, parse_special: bool, guard: SpecialGuard | None = None) -> list[str | int]:
-        """Split `text` at its special tokens: longest tokens first, each from left to right, never nested."""
+        """Split `text` at its special tokens: longest tokens first, from left to right, without overlaps."""
         if not text:
             return []
         tokens, kinds = self._vocab.tokens, self._vocab.kinds
@@ -268,7 +276,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """Replace each surrogate in `text`, which cannot be encoded, with U+FFFD, so that positions do not change."""
+    """Replace each surrogate in `text`, which cannot be encoded, with U+FFFD. Positions do not change."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -277,7 +285,8 @@ def _valid(text: str) -> str:
 
 
 class StreamDecoder:
-    """`push(id)` returns the text that the token completes, `finish()` the remainder; joined they equal `decode(ids)`.
+    """`push(id)` returns the text that the token completes, `finish()` the remainder; together they equal
+    `decode(ids)`.
 
     Incomplete characters wait for their remaining bytes; bytes that never form a character become U+FFFD. `drop_space`
     drops the space that the vocabulary puts before the first word.
@@ -297,5 +306,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Return the remainder at the end: U+FFFD for an incomplete character, otherwise nothing."""
+        """Return the remainder: U+FFFD for an incomplete character, otherwise ""."""
         return self._decoder.decode(b"", True)

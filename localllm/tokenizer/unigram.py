@@ -9,13 +9,13 @@ import numpy as np
 from localllm.tokenizer.charsmap import CharsMap
 from localllm.tokenizer.matching import Matcher
 
-_PENALTY = 10.0  # subtracted from the worst token's score for an unknown character
+_PENALTY = 10.0  # subtracted from the minimum score for an unknown character
 
 
 def normalizer(charsmap: CharsMap | None, space: str, prefix: bool, merge: bool) -> Callable[[str, bool], str]:
-    """Return a function of a text, and of whether the text starts a word: it replaces spaces by `space`.
+    """Return a function of (text, whether it starts a word) that normalizes the text and replaces spaces by `space`.
 
-    `prefix` puts one before the first word. `merge` collapses runs of spaces, and drops trailing ones.
+    `prefix` inserts a space before the first word. `merge` collapses runs of spaces, and drops trailing spaces.
     """
 
     def normalize(text: str, start: bool) -> str:
@@ -35,7 +35,7 @@ def viterbi(
 ) -> Callable[[str], list[int]]:
     """Return a function that encodes normalized text. `scores` is by id; tokens in `free` score 0.
 
-    `worst` is the lowest score of a normal token. Characters without a token are unknown; a run of them is one token.
+    `worst` is the lowest score of a normal token. A run of characters without a token becomes one unknown token.
     """
     at = Matcher(ids).at
     points = {token: 0.0 if token in free else scores[token] for token in ids.values()}
@@ -44,7 +44,7 @@ def viterbi(
     def encode(text: str) -> list[int]:
         count = len(text)
         best = [float("-inf")] * (count + 1)  # best total score up to each position
-        last = [(0, unknown)] * (count + 1)  # start and id of the last token on that path
+        last = [(0, unknown)] * (count + 1)  # start and id of the last token on the best path
         best[0] = 0.0
         for start in range(count):
             single = False

@@ -1,7 +1,7 @@
 """The vocabulary in GGUF metadata: token texts, types and scores, special tokens, flags.
 
 Missing parts (defaults by tokenizer model, end-of-generation tokens, corrected token types) are completed as in
-llama.cpp, so that both read a file the same way.
+llama.cpp, so that both programs interpret a GGUF equally.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.kinds import LETTERS, NO_TEXT_MODELS, PLAIN, SPACES, VOCAB_KINDS, VocabKind
 from localllm.tokenizer.pretokenize import PreRule, nearest_known, pre_rule, unknown_rule
 
-# Kinds of token, as bits: a token may become control in addition to the file's type.
+# Token types as bits: a token may be a control token in addition to the GGUF's type.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
 SPECIAL = UNKNOWN | CONTROL | USER_DEFINED
-HIDDEN = UNKNOWN | CONTROL  # not shown, and recognised in text only on request
-_KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # indexed by the file's type id
+HIDDEN = UNKNOWN | CONTROL  # not shown; recognized in text only on request
+_KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # indexed by token type
 
 _KEY = "tokenizer.ggml."
-_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # in real files others are often one past the end, which is ignored
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # other ids are often one past the end in real GGUFs, and ignored
 
-# Tokens recognized by their text if the file gives no id; the first match counts.
+# Tokens recognized by their text if the GGUF gives no id; the first match is used.
 _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
@@ -44,7 +44,7 @@ _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # they start the next file, so they end the generation
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # these tokens start the next file, so they end the generation
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
@@ -54,8 +54,8 @@ _TURN_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
     *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
 )
-_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: parts of the answer
-# If all tokens in `present` end a generation, `token` does not, and gets the kind `kind`.
+_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: markers inside the answer
+# If all tokens in `present` end generation, `token` does not, and gets the type `kind`.
 _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
     (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: ends one of several messages
     (("<|return|>", "<|calls|>"), "<|end|>", USER_DEFINED),
@@ -73,42 +73,42 @@ _MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, substrin
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
-    """The validated input of `Tokenizer`. `kinds` holds one byte of kind bits per token."""
+    """The validated input of `Tokenizer`. `kinds` contains one byte of type bits per token."""
 
     model: str  # a key of VOCAB_KINDS
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes
-    scores: list[float]  # empty if the file has no scores
+    scores: list[float]  # empty if the GGUF has no scores
     merges: Sequence[str]  # "left right", highest priority first; decoded on demand; empty without merges
-    rule: PreRule | None  # how to split text into words before merging; None without merges
-    writes: str  # how token texts spell spaces and bytes: SPACES, LETTERS, ESCAPES or PLAIN
+    rule: PreRule | None  # pre-tokenizer, which splits text into words before merging; None without merges
+    writes: str  # how token texts represent spaces and bytes: SPACES, LETTERS, ESCAPES or PLAIN
     bos: int | None
     eos: int | None
     unknown: int | None
-    adds: Mapping[str, int]  # ids around a text, by name: "bos" before it, "eos" or "seperator" after it
+    adds: Mapping[str, int]  # special-token ids to add, by name: "bos" before the text, "eos" or "seperator" after it
     add_space_prefix: bool
     merge_spaces: bool  # "t5": collapse runs of spaces
     lowercase: bool  # "bert", "whitespace"
     strip_accents: bool  # "bert"
     charsmap: bytes  # "t5": normalization table; empty without one
     ends: frozenset[int]  # end-of-generation tokens
-    end: int | None  # the token that ends an answer: end of turn, or else end of text
-    suppressed: tuple[int, ...]  # tokens that are never generated
+    end: int | None  # token that ends an answer: end of turn, or else end of text
+    suppressed: tuple[int, ...]  # tokens that are never sampled
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
-    note: str  # a line for the user if the rule is guessed, else ""
+    note: str  # note to the user if the pre-tokenizer is guessed, else ""
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Return whether the file claims a tokenizer; if so, `Tokenizer.from_metadata` must succeed or raise."""
+    """Return whether the GGUF declares a tokenizer; if so, `Tokenizer.from_metadata` must succeed or raise."""
     return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
 
 
 def read_vocab(metadata: Mapping[str, Any], nearest_rule: bool = False) -> Vocab:
-    """Read the vocabulary from a file's metadata; raise TokenizerError that names a missing or invalid key.
+    """Read the vocabulary from GGUF metadata; raise TokenizerError naming a missing or invalid key.
 
-    With `nearest_rule`, use the nearest known rule for an unknown one.
+    With `nearest_rule`, use the most similar known pre-tokenizer for an unknown one.
     """
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
@@ -153,7 +153,7 @@ def read_vocab(metadata: Mapping[str, Any], nearest_rule: bool = False) -> Vocab
 
 
 def _adds(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None) -> Sequence[str]:
-    """Return the names of the ids added around a text."""
+    """Return the names of the special tokens to add to a text."""
     if kind.adds_always:
         return kind.adds
     add_bos = _flag(metadata, "add_bos_token", "bos" in kind.adds or (rule is not None and rule.add_bos))
@@ -173,7 +173,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     value = _string_array(metadata, name)
-    to_list = getattr(value, "to_list", None)  # all at once: much faster than one by one, and guaranteed to be strings
+    to_list = getattr(value, "to_list", None)  # decodes all at once, which is much faster; guaranteed strings
     if to_list is not None:
         return list(to_list())
     if not all(isinstance(text, str) for text in value):
@@ -195,12 +195,12 @@ def _merges(metadata: Mapping[str, Any], rule: PreRule) -> Sequence[str]:
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the first `count` numbers of an array (0: all), which must be of the NumPy kinds `kinds`."""
+    """Return the first `count` values of an array (0: all), which must be of the NumPy kinds `kinds`."""
     key = _KEY + name
     value = _typed(metadata, key, (np.ndarray, Sequence), "an array of numbers")
     try:
         array = np.asarray(value)
-    except (ValueError, OverflowError):  # lists of different lengths, very large numbers
+    except (ValueError, OverflowError):  # lists of different lengths, or very large numbers
         array = np.empty((0, 0))
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise TokenizerError(f"{key} must be an array of {'whole ' if 'f' not in kinds else ''}numbers")
@@ -210,7 +210,7 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> 
 
 
 def _suppressed(metadata: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """Return the tokens that must not be chosen; ids beyond the vocabulary are ignored."""
+    """Return the tokens that must not be sampled; ids beyond the vocabulary are ignored."""
     if _KEY + "suppress_tokens" not in metadata:
         return ()
     listed = _numbers(metadata, "suppress_tokens", 0, "iu")
@@ -240,8 +240,9 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
 
 
 def _special_ids(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None, count: int) -> dict[str, int]:
-    """Return ids by name: bos, eos, eot, eom, unknown, seperator (spelled as in the key), fim_*. A name without an id
-    in the file or a default is missing."""
+    """Return ids by name: bos, eos, eot, eom, unknown, seperator (spelled as in the key), fim_*. Names without an id in
+    the GGUF and without a default are omitted.
+    """
     ids = {name: i for name, i in kind.ids.items() if i < count}
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
@@ -263,7 +264,7 @@ def _special_ids(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | N
 
 
 def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int]) -> frozenset[int]:
-    """Return the end-of-generation tokens. Correct `kinds` of control tokens that have a wrong type in the file."""
+    """Return the end-of-generation tokens. Correct `kinds` of control tokens with a wrong type in the GGUF."""
     for name, texts in _FIM_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
         if name not in special and found is not None:

@@ -1,8 +1,8 @@
 """WordPiece ("bert"): normalize, split at white space and punctuation, then repeatedly take the longest token.
 
-Follows transformers' BertNormalizer where llama.cpp differs: Korean syllables become all their letters, not only the
-first, and the spacing marks of Indic scripts are not accents. Vertical tab and form feed separate words, as in
-llama.cpp.
+Follows transformers' BertNormalizer where llama.cpp differs: Korean syllables are decomposed into all their letters,
+not only the first, and the spacing marks of Indic scripts are not treated as accents. Vertical tab and form feed
+separate words, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DROPPED = ("Cc", "Cf", "Co", "Cs")
 
 
 class _Written(dict[int, str]):
-    """Maps a code point to its replacement: itself or lower case, nothing, or a separate word between spaces."""
+    """Maps a code point to its replacement: itself, its lower case, nothing, or a separate word between spaces."""
 
     def __init__(self, lowercase: bool, strip_accents: bool) -> None:
         self._lowercase, self._strip_accents = lowercase, strip_accents
@@ -44,7 +44,7 @@ class _Written(dict[int, str]):
 
 
 def word_splitter(lowercase: bool, strip_accents: bool) -> Callable[[str], list[str]]:
-    """Return a function that normalizes a text and returns its words, without white space."""
+    """Return a function that normalizes a text and splits it into words, without white space."""
     written = _Written(lowercase, strip_accents)
 
     def split(text: str) -> list[str]:
@@ -56,7 +56,7 @@ def word_splitter(lowercase: bool, strip_accents: bool) -> Callable[[str], list[
 
 
 def word_encoder(ids: Mapping[str, int], unknown: int) -> Callable[[str], list[int]]:
-    """Return a function that encodes one word. A word that tokens cannot cover becomes the unknown token."""
+    """Return a function that encodes one word. A word that cannot be split into tokens becomes the unknown token."""
     longest = Matcher(ids).longest
 
     def encode_word(word: str) -> list[int]:

@@ -1,1 +1,1 @@
-"""Converts the metadata keys of a file to the shape of a model: one module per part."""
+"""Converts a GGUF's metadata keys to a model `Config`: one module per part."""

@@ -1,4 +1,4 @@
-"""Attention keys: heads and their widths, windows, shared keys and values, and the scale of scores."""
+"""Attention metadata keys: heads and their widths, sliding windows, shared KV caches, and the scale of scores."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def read_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
 def read_kv_layers(
     keys: Keys, row: Architecture, kv_heads: tuple[int, ...], windows: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return, by layer, the layer whose keys and values it reads.
+    """Return, per layer, the layer whose KV cache it reads.
 
-    The last layers reuse the cache of the last earlier layer of the same kind, sliding or full attention.
+    The last layers reuse the KV cache of the last earlier layer of the same kind (sliding-window or full attention).
     """
     layers = len(windows)
     if row.kv_layers is None:
@@ -70,10 +70,10 @@ def read_attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: i
 def read_head_dims(
     keys: Keys, width: int, heads: tuple[int, ...], row: Architecture
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the widths of a key and of a value, in full-attention layers and in sliding ones."""
+    """Return the key and value widths of full-attention layers, and of sliding-window layers."""
     most = max(heads)
     share = width // most if most and width % most == 0 else None
-    if row.latent:  # keys without `_mla` give latent widths, except in files of models that do not absorb
+    if row.latent:  # keys without `_mla` give latent widths, except in GGUFs whose matrices are not absorbed
         suffix = "_mla" if keys.integer("attention.key_length_mla", 0, MAX_HEAD_DIM, default=0) else ""
         own = _key_and_value(keys, suffix, None, share)
         return own, _key_and_value(keys, suffix + "_swa", *own) if row.sliding else own
@@ -82,7 +82,7 @@ def read_head_dims(
 
 
 def _key_and_value(keys: Keys, suffix: str, key: int | None, value: int | None) -> tuple[int, int]:
-    """Return the widths of a key and of a value, with defaults; values default to the key width."""
+    """Return the widths of a key and of a value, with defaults; the value width defaults to the key width."""
     key = keys.integer(f"attention.key_length{suffix}", 1, MAX_HEAD_DIM, default=key, reason=REASON)
     name = f"attention.value_length{suffix}"
     return key, keys.integer(name, 1, MAX_HEAD_DIM, default=value or key, reason=REASON)
@@ -91,8 +91,8 @@ def _key_and_value(keys: Keys, suffix: str, key: int | None, value: int | None) 
 def read_latent(keys: Keys, rotated: int, key: int, value: int, suffix: str = "") -> LatentConfig:
     """Read the widths of latent attention.
 
-    They must be even, as in all known models: kernels read activations in pairs. `suffix` selects the keys of layers
-    with a window.
+    They must be even, as in all known models, because kernels read activations in pairs. `suffix` selects the keys of
+    sliding-window layers.
     """
     of_rank = f"attention.kv_lora_rank{suffix}"
     rank = keys.integer(of_rank, 2, MAX_HEAD_DIM - rotated, reason=REASON)

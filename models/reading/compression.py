@@ -1,4 +1,4 @@
-"""Keys of compressed rows: how many positions become one row, and how rows are rotated."""
+"""Metadata keys of compressed attention: how many positions are compressed into one, and how they are rotated."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def read_compression(
 
 
 def compressed_rope(keys: Keys, rope: RopeConfig) -> RopeConfig:
-    """Return the rotation of layers with compressed rows, which keeps the magnitude."""
+    """Return the rotation of layers with compressed attention, which has magnitude 1."""
     base = keys.real("attention.compress_rope_freq_base", 1.001, 1e30)
     return replace(rope, base=base, attention_factor=1.0, multiplier=0.0, log_multiplier=0.0)

@@ -1,7 +1,7 @@
-"""Reads a model's shape from its file: converts metadata keys to a frozen and checked `Config`.
+"""Reads a model's configuration from its GGUF: converts metadata keys to an immutable, validated `Config`.
 
-Every count is bounded, so a hostile file causes an error message, never a huge loop or allocation. Zero means "not set"
-wherever llama.cpp treats it so.
+Every count is bounded, so a malicious file causes an error message instead of a huge loop or allocation. Zero means
+"not set" wherever llama.cpp treats it so.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from localllm.models.reading.stacks import read_loops, read_passes, read_stacks
 from localllm.plan import NormKind
 
 _MAX_VOCABULARY = 1 << 24
-_MAX_STREAMS = 64  # known models have 4
+_MAX_STREAMS = 64  # maximum residual streams; known models have 4
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -> Config:
-    """Read the `Config` of a model whose keys start with `architecture + "."`; ModelError names the invalid key.
+    """Read the `Config` of a model from the keys with prefix `architecture + "."`; ModelError names the invalid key.
 
-    `head` is the number of next-token heads to count as layers after the model's own.
+    `head` is the number of multi-token-prediction heads to count as layers after the model's layers.
     """
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -165,7 +165,7 @@ def _causal(keys: Keys, row: Architecture) -> bool:
 
 
 def _decoder(keys: Keys, layers: int) -> DecoderConfig:
-    """Read the decoder's config; the start token defaults to the BOS token."""
+    """Read the decoder's config; the decoder start token defaults to BOS."""
     count = keys.integer("decoder_block_count", 1, MAX_LAYERS, default=layers)
     own, last = replace(keys, prefix=""), _vocabulary(keys) - 1
     starts = "tokenizer.ggml.bos_token_id"
@@ -188,7 +188,7 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
 
 
 def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tuple[float, float, float]:
-    """Return the scales of the embeddings, the residual branches and the logits."""
+    """Return the scale factors of the embeddings, the residual branches and the logits."""
     own = row.multipliers
     if own is None:
         return math.sqrt(width) if row.root_width_embedding else 1.0, 1.0, 1.0
@@ -212,7 +212,7 @@ def _per_layer_width(keys: Keys, row: Architecture) -> int:
 
 
 def _vocabulary(keys: Keys) -> int:
-    """Return the number of tokens in the tokenizer, as in llama.cpp; a file without one must have `vocab_size`."""
+    """Return the tokenizer's vocabulary size, as in llama.cpp; a GGUF without a tokenizer must set `vocab_size`."""
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
         return keys.integer("vocab_size", 1, _MAX_VOCABULARY)

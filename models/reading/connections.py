@@ -1,4 +1,4 @@
-"""Keys of hyper-connections: how many residual streams there are, and how they are mixed."""
+"""Metadata keys of hyper-connections: the number of residual streams, and how they are mixed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-_MAX_STREAMS = 8  # kernels are compiled for this number; known models have 4
+_MAX_STREAMS = 8  # maximum streams that kernels are compiled for; known models have 4
 _MAX_ITERATIONS = 1000  # known models have 20
 
 
 def read_connections(keys: Keys, row: Architecture) -> ConnectionConfig | None:
-    """Read the hyper-connections of an architecture that has them; "independent" streams are never mixed."""
+    """Read the hyper-connection config, or None; "independent" streams are never mixed."""
     if not row.connections:
         return None
     streams = keys.integer("hyper_connection.count", 1, _MAX_STREAMS)

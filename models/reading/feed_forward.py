@@ -1,4 +1,4 @@
-"""Keys of feed-forwards: widths, activations, and how experts are selected."""
+"""Metadata keys of feed-forwards: widths, activations and expert routing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from localllm.plan import Activation, Gating
 
 TOP_TWENTIETH = 1.6448533535003662  # standard deviations above the mean that 5 % of a normal distribution exceed
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
-# In GGUF's order, which counts from 1.
+# in GGUF's order, which starts at 1
 _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus")
 
 
 def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
-    """Return the rows of the gate (or up) matrix, by layer."""
+    """Return the number of rows of the gate (or up) matrix, per layer."""
     least = 0 if row.recurrent is not None else 1
     experts = keys.integer("expert_feed_forward_length", 0, MAX_WIDTH, default=0)
     widths = keys.per_layer(
@@ -30,7 +30,7 @@ def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...
 
 
 def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xielu"]:
-    """Return the activation of dense feed-forwards; a file may give the Transformers name."""
+    """Return the activation of dense feed-forwards; some GGUFs store its Transformers name."""
     key = "hidden_activation"
     name = keys.metadata.get(keys.prefix + key, "") if row.activation_key else ""
     if name and name not in _ACTIVATIONS:
@@ -39,7 +39,9 @@ def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xiel
 
 
 def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple[float, ...]:
-    """Return activation limits by layer, for experts ("exp") or others ("shexp"); values near 0 mean none."""
+    """Return activation limits per layer, of experts ("exp") or other feed-forwards ("shexp"); values near 0 mean no
+    limit.
+    """
     if row.limits is None or f"swiglu_clamp_{which}" in row.ignored:
         return (0.0,) * blocks
     if row.limits == "situ":
@@ -50,13 +52,14 @@ def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple
 
 
 def read_caps(keys: Keys) -> tuple[float, float]:
-    """Return the caps of gate and up in the activation "situ"."""
+    """Return the caps of gate and up for the activation "situ"."""
     gate, gated = (keys.real(f"activation.{name}", 1e-3, MAX_FACTOR) for name in ("situ_beta", "situ_linear_beta"))
     return gate, gated
 
 
 def read_xielu(keys: Keys, layers: int) -> tuple[tuple[float, float, float, float], ...]:
-    """Return the xIELU parameters by layer; files hold the raw values, before the functions that bound them."""
+    """Return the xIELU parameters per layer; GGUFs store the raw parameters, before the functions
+    that constrain them."""
     own = replace(keys, prefix="")
     bounds = {"alpha_p": -MAX_FACTOR, "alpha_n": -MAX_FACTOR, "beta": 0.0, "eps": -1.0}
     found = [own.reals(f"xielu.{key}", layers, low, MAX_FACTOR) for key, low in bounds.items()]
@@ -102,7 +105,7 @@ def read_experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | N
 
 
 def _adjugates(keys: Keys, count: int) -> tuple[int, float]:
-    """Return the number of experts that share an adjugate expert, and the scale of the adjugates' sum."""
+    """Return the number of experts that share an adjugate expert, and the scale of the adjugate experts' sum."""
     group = keys.integer("experts_per_group", 1, count)
     if count % group:
         raise ModelError(f"{keys.prefix}experts_per_group: expected a divisor of expert_count {count}, found {group}")
@@ -110,7 +113,7 @@ def _adjugates(keys: Keys, count: int) -> tuple[int, float]:
 
 
 def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:
-    """Return the number of expert groups, and how many of them experts are selected from; (1, 1) without groups."""
+    """Return the number of expert groups, and of groups from which experts are selected; (1, 1) without groups."""
     groups = keys.integer("expert_group_count", 0, min(count, MAX_EXPERT_GROUPS), default=0)
     if groups < 2:
         return 1, 1

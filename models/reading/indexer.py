@@ -1,4 +1,4 @@
-"""Keys of indexers, which select the positions that attention reads."""
+"""Metadata keys of indexers, which select the positions for sparse attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK
 
 RATIOS = "attention.compress_ratios"
-# context of GLM 5.2, whose first files do not say which layers have an indexer; GLM 5 has a shorter one
+# context length of GLM 5.2, whose first GGUFs do not mark the layers with an indexer; GLM 5's is shorter
 _LONG = 1 << 20
 _EVERY = 4  # in GLM 5.2, every 4th layer after the first two has an indexer
 
@@ -25,7 +25,7 @@ def read_indexer(
     attends: tuple[bool, ...],
     head: int = 0,
 ) -> IndexerConfig | None:
-    """Read the keys of an indexer; the last `head` layers are next-token heads."""
+    """Read the keys of an indexer; the last `head` layers are multi-token-prediction heads."""
     if row.indexer is None:
         return None
     if row.indexer.optional and not keys.integer("attention.indexer.top_k", 0, MAX_CONTEXT, default=0):
@@ -66,7 +66,7 @@ def read_indexer(
 
 
 def _ratios(keys: Keys, layers: int) -> tuple[int, ...]:
-    """Return the positions per pool by layer; 0 for a layer that reads all positions."""
+    """Return the positions per pool, per layer; 0 for a layer with dense attention."""
     return keys.per_layer(RATIOS, layers, 0, BLOCK)
 
 
@@ -97,12 +97,12 @@ def _eps(keys: Keys, eps: float | str) -> float:
 
 
 def _types(keys: Keys, attends: tuple[bool, ...], context_length: int, head: int) -> tuple[bool, ...]:
-    """Return whether each layer has its own indexer; next-token heads, which files leave out, do."""
+    """Return whether each layer has an indexer. Multi-token-prediction heads, which the key omits, always have one."""
     key, layers = "attention.indexer.types", len(attends)
     if keys.metadata.get(keys.prefix + key) is not None:
         own = keys.flags(key, layers - head, True) + (True,) * head
     else:
-        first = 2  # layers with an indexer before the pattern begins
+        first = 2  # number of leading layers that always have an indexer
         own = tuple([context_length < _LONG or n < first or (n - first) % _EVERY == 0 for n in range(layers)])
     first = attends.index(True) if any(attends) else 0
     if not own[first]:

@@ -1,4 +1,4 @@
-"""Checked reading of a model file's metadata: every number has bounds, and every error names the key and its value."""
+"""Validated reading of GGUF metadata: every value has bounds, and every error names the key and the value found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.models.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Checked reading of the keys below one prefix; a default makes a key optional."""
+    """Validated reading of the keys with one prefix; a default makes a key optional."""
 
     metadata: Mapping[str, Any]
     prefix: str
@@ -36,16 +36,16 @@ class Keys:
         return number
 
     def integer(self, key: str, low: int, high: int, default: int | None = None, reason: str = "") -> int:
-        """Return an integer within bounds; the error gives `reason` for the upper bound."""
+        """Return an integer within bounds; the error states `reason` for the upper bound."""
         return self._integer(key, self._value(key, default), low, high, reason)
 
     def per_layer(
         self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None, reason: str = "",
         longer: bool = False,
     ) -> tuple[int, ...]:  # fmt: skip
-        """Return one integer per layer: from an array, or one number for all layers.
+        """Return one integer per layer, from an array or from one value for all layers.
 
-        An array may be `longer` if files count layers that they do not hold.
+        An array may be `longer` than `layers` if the GGUF counts layers that are not in it.
         """
         value = self._value(key, default)
         if longer and not isinstance(value, str) and hasattr(value, "__len__"):
@@ -69,7 +69,7 @@ class Keys:
     def reals(
         self, key: str, layers: int, low: float, high: float, default: float | tuple[float, ...] | None = None
     ) -> tuple[float, ...]:
-        """Return one number per layer: from an array, or one number for all layers."""
+        """Return one number per layer, from an array or from one value for all layers."""
         value = self._value(key, default)
         if isinstance(value, str) or not hasattr(value, "__len__"):
             return (self._real(key, value, low, high),) * layers
@@ -84,7 +84,7 @@ class Keys:
         return bool(value)
 
     def periodic(self, key: str, layers: int, period: int, first: bool = False) -> tuple[bool, ...]:
-        """Return one flag per layer: from an array, or from a period n, which makes every n-th false (0: all true).
+        """Return one flag per layer, from an array, or from a period n that makes every n-th flag false (0: all true).
 
         With `first`, layers 0, n, 2n, ... are false; otherwise layers n - 1, 2n - 1, ...
         """
@@ -95,7 +95,8 @@ class Keys:
         return self._flags(key, value, layers)
 
     def flags(self, key: str, layers: int, default: bool) -> tuple[bool, ...]:
-        """Return one flag per layer: from an array, or one for all layers; the numbers 0 and 1 are accepted."""
+        """Return one flag per layer, from an array or from one value for all layers; the integers 0
+        and 1 are accepted."""
         value = self._value(key, default)
         many = hasattr(value, "__len__") and not isinstance(value, str)
         return self._flags(key, value if many else (value,) * layers, layers)

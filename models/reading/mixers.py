@@ -1,4 +1,4 @@
-"""Keys of recurrent mixers: which layers have one, and its sizes."""
+"""Metadata keys of recurrent mixers: which layers have a mixer, and its dimensions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from localllm.models.reading.bounds import MAX_FACTOR, MAX_HEAD_DIM, MAX_HEADS, 
 from localllm.models.reading.keys import Keys
 
 RECURRENT_KEY, BOUND_KEY = "attention.recurrent_layers", "kda.gate_lower_bound"
-_MAX_KERNEL = 64  # rows that a convolution reads; known models have 3 or 4
+_MAX_KERNEL = 64  # maximum taps of a convolution; known models have 3 or 4
 
 
 def read_mixers(
     keys: Keys, row: Architecture, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Return which layers have attention, and which have a recurrent mixer."""
+    """Return, per layer, whether it has attention, and whether it has a recurrent mixer."""
     layers, own = len(ffn_width), row.recurrent
     if own is None:
         return (True,) * layers, (False,) * layers

@@ -1,4 +1,4 @@
-"""Keys of n-gram embeddings: which layer adds them, and how tokens are hashed to rows of their table."""
+"""Metadata keys of n-gram embeddings: which layer adds them, and how tokens are hashed to table rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from localllm.models.errors import ModelError
 from localllm.models.reading.bounds import MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-_MAX_TOKENS = 8  # tokens per n-gram; known models have 3
-_MAX_HEADS = 64  # heads per order; known models have 8. Kernels hold a number for each
-_MAX_KERNEL = 64  # taps of the convolution; known models have 4
-_MAX_ROWS = 1 << 31  # rows of the table; known models have 320 million
+_MAX_TOKENS = 8  # maximum tokens per n-gram; known models have 3
+_MAX_HEADS = 64  # maximum heads per order; known models have 8. Kernels store one value per head
+_MAX_KERNEL = 64  # maximum convolution taps; known models have 4
+_MAX_ROWS = 1 << 31  # maximum table rows; known models have 320 million
 
 
 def read_ngrams(keys: Keys, vocabulary: int, recurs: tuple[bool, ...]) -> NgramConfig | None:
-    """Read the n-gram config, or None for a file without it; `recurs` says which layers are recurrent."""
+    """Read the n-gram config; None if the GGUF lacks the keys. `recurs` marks the recurrent layers."""
     layers = keys.metadata.get(keys.prefix + "ple.layers")
     if layers is None or (hasattr(layers, "__len__") and not len(layers)):
         return None

@@ -1,4 +1,4 @@
-"""RoPE keys: what is rotated, how fast, and how angles are scaled."""
+"""RoPE metadata keys: the rotated dimensions, the base, and the scaling of angles."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
         raise ModelError(f"{keys.prefix}rope.scaling.type: supported are {supported}, {found(scaling)}")
-    old_factor = keys.real("rope.scale_linear", 0.0, MAX_FACTOR, default=0.0)  # the key's name in files of 2023
+    old_factor = keys.real("rope.scale_linear", 0.0, MAX_FACTOR, default=0.0)  # the key's name in GGUFs of 2023
     factor = keys.real("rope.scaling.factor", 0.0, MAX_FACTOR, default=old_factor)
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -MAX_FACTOR, MAX_FACTOR, default=-1.0)
     original = keys.integer("rope.scaling.original_context_length", 0, MAX_CONTEXT, default=0) or context_length
     logarithmic = keys.real("rope.scaling.yarn_log_multiplier", 0.0, MAX_FACTOR, default=0.0)
     told = keys.metadata.get(keys.prefix + "rope.scaling.yarn_log_multiplier") is not None
-    if row.latent:  # these files hold a tenth of the value, and their models use mscale_all_dim as mscale too
+    if row.latent:  # these GGUFs store a tenth of the value, and their models also use mscale_all_dim as mscale
         logarithmic *= 10.0
     temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
     n_rot, least = head_dim, 0 if row.latent and row.rope_style is None else 2
@@ -49,7 +49,7 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
 
 
 def _stretched(keys: Keys, base: float, head_dim: int) -> float:
-    """Return the base after NTK-aware scaling by a fixed alpha, which Hunyuan VL files have."""
+    """Return the base after NTK-aware scaling by a fixed alpha, a key of Hunyuan VL GGUFs."""
     alpha = keys.real("rope.scaling.alpha", 0.0, MAX_FACTOR, default=0.0)
     if 0.0 < alpha < 1.0:
         raise ModelError(f"{keys.prefix}rope.scaling.alpha: expected 0 or a number from 1 up, found {alpha:g}")
@@ -73,7 +73,7 @@ def read_window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: 
 
 
 def read_rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """Return which layers are rotated; `windows` has one entry per layer."""
+    """Return whether each layer is rotated; `windows` has one entry per layer."""
     own, sliding, every, layers = row.multipliers, row.sliding, row.no_rope_every, len(windows)
     if row.rope_style is None or row.rope_depth not in (0, layers):
         return (False,) * layers

@@ -1,4 +1,4 @@
-"""Keys of layers that run several times: two alternating stacks, or all layers."""
+"""Metadata keys of layers that run several times: two alternating stacks, or all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.models.reading.keys import Keys
 
 
 def read_stacks(keys: Keys, layers: int) -> StackConfig:
-    """Read the stacks; `layers` counts all passes, and each pass has its own cache."""
+    """Read the stack config; `layers` counts all passes, and each pass has its own KV cache."""
     own, high, low = (keys.integer(f"hrm.{key}", 1, MAX_LAYERS) for key in ("layers_per_stack", "h_cycles", "l_cycles"))
     if own * high * (low + 1) != layers:
         raise ModelError(
@@ -20,7 +20,7 @@ def read_stacks(keys: Keys, layers: int) -> StackConfig:
 
 
 def read_passes(keys: Keys, blocks: int) -> int:
-    """Return how often all layers run."""
+    """Return how many times all layers run."""
     return keys.integer("num_loops", 1, MAX_LAYERS // blocks, default=1)
 
 

@@ -1,1 +1,3 @@
-"""Rewrites: pure functions from plans to plans. They need no device; the reference backend runs their results too."""
+"""Rewrites: pure functions from plans to plans. They need no device, and the reference backend runs rewritten plans
+too.
+"""

@@ -1,7 +1,7 @@
 """Fusion: each pass replaces operations that one kernel can run with one fused operation.
 
-A backend names the passes that it has kernels for. A value in `keep` is read after the step, so no pass makes it
-internal.
+A backend names the passes for which it has kernels. Values in `keep` are read after the step, so no pass makes them
+internal to a fused operation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def fuse(plan: Plan, passes: Sequence[Pass], keep: Collection[Value] = ()) -> Pl
 
 
 def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Move an addition into the preceding linear, if only it reads the linear's result and the other term is older."""
+    """Fuse an addition into the preceding linear if the linear's result has no other reader and the other term is
+    computed earlier.
+    """
     operations, uses = plan.operations, _uses(plan, keep)
     made = {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
@@ -47,9 +49,9 @@ def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Plan:
-    """Group neighbouring linears with the same input and format, at most `most` per group.
+    """Group adjacent linears with the same input and format, at most `most` per group.
 
-    Fuse two linears with the glu right after them if only the glu reads them.
+    Fuse two linears with the following glu if only the glu reads their results.
     """
     operations, uses = plan.operations, _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
@@ -85,18 +87,19 @@ def _alone_reads(glu: Glu, linears: Sequence[Linear], uses: Mapping[int, int]) -
 
 
 def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Move the norms and rotations of queries and keys into the append of the keys, if both are processed the same way.
+    """Fuse the norms and rotations of queries and keys into the append of the keys, if both are processed the same way.
 
-    Only the append may read the rotated keys, and only the same layer's attention the rotated queries.
+    The append must be the only reader of the rotated keys, and the same layer's attention the only reader of the
+    rotated queries.
     """
     uses = _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
-    # queries of the layer that writes the cache, not of later layers that read it
+    # queries of the layer that writes the cache, not of later layers that share the cache
     queries: dict[int, tuple[int, Value]] = {}
     for number, op in enumerate(plan.operations):
         if isinstance(op, Attention):
             queries.setdefault(op.layer, (number, op.q))
-    norms: dict[int, tuple[int, Norm]] = {}  # norms by the value that they make
+    norms: dict[int, tuple[int, Norm]] = {}  # norms by the index of their output
     rotated: dict[int, tuple[tuple[int, ...], Heads]] = {}
     for number, op in enumerate(plan.operations):
         if isinstance(op, Norm) and uses[op.out.index] == 1:
@@ -118,7 +121,7 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """Rotate the last dimensions of heads in place, if only the joined heads are read afterwards."""
+    """Rotate the last dimensions of heads in place, if only the concatenated heads are read afterwards."""
     uses = _uses(plan, keep)
     made = {value.index: number for number, op in enumerate(plan.operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
@@ -139,7 +142,7 @@ def fuse_ends(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def _halves(first: Slice, last: Slice, join: Concat, rotation: Rotate) -> bool:
-    """Return whether these are the two parts of each head of one value, with the last part rotated."""
+    """Return whether the slices are the two parts of each head of one value, with the last part rotated."""
     size = last.x.width // last.groups
     return (
         first.x == last.x and first.groups == last.groups == join.groups and rotation.head_dim == size - last.start
@@ -155,15 +158,15 @@ def _of_each_head(norm: Norm, head_dim: int) -> bool:
 
 
 def _uses(plan: Plan, keep: Collection[Value]) -> Mapping[int, int]:
-    """Return how often each value is read, by index; keeping a value counts once."""
+    """Return the number of readers of each value, by index; keeping a value counts as one."""
     uses = plan.uses
     uses.update(value.index for value in keep)
     return uses
 
 
 def _rewritten(plan: Plan, changed: Mapping[int, Sequence[Operation]]) -> Plan:
-    """Return the plan with each operation in `changed`, by number, replaced by the operations given."""
+    """Return the plan with each operation in `changed`, by index, replaced by the given operations."""
     own = [changed.get(number, (op,)) for number, op in enumerate(plan.operations)]
-    new = [0, *accumulate(len(operations) for operations in own)]  # new number of each old one
+    new = [0, *accumulate(len(operations) for operations in own)]  # old index -> new index
     operations = tuple([op for operations in own for op in operations])
     return replace(plan, operations=operations, starts=tuple([new[at] for at in plan.starts]))

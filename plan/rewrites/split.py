@@ -1,8 +1,9 @@
-"""Split a plan over several devices, such as a GPU and the CPU: each device gets a separate plan.
+"""Splits a plan over several devices, such as a GPU and the CPU: each device gets a separate plan.
 
-Neighbouring operations of one device form a stage. Every stage except the first begins with a Receive, every stage
-except the last ends with a Send, and a stage receives what the previous one sends. A stage also passes on values that a
-later stage of another device reads and does not have yet. With two devices, every value is transferred at most once.
+Consecutive operations on one device form a stage. Every stage except the first begins with a Receive, every stage
+except the last ends with a Send, and a stage receives the values that the previous stage sends. A stage also forwards
+values that a later stage on another device reads and has not received. With two devices, every value is transferred at
+most once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Layered = Append | IndexerTopK | Attention | Convolve | LinearAttention | Select
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[Place]):
-    """The result of a split: a plan for every device that has operations, and the device of every stage in order.
+    """The result of a split: a plan for every device with operations, and the device of every stage in order.
 
-    `layers` holds, for every cache layer of the whole plan, its device and its number there.
+    `layers` gives, for every cache layer of the whole plan, its device and its index there.
     """
 
     plans: dict[Place, Plan]
@@ -74,7 +75,7 @@ def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
 
 
 def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
-    """Return the device of every cache layer, and its number there."""
+    """Return, for every cache layer, its device and its index there."""
     places: dict[int, Place] = {}
     for stage in stages:
         for layer in (layer for op in stage.operations for layer in op.state):
@@ -95,7 +96,7 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
         for value in (value for op in stage.operations for value in op.inputs):
             readers.setdefault(value.index, set()).add(stage.place)
     known: dict[Place, set[int]] = {stage.place: set() for stage in stages}
-    at_hand: list[Value] = []  # values that the stage received or made
+    at_hand: list[Value] = []  # values that the stage received or computed
     found: list[tuple[Value, ...]] = []
     for stage in stages:
         at_hand += [value for op in stage.operations for value in op.outputs]

@@ -1,4 +1,6 @@
-"""Sixteen blocks at a time, one per lane: load them with their weights, store them, convert half-precision numbers."""
+"""Processes sixteen blocks at a time, one per lane: loads blocks with their weights, and converts half-precision
+values.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,13 @@ def total(wt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def larger(a: Lanes, kept: Lanes) -> Lanes:
-    """Return the one of larger magnitude, `kept` if equal; NaN if any value so far was NaN."""
+    """Return the value of larger magnitude, `kept` on a tie; NaN if any value so far was NaN."""
     return pick((absolute(a) > absolute(kept)) | ~(a == a), a, kept)
 
 
 @compiled
 def half_bits(x: np.float32) -> np.int64:
-    """Return the bits of the nearest half-precision number, ties to even."""
+    """Return the bits of the nearest half-precision value, ties to even."""
     bits = np.int64(np.float32(x).view(np.uint32))
     sign, magnitude = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
     if magnitude > 0x7F800000:
@@ -78,7 +80,7 @@ def half_bits(x: np.float32) -> np.int64:
 
 @compiled
 def half_value(bits: np.int64) -> np.float32:
-    """Return the number that 16 bits of half precision encode; it must be finite."""
+    """Return the value of 16 half-precision bits; it must be finite."""
     exponent, mantissa = (bits >> 10) & 31, bits & 0x3FF
     if exponent == 0:
         value = np.float32(mantissa) * np.float32(2**-24)
@@ -89,7 +91,7 @@ def half_value(bits: np.int64) -> np.float32:
 
 @compiled
 def round_halves(d: F32) -> None:
-    """Round row 0 of d (1, 16) to half precision; leave NaN and numbers that are too large."""
+    """Round row 0 of d (1, 16) to half precision; leave NaN and values out of range unchanged."""
     for lane in range(LANES):
         bits = half_bits(d[0, lane])
         if bits & 0x7C00 != 0x7C00:
@@ -98,7 +100,7 @@ def round_halves(d: F32) -> None:
 
 @compiled
 def put_half(d: np.float32, row: U8, at: int, worst: np.float32) -> np.float32:
-    """Write d as a half to bytes at and at + 1. Return the larger of `worst` and |d|; NaN is passed on."""
+    """Write d in half precision to bytes `at` and `at` + 1. Return the larger of `worst` and |d|; NaN is passed on."""
     bits = half_bits(d)
     row[at] = bits & 255
     row[at + 1] = bits >> 8

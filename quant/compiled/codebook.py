@@ -1,6 +1,6 @@
-"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to neighbouring points.
+"""Codebooks of the IQ formats for searches: map rounded coordinates to a point, or to its neighbouring points.
 
-Coordinates of points are counted as in ggml's search: level l is 2 * l + 1.
+Coordinates are represented as in ggml's search: level l is 2 * l + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localllm.quant.formats.grids import levels_of
 
 I32 = NDArray[np.int32]
 
-# name: bits per level in a key, levels that a key may hold, neighbour distances to search
+# name: bits per level in a key, number of levels in a key, neighbour distances to search
 _BOOKS = {
     "IQ1S": (2, 3, 3),
     "IQ2XXS": (2, 3, 2),
@@ -30,13 +30,15 @@ _BOOKS = {
 
 
 class Codebook(NamedTuple):
-    """A codebook with an index by key. A key packs the levels of a run, a few bits each, the first one lowest."""
+    """A codebook with an index by key. A key packs the levels of a run, a few bits each, the first level in the lowest
+    bits.
+    """
 
     points: F32  # (points, width)
-    packed: I32  # (points,): coordinates, four bits each, the first in the lowest bits
-    places: I32  # per key: the number of its point, or -1 - its index in `near` if no point matches
-    near: I32  # near[i] is the number of points that follow it, nearest first, ties in order of number
-    near_packed: I32  # coordinates of `near`; padded so that any sixteen may be read
+    packed: I32  # (points,): coordinates packed in four bits each, the first in the lowest bits
+    places: I32  # per key: the index of its point, or -1 - its index in `near` if no point matches
+    near: I32  # near[i] is the number of point indices that follow, nearest first, ties by index
+    near_packed: I32  # packed coordinates of `near`, padded so that any sixteen can be read
 
 
 @cache
@@ -48,21 +50,21 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    # entries that hold counts are never looked up
+    # entries that are counts are never looked up
     near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 
 @compiled
 def _neighbours(points: F32, bits: int, levels: int, distances: int, places: I32, near: I32) -> int:
-    """Fill `places`, and `near` unless it is empty; return the length that `near` needs."""
+    """Fill `places`, and `near` unless it is empty; return the required length of `near`."""
     count, width = points.shape
     distance, length, mask = np.empty(count, np.float32), 0, (1 << bits) - 1
     for key in range(len(places)):
         used = True
         for i in range(width):
             used = used and (key >> bits * i & mask) < levels
-        places[key] = 0  # never used, unless set below
+        places[key] = 0  # never read unless set below
         if not used:
             continue
         for point in range(count):

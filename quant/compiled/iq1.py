@@ -36,7 +36,7 @@ def _order(x: F32, at: int, size: int, order: I64) -> None:
 def _look_up(
     x: F32, weight: F32, at: int, levels: U8, scale: np.float32, shift: np.float32, book: Codebook
 ) -> tuple[int, bool]:
-    """Return the point for the run of levels 0 ... 2 (8,) at `at`, and whether the run itself is a point."""
+    """Return the index of the point for the run of levels 0 ... 2 (8,) at `at`, and whether it matches exactly."""
     key = 0
     for i in range(8):
         key |= int(levels[i]) << 2 * i
@@ -66,7 +66,7 @@ def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
 def _refit(
     x: F32, weight: F32, at: int, runs: int, chosen: I32, shifts: F32, scale: np.float32, points: F32
 ) -> np.float32:
-    """Return the least-squares scale for the chosen points, or `scale` if the former is not positive."""
+    """Return the least-squares scale for the chosen points, or `scale` if the fit is not positive."""
     sum_xq = sum_qq = np.float32(0)
     for run in range(runs):
         for i in range(8):
@@ -85,7 +85,7 @@ def _cut(levels: U8, order: I64, first: int, second: int, mirrored: bool) -> Non
 
 @compiled
 def _best_cut(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int, np.float32, np.float32]:
-    """Return the best cut of 32 sorted values, its scale and shift; a cut of -1 if no value has weight."""
+    """Return the best cut of 32 sorted values, its scale and shift; a cut of -1 if all weights are 0."""
     sums, weights = np.zeros(33, np.float32), np.zeros(33, np.float32)
     for j in range(32):
         i = at + order[j]
@@ -240,7 +240,7 @@ def _put_iq1_m(
     row: U8,
     worst: np.float32,
 ) -> np.float32:
-    """Fit the scale of the block to all points found, write the block, and return the result of put_half."""
+    """Fit the block scale to all points found, write the block, and return the result of `put_half`."""
     row[:] = 0
     if largest == 0:
         return worst

@@ -18,7 +18,7 @@ from localllm.quant.compiled.search import positive
 from localllm.quant.compiled.simd import LANES, store
 from localllm.quant.format import F32, U8
 
-TOO_LARGE = np.float32(1e9)  # no scale of these formats is larger; sums of its powers overflow
+TOO_LARGE = np.float32(1e9)  # maximum scale in these formats; sums of higher powers would overflow
 
 
 class SearchParameters(NamedTuple):
@@ -26,11 +26,11 @@ class SearchParameters(NamedTuple):
 
     size: int  # values per scale
     even: bool  # only seven of eight signs are stored
-    spread: np.float32  # with importance: share of the mean square in the weight of a value
-    floor: np.float32  # without importance: the same share
-    tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
-    tries: int  # number of scales on either side of the scale that spans the group
-    step: np.float32  # distance between them
+    spread: np.float32  # with importance: factor of the mean square in a value's weight
+    floor: np.float32  # without importance: the same factor
+    tiny: np.float32  # a group with a smaller maximum magnitude is stored as zeros
+    tries: int  # number of scales to try on either side of the scale that spans the group
+    step: np.float32  # distance between these scales
     again: int  # which runs to look up again for the final scale
 
 
@@ -43,11 +43,11 @@ _IQ3_S = SearchParameters(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
 
 
 class Found(NamedTuple):
-    """A block during its search: its magnitudes and weights, the results, and scratch."""
+    """The state of a block's search: magnitudes and weights, results, and scratch memory."""
 
     value: F32  # (256,): magnitudes
     weight: F32  # (256,)
-    guesses: F32  # (8,): initial scales, if the search starts from some
+    guesses: F32  # (8,): initial scales, if the search uses them
     points: I32  # (runs,)
     signs: U8  # (32,), one bit per value
     scales: U8  # (groups,), four bits each
@@ -65,7 +65,7 @@ def _found(book: Codebook) -> Found:
 def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, weight: F32) -> np.float32:
     """Compute the weights of a block, and return the largest magnitude of x.
 
-    Importance (256,) is combined with the size of values. If it is (0,), a weight is x^2 + `floor` * the mean square.
+    Importance (256,) is combined with the magnitudes. If it is (0,), a weight is x^2 + `floor` * the mean square.
     """
     total = top = np.float32(0)
     for i in range(len(x)):
@@ -82,7 +82,9 @@ def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, 
 
 @compiled
 def split_signs(x: F32, weight: F32, even: bool, value: F32, signs: U8) -> None:
-    """Split values into magnitudes and a byte of signs per 8. `even` makes their number even at the least loss."""
+    """Split values into magnitudes and a byte of signs per 8 values. `even` makes the number of signs even at the least
+    loss.
+    """
     for run in range(len(x) // 8):
         at, bits, odd = 8 * run, 0, False
         for i in range(8):
@@ -184,7 +186,7 @@ def _put_nibbles(s: U8, count: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
-    """Write a word for 32 values: four times seven signs, and a scale."""
+    """Write a word for 32 values: four 7-bit sign codes and a scale."""
     word = np.int64(found.scales[group]) << 28
     for k in range(4):
         word |= np.int64(found.signs[4 * group + k] & 127) << 7 * k

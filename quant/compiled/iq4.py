@@ -14,7 +14,7 @@ from localllm.quant.compiled.search import TINY, clamp_level, peak, ratio
 from localllm.quant.compiled.simd import LANES, Lanes, absolute, load_lanes, pick, rint, splat, store, store_bytes
 from localllm.quant.format import F32, U8
 
-# Boundaries halfway between neighbouring levels, and the levels except the lowest one.
+# Midpoints between adjacent levels, and the levels except the lowest one.
 BETWEEN = (-115.5, -93.5, -74.0, -57.0, -42.0, -28.5, -16.0, -4.5, 7.0, 19.0, 31.5, 45.5, 61.0, 79.0, 101.0)
 LEVELS = (-104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 LOWEST = np.float32(-127)
@@ -22,7 +22,7 @@ LOWEST = np.float32(-127)
 
 @compiled
 def _level(x: Lanes) -> Lanes:
-    """Return the level nearest to x; the upper one if x lies halfway."""
+    """Return the level nearest to x; on a tie, the upper one."""
     level = splat(LOWEST)
     for k in range(15):
         level = pick(x >= splat(np.float32(BETWEEN[k])), splat(np.float32(LEVELS[k])), level)
@@ -31,7 +31,7 @@ def _level(x: Lanes) -> Lanes:
 
 @compiled
 def _index(x: Lanes) -> Lanes:
-    """Return the number 0 ... 15 of the level nearest to x."""
+    """Return the index 0 ... 15 of the level nearest to x."""
     index, one = splat(np.float32(0)), splat(np.float32(1))
     for k in range(15):
         index = pick(x >= splat(np.float32(BETWEEN[k])), index + one, index)
@@ -44,7 +44,7 @@ def _scale(xt: F32, wt: F32, at: int) -> Lanes:
     top = peak(xt, at, 32)
     nothing, one = splat(np.float32(0)), splat(np.float32(1))
     scale, best = nothing, nothing
-    for attempt in range(-8, 8):  # the first attempt is kept until a better one, regardless of its loss
+    for attempt in range(-8, 8):  # the first attempt is always kept until a better one
         inverse = one / (top / splat(-LOWEST)) if attempt == -8 else splat(np.float32(attempt) + LOWEST) / top
         sum_qx = sum_qq = nothing
         for i in range(at, at + 32):

@@ -1,8 +1,8 @@
-"""`compiled`, the decorator of this folder's functions: Numba compiles them at their first call and caches the code.
+"""The decorator `compiled`: Numba compiles the functions of this folder at their first call and caches the code.
 
-Numba's own cache checks only the file of a function. These functions are spread over files, so the cache folder is
-named after a hash of all of them: stale code is never found, and a read-only installation works. Numba opens files
-there by name and trusts them, so the folder and its content must belong to this user alone.
+Numba's own cache only checks a function's source file. These functions call each other across files, so the cache
+folder is named after a hash of all files: stale code is never found, and a read-only installation works. Numba opens
+cached files by name and trusts them, so the folder and its content must belong to this user alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from localllm.quant.codecache import check_tree, default_folder, private_folder,
 
 
 class _Cache(FunctionCache):
-    """Numba's cache of one function; a full disk is not an error."""
+    """Numba's cache of one function, in which a full disk is not an error."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -31,7 +31,7 @@ class _Cache(FunctionCache):
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the folder for compiled code, private to the user; None (after a warning) if none can be used."""
+    """Return the folder for compiled code, private to the user; None, after a warning, if no folder is usable."""
     base = default_folder("quant")
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -45,13 +45,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     made, folder = njit(nogil=True, error_model="numpy")(function), cache_folder()
     if folder is not None:
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder)  # the constructor reads it immediately
+        config.CACHE_DIR = str(folder)  # read by the constructor
         try:
             kept = _Cache(function)
         finally:
             config.CACHE_DIR = before
         if folder in Path(kept.cache_path).parents:
             made._cache = kept
-        else:  # if Numba cannot write to the folder, it would use other, unchecked ones
+        else:  # if Numba cannot write to the folder, it would use other, unchecked folders
             tell_unwritten(folder, PermissionError(13, "Permission denied"))
     return made

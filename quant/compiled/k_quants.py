@@ -1,8 +1,8 @@
 """Q2_K ... Q6_K: super-blocks of 256 values; each group of 16 or 32 has a small integer scale.
 
 Every function quantizes blocks x (n, 256) to out (n, bytes); importance is (blocks in a row, 256), or (0, 256) for
-none. It returns the largest magnitude of a half-precision scale, or NaN if one is NaN: above 65504 the bytes must not
-be used. The layouts are in quant/formats.
+none. It returns the largest magnitude of the half-precision scales, or NaN if one is NaN. Above 65504 the output is
+invalid. The layouts are in quant/formats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from localllm.quant.format import F32, U8
 
 @compiled
 def _symmetric_integers(xt: F32, at: int, size: int, d: Lanes, inverse: Lanes, zero: int, q: U8) -> None:
-    """Compute a group's integers 0 ... 2 * zero - 1 for its stored scale; keep the search's if the scale is 0."""
+    """Compute a group's integers 0 ... 2 * zero - 1 for its stored scale; keep the integers of the search if the scale
+    is 0.
+    """
     low, high, middle = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(zero))
     for i in range(at, at + size):
         value = load_lanes(xt, i)
@@ -52,7 +54,9 @@ def _symmetric_integers(xt: F32, at: int, size: int, d: Lanes, inverse: Lanes, z
 def _affine_integers(
     xt: F32, at: int, size: int, d: Lanes, m: Lanes, inverse: Lanes, base: Lanes, top: int, q: U8
 ) -> None:
-    """Compute a group's integers 0 ... top for its stored scale and minimum; keep the search's if the scale is 0."""
+    """Compute a group's integers 0 ... top for its stored scale and minimum; keep the integers of the search if the
+    scale is 0.
+    """
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     for i in range(at, at + size):
         value = load_lanes(xt, i)
@@ -75,7 +79,7 @@ def _affine_weights(xt: F32, wt: F32, size: int, weighted: bool) -> None:
 
 @compiled
 def _levels(values: F32, weights: F32, weighted: bool, top: int, levels: F32, half: F32) -> None:
-    """Quantize numbers >= 0 of groups (groups, 16) to integers `levels` up to top, with a shared scale in `half`."""
+    """Quantize values >= 0 of groups (groups, 16) to integers `levels` up to top, with a shared scale in `half`."""
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     if weighted:
         store(half, 0, positive(values, weights, len(values), top, levels))
@@ -251,7 +255,7 @@ def _q3_k_weighted(xt: F32, wt: F32, q: U8, s: U8, d: F32) -> None:
 
 @compiled
 def _q3_k_plain(xt: F32, found: F32, q: U8, s: U8, d: F32) -> None:
-    """Quantize without importance; `found` (256, 16) is scratch for the integers of the search."""
+    """Quantize without importance; `found` (256, 16) is scratch memory for the integers of the search."""
     scales = np.empty((16, LANES), np.float32)
     nothing, largest = splat(np.float32(0)), splat(np.float32(0))
     for group in range(16):

@@ -1,8 +1,8 @@
-"""Groups of values in the IQ2 and IQ3 formats: find the scale and the codebook points with the least loss.
+"""The scale and codebook points with the least loss for a group of values in the IQ2 and IQ3 formats.
 
 A group consists of runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search handle 16
 items at once: the scales tried for a group, and the neighbouring points of a run. Sums run in ggml's order, so that the
-same numbers give the same bytes.
+same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from localllm.quant.compiled.simd import LANES, fields, load_lanes, lowest, numb
 from localllm.quant.compiled.simd import nearest as nearest_each
 from localllm.quant.format import F32
 
-# Runs to look up again for the final scale. OFF: those that are not points; ANY: all runs, if any is not a point; ALL:
-# all.
+# Runs to look up again for the final scale. OFF: runs that are not points; ANY: all runs, if any is not a point; ALL:
+# always all runs.
 OFF, ANY, ALL = 0, 1, 2
 _HIGHEST = np.float32(3.4028235e38)
 
 
 class Tried(NamedTuple):
-    """Sixteen scales to try for a group, and the result of each."""
+    """Sixteen scales to try for a group, and the result for each scale."""
 
     inverse: F32  # (1, 16): 1 / scale
     scale: F32  # (1, 16)
@@ -39,7 +39,7 @@ class Tried(NamedTuple):
 
 @compiled
 def tried() -> Tried:
-    """Return scratch for `search_group`."""
+    """Return scratch memory for `search_group`."""
     lanes = (1, LANES)
     return Tried(
         np.empty(lanes, np.float32),
@@ -54,7 +54,7 @@ def tried() -> Tried:
 
 @compiled
 def nearest(x: np.float32) -> np.int64:
-    """Compute `quant.compiled.simd.nearest` for one number."""
+    """Compute `quant.compiled.simd.nearest` for one value."""
     bits = np.int64(np.float32(x + np.float32(12582912.0)).view(np.int32))
     return (bits & 0x7FFFFF) - 0x400000
 
@@ -91,7 +91,7 @@ def _look_up(value: F32, root: F32, at: int, scale: np.float32, book: Codebook) 
 
 @compiled
 def _fit(value: F32, weight: F32, at: int, size: int, chosen: I32, scale: np.float32, points: F32) -> np.float32:
-    """Return the least-squares scale of a group for the points `chosen`; `scale` if no value has weight."""
+    """Return the least-squares scale of a group for the points `chosen`; `scale` if all weights are 0."""
     sum_xq = sum_qq = np.float32(0)
     width = points.shape[1]
     for run in range(size // width):

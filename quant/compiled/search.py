@@ -1,7 +1,7 @@
 """Searches for the scale of a group of values with the least weighted squared error; one group per lane.
 
 They follow ggml (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
-operation by operation in float32, so that the same numbers give the same bytes. Groups are in rows at ... at + size of
+operation by operation in float32, so that the same input gives the same bytes. Groups are in rows at ... at + size of
 xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An inverse of NaN
 means that all values of the group are equal; its integers are the lowest.
 """
@@ -27,13 +27,13 @@ from localllm.quant.compiled.simd import (
 )
 from localllm.quant.format import F32
 
-TINY = np.float32(1e-15)  # a group whose largest magnitude is below this is stored as zero
+TINY = np.float32(1e-15)  # a group with a smaller maximum magnitude is stored as zeros
 NAN = np.float32(np.nan)
 
 
 @compiled
 def peak(xt: F32, at: int, size: int) -> Lanes:
-    """Return the value of largest magnitude, with its sign, the first of equals; 0 if all are 0, NaN if one is NaN."""
+    """Return the value of largest magnitude, with sign, the first on ties; 0 if all are 0, NaN if any is NaN."""
     top = splat(np.float32(0))
     for i in range(at, at + size):
         top = larger(load_lanes(xt, i), top)
@@ -151,8 +151,8 @@ def affine(
 def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     """Quantize values >= 0, such as group scales: return the scale, and write integers up to top to qt (size, 16).
 
-    Try nine scales, then change single integers as long as that helps. If a value is negative after all, its integer is
-    stored modulo 256, as in ggml, which affects the rest of the search.
+    Try nine scales, then change single integers while the error decreases. If a value is negative nevertheless, its
+    integer is stored modulo 256, as in ggml, which affects the rest of the search.
     """
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing

@@ -1,14 +1,14 @@
-"""Sixteen float32 lanes as one value in Numba: `Lanes`, and `Mask`, the result of comparing two of them.
+"""Sixteen float32 lanes as one value in Numba: `Lanes`, and `Mask`, the result of comparing two `Lanes`.
 
     + - * / and unary -     lane by lane, each rounded once; LLVM neither fuses nor reorders them
     < > <= >= ==            a Mask; & | ~ combine masks
     splat load store        from a number; from and to row i of a C-contiguous float32 (n, 16)
     store_bytes             integers as bytes, modulo 256, to row i of a C-contiguous uint8 (n, 16)
-    fields                  from 16 integers in a row the same four bits of each, as numbers
+    fields                  from 16 consecutive integers the same four bits of each, as floats
     pick least most absolute root rint nearest any_lane lowest numbers
 
-A search puts one block in each lane. Sums therefore run in the order of a plain loop over one block and have the bits
-of scalar code. Instruction sets with shorter vectors use several for one Lanes.
+A search processes one block per lane. Sums therefore run in the order of a plain loop over one block, with results
+bit-equal to scalar code. Instruction sets with shorter vectors use several vectors per Lanes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-Lanes = Any  # Python name of a value of type `lanes`, which exists only in compiled code
+Lanes = Any  # Python name of the type `lanes`, whose values only exist in compiled code
 Mask = Any
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BITS = ir.VectorType(ir.IntType(1), LANES)
@@ -204,7 +204,7 @@ def rint(typing: Any, a: Any) -> Any:
 def nearest(typing: Any, a: Any) -> Any:
     """Round like `rint` below 2**22; above, return the mantissa bits of ggml's rounding trick, as signed integers.
 
-    The searches divide by sums that cancel. The quotient may be anything, and ggml's treatment of it decides the
+    The searches divide by sums that cancel. The quotient can be arbitrarily large, and ggml's rounding decides the
     bytes.
     """
 
@@ -227,7 +227,7 @@ def any_lane(typing: Any, which: Any) -> Any:
 
 @intrinsic
 def lowest(typing: Any, a: Any) -> Any:
-    """Return the smallest lane; no lane may be NaN."""
+    """Return the smallest lane value; no lane may be NaN."""
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         left = values[0]

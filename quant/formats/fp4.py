@@ -16,7 +16,7 @@ from localllm.quant.format import F32, U8
 from localllm.quant.pack import join_bits, planes
 
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # doubled E2M1
-_BOUNDARIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # halfway between neighbours; a tie takes the lower level
+_BOUNDARIES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # midpoints between adjacent levels; a tie takes the lower level
 
 
 def half_e8m0(e: U8) -> F32:
@@ -25,7 +25,7 @@ def half_e8m0(e: U8) -> F32:
 
 
 def half_ue4m3(b: U8) -> F32:
-    """Return half of the unsigned E4M3 number b. 0x7F means 0; the top bit is ignored."""
+    """Return half of the unsigned E4M3 value b. 0x7F means 0; the top bit is ignored."""
     exponent, mantissa = ((b >> 3) & 15).astype(np.int32), (b & 7).astype(np.float32)
     normal = np.ldexp(np.float32(1) + mantissa / np.float32(8), exponent - 8)
     value = np.where(exponent == 0, mantissa * np.float32(2**-10), normal)
@@ -68,7 +68,7 @@ def quantize_mxfp4(x: F32, importance: F32 | None) -> U8:
     """Quantize; the scale maps the largest magnitude to 4 ... 8 (above 6 saturates). ggml ignores importance here."""
     blocks = x.reshape(-1, 32)
     top = np.abs(blocks).max(axis=1, keepdims=True)
-    # log2 rounded to float32, like C's log2f: a number just below a power of two counts as that power
+    # log2 rounded to float32, like C's log2f: a value just below a power of two counts as that power
     exponent = np.floor(np.log2(top.astype(np.float64)).astype(np.float32)) + np.float32(125)
     e = np.maximum(exponent, np.float32(0)).astype(np.uint8)
     q = join_bits(_nearest(blocks, half_e8m0(e)).reshape(-1, 2, 16), 4)

@@ -11,7 +11,7 @@ from localllm.quant.format import F32, U8
 
 LARGEST = 448.0
 _BIAS = np.float32(2.0**120)  # adjusts float32's exponent bias to this format's
-_SUBNORMAL = np.float32(2.0**14)  # below this, float32 numbers are multiples of 2^-9, the smallest FP8 number
+_SUBNORMAL = np.float32(2.0**14)  # below this, float32 values are multiples of 2^-9, the smallest FP8 value
 
 
 def dequantize(blocks: U8) -> F32:

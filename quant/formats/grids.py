@@ -1,7 +1,7 @@
 """The point sets of the IQ formats, stored as membership bitmaps.
 
 A codebook lists a set of points (8 or 4 coordinates, each one of a few levels) in ascending order, the last coordinate
-most significant. So a bitmap defines it: bit number sum(digit[i] * levels**i) is 1 if the point belongs to the set
+most significant. A bitmap therefore defines it: bit sum(digit[i] * levels**i) is 1 if the point belongs to the set
 (bits little-endian in bytes, bytes as base85). The sets were found by a search for llama.cpp and are part of the GGUF
 format (ggml-common.h: iq1s_grid, iq2xxs_grid, iq2xs_grid, iq2s_grid, iq3xxs_grid, iq3s_grid).
 """
@@ -104,7 +104,7 @@ def levels_of(name: str) -> NDArray[np.uint8]:
     bits = np.unpackbits(np.frombuffer(base64.b85decode(bitmap), np.uint8), bitorder="little")
     members = np.flatnonzero(bits)[:, None]
     points = (members // len(levels) ** np.arange(width) % len(levels)).astype(np.uint8)
-    points.flags.writeable = False  # shared by every caller
+    points.flags.writeable = False  # shared by all callers
     return points
 
 

@@ -1,4 +1,4 @@
-"""IQ1_S and IQ1_M: 256 values in 32 runs of 8; a run is a point of a ternary codebook of 2048, moved by +-1/8.
+"""IQ1_S and IQ1_M: 256 values in 32 runs of 8; each run is one of 2048 ternary codebook points, shifted by +-1/8.
 
     IQ1_S (50 bytes)  0-1 half d; 2-33 low bytes of the point numbers; 34-49 a little-endian word per 32 values: the
                       upper three bits of its four point numbers from bit 0, scale s in bits 12-14, shift in bit 15

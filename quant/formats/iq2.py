@@ -1,4 +1,4 @@
-"""IQ2_XXS, IQ2_XS and IQ2_S: 256 values in 32 runs of 8; a run is a point of a codebook with a sign per coordinate.
+"""IQ2_XXS, IQ2_XS and IQ2_S: 256 values in 32 runs of 8; each run is a codebook point with a sign per coordinate.
 
     IQ2_XXS (66 bytes)  0-1 half d; 2-65 eight groups of 32 values: 4 bytes of point numbers, then a little-endian word
                         with four 7-bit sign codes from bit 0 and the group's scale s in bits 28-31

@@ -1,4 +1,4 @@
-"""IQ3_XXS and IQ3_S: 256 values in 64 runs of 4; a run is a point of a codebook with a sign per coordinate.
+"""IQ3_XXS and IQ3_S: 256 values in 64 runs of 4; each run is a codebook point with a sign per coordinate.
 
 IQ3_XXS (98 bytes)  0-1 half d; 2-65 point numbers; 66-97 a little-endian word per 32 values: four 7-bit sign codes
                     from bit 0 (8 values each, as in IQ2_XXS) and the scale s in bits 28-31;

@@ -1,7 +1,7 @@
-"""Single numbers, little-endian: F32, F16, BF16, F64 and the integers that GGUF files may hold.
+"""Unquantized formats, little-endian: F32, F16, BF16, F64 and the integer types of GGUF.
 
-A block is one number. BF16 is the upper half of a float32. Integers and F64 are read as the nearest float32 (a double
-above its range as infinity); they are never weights of a matrix product, so nothing writes them.
+A block is one value. BF16 is the upper half of a float32. Integers and F64 are converted to the nearest float32 (a
+double out of range to infinity); they are never weights of a matrix product, so they cannot be written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def quantize_f16(x: F32, importance: F32 | None) -> U8:
 
 
 def quantize_bf16(x: F32, importance: F32 | None) -> U8:
-    """Round to the nearest bfloat16, ties to even. NaN is made quiet, so that truncation cannot give infinity."""
+    """Round to the nearest bfloat16, ties to even. NaN is made quiet, so that truncation cannot
+    turn it into infinity."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(64)

@@ -59,7 +59,7 @@ def dequantize_q5_1(blocks: U8) -> F32:
 
 
 def _quantize_symmetric(x: F32, importance: F32 | None, zero: int) -> tuple[F32, U8]:
-    """Return scales (n, 1) and integers 0 .. 2 * zero - 1 (n, 32); the largest magnitude becomes -zero."""
+    """Return scales (n, 1) and integers 0 .. 2 * zero - 1 (n, 32); the value of largest magnitude becomes -zero."""
     if importance is not None:
         return search_symmetric(x.reshape(-1, 32), row_weights(x, importance).reshape(-1, 32), zero)
     blocks = x.reshape(-1, 32)

@@ -1,8 +1,8 @@
-"""Files that appear completely or not at all: they are written under a hidden name in the same folder, then renamed.
+"""Files that appear completely or not at all. They are written under a hidden name in the same folder, then renamed.
 
 Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.base.files.outputs`). A killed
-process leaves its hidden file behind; the next process that writes to the folder a day later removes it. Exceptions
-leave no file behind, even if a signal raises them between two instructions.
+process leaves its hidden file behind. The next process that writes to the folder a day later removes the file.
+Exceptions leave no file behind, even if a signal raises them between two instructions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # contains the 
 
 
 def hidden_path(folder: Path) -> Path:
-    """Return a new name for a temporary file that `sweep` recognizes."""
+    """Return a new name for a temporary file, which `sweep` recognizes."""
     return folder / f".localllm-{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
 
@@ -32,17 +32,17 @@ class NewFile:
     """A hidden file next to `path`. `commit` renames it to `path`; a `with` block without `commit` removes it."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """`mode` is subject to the umask. OSError if no file can be created there."""
+        """Create the hidden file. `mode` is subject to the umask. Raises OSError if no file can be created there."""
         sweep(path.parent)
         self.path = path
         self._hidden = hidden_path(path.parent)
-        # A signal may raise before the `with` block begins: the file is then removed with this object, or with the
+        # A signal may raise before the `with` block begins. The file is then removed with this object, or with the
         # process.
         self._remove = weakref.finalize(self, _remove, self._hidden, os.getpid())
         self.file = open(self._hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
 
     def commit(self, durable: bool = True, replace: bool = True) -> None:
-        """Rename the file to `path`; with `durable` it survives a power failure.
+        """Rename the file to `path`. If `durable`, the file survives a power failure.
 
         Without `replace`, raise FileExistsError if `path` exists, even if another process has just created it.
         """
@@ -57,7 +57,7 @@ class NewFile:
         if durable and sys.platform != "win32":  # Windows cannot open a folder; NTFS journals names
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)  # the name itself
+                os.fsync(folder)  # makes the new name durable
             finally:
                 os.close(folder)
 
@@ -94,7 +94,7 @@ def _link(hidden: Path, path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove hidden files in `folder` that killed processes of this user left behind more than a day ago."""
+    """Remove hidden files in `folder` that killed processes of this user left more than a day ago."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _HIDDEN.fullmatch(entry.name)
@@ -113,6 +113,6 @@ def _is_abandoned(entry: os.DirEntry[str], process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except OSError:  # no such process, or another user's: the id was reused
+    except OSError:  # no such process, or a process of another user that reuses the id
         return True
     return False

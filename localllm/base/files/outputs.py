@@ -1,7 +1,7 @@
-"""Write output files. This is the only way commands do it: files are replaced only on request, and only as a whole.
+"""Write output files. All commands use this module. Files are replaced only on request, and only as a whole.
 
 `check_target` fails early, before long work. `new_file` writes to a temporary file next to the target and renames it. A
-failure, or a signal that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the old one.
+failure, or a signal that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the old file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
 class OutputError(LocalLLMError):
-    """A file was not written; the old one is unchanged."""
+    """A file was not written. The old file is unchanged."""
 
 
 class OutputFile:
-    """A file being written. Raises OutputError if the disk fails."""
+    """A file being written. Raises OutputError if a write fails."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -41,8 +41,8 @@ class OutputFile:
 
 
 def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Raise OutputError if `path` cannot be written: it exists and `overwrite` is False, it is not a regular file, its
-    folder is missing, or it is one of the command's inputs in `reading`, under any name or link."""
+    """Raise OutputError if `path` cannot be written. The reasons: it exists and `overwrite` is False, it is not a
+    regular file, its folder is missing, or it is one of the command's inputs in `reading`, under any name or link."""
     if os.fspath(path) == "-":
         raise OutputError("-: this output cannot go to stdout, because a file appears only when complete; name a file")
     try:
@@ -66,7 +66,7 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
 
 
 def append_file(path: Path, data: bytes) -> None:
-    """Append a record to a private file in one piece, safely with concurrent appends; raise OutputError on failure."""
+    """Append a record to a private file in one write, safely with concurrent appends; raise OutputError on failure."""
     with _system_errors(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED | _NO_WAIT, 0o600)
         try:
@@ -79,10 +79,11 @@ def append_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def new_file(path: Path, overwrite: bool = False, mode: int = 0o666, keep_mode: bool = True) -> Iterator[OutputFile]:
-    """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
+    """Yield a file that durably replaces `path` if the block ends without an exception. Otherwise the new file is
+    removed.
 
-    The permissions come from the replaced file, or from `mode` and the umask for a new file or if `keep_mode` is False.
-    Raises OutputError as `check_target` does, and if the disk fails.
+    The permissions come from the replaced file. For a new file, or if `keep_mode` is False, they come from `mode` and
+    the umask. Raises OutputError under the conditions of `check_target`, and if a write fails.
     """
     check_target(path, overwrite)
     with _system_errors(path):
@@ -101,7 +102,7 @@ def new_file(path: Path, overwrite: bool = False, mode: int = 0o666, keep_mode: 
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """Yield a hidden name in `target`'s folder for a temporary file, which is removed when the block ends."""
+    """Yield a hidden name in the folder of `target` for a temporary file, which is removed when the block ends."""
     sweep(target.parent)
     path = hidden_path(target.parent)
     try:
@@ -113,7 +114,7 @@ def scratch(target: Path) -> Iterator[Path]:
 def _keep_mode(path: Path, descriptor: int) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode) and hasattr(os, "fchmod"):  # not on Windows before Python 3.13
+        if stat.S_ISREG(found.st_mode) and hasattr(os, "fchmod"):  # fchmod is missing on Windows before Python 3.13
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 

@@ -1,4 +1,4 @@
-"""Read from a position of a file, safely from several threads."""
+"""Read from a position in a file, safely from several threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from threading import Lock
 
-_MOST = 1 << 30  # bytes per read: Linux reads at most 2 GiB - 4 KiB, macOS 2 GiB - 1
+_MOST = 1 << 30  # bytes per read; Linux reads at most 2 GiB - 4 KiB, macOS 2 GiB - 1
 _SEEKING = Lock()  # without positional reads, only one thread may read at a time
 
 
 def read_at(file: io.FileIO, target: memoryview, offset: int) -> int:
-    """Read into `target` (bytes, not empty) from `offset`, and return the number of bytes read; 0 at the end.
+    """Read into `target` (bytes, not empty) from `offset`. Return the number of bytes read, which is 0 at the end.
 
-    Raises OSError if the read fails, ValueError if the file is closed.
+    Raises OSError if the read fails, and ValueError if the file is closed.
     """
     target = target[:_MOST]
     if hasattr(os, "preadv"):

@@ -1,7 +1,7 @@
 """Open untrusted paths safely: never block on a pipe, never read a device or a folder.
 
-Opening a pipe blocks until it has a writer, and `/dev/zero` never ends. So every file is opened without blocking and
-checked before it is read. Links are followed unless refused. All packages may import this file.
+Opening a pipe blocks until it has a writer, and `/dev/zero` never ends. Every file is therefore opened without blocking
+and checked before it is read. Links are followed unless refused. All packages may import this file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _KINDS = (
 
 
 class NotRegular(OSError):
-    """A folder, pipe, socket, device or refused link; `strerror` says which."""
+    """A folder, pipe, socket, device or refused link. `strerror` names the kind."""
 
 
 def open_regular(path: str | os.PathLike[str], own: bool = False) -> io.FileIO:
-    """Open a regular file for reading; raise OSError for anything else, with the reason in `strerror`.
+    """Open a regular file for reading. For anything else raise OSError, with the reason in `strerror`.
 
-    `own`: also refuse links, and files that belong to another user.
+    `own` also refuses links, and files that belong to another user.
     """
     try:
         descriptor = os.open(path, _FLAGS | _NO_WAIT | (_NO_LINK if own else 0))
@@ -56,7 +56,8 @@ def open_regular(path: str | os.PathLike[str], own: bool = False) -> io.FileIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int, own: bool = False) -> bytes:
-    """Return the content of a regular file; raise OSError as in `open_regular`, and for more than `most` bytes."""
+    """Return the content of a regular file. Raise OSError as in `open_regular`, and if the file exceeds `most`
+    bytes."""
     with open_regular(path, own) as file:
         return _read(file, path, most)
 
@@ -79,17 +80,19 @@ def read_given(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_TEXT, errors: str = "replace") -> str:
-    """Return the text of a file that the user named, with all line breaks as LF; raise OSError as in `read_given`."""
+    """Return the text of a file that the user named, with all line breaks as LF. Raise OSError as in `read_given`."""
     return read_given(path, most).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def foreign(facts: os.stat_result) -> bool:
-    """Return whether a file or folder belongs to another user. Windows has access lists instead."""
+    """Return whether a file or folder belongs to another user. Always False on Windows, which has access lists
+    instead."""
     return sys.platform != "win32" and facts.st_uid != os.geteuid()
 
 
 def others_write(facts: os.stat_result) -> bool:
-    """Return whether other users can write a file or folder, by its mode. Windows has access lists instead."""
+    """Return whether the mode lets other users write a file or folder. Always False on Windows, which has access
+    lists."""
     if sys.platform == "win32":
         return False
     if facts.st_mode & stat.S_IWOTH:
@@ -98,7 +101,8 @@ def others_write(facts: os.stat_result) -> bool:
 
 
 def exposed(folder: Path) -> bool:
-    """Return whether other users can delete this user's files in a folder; False if it is missing or sticky."""
+    """Return whether other users can delete this user's files in a folder, which is False if the folder is missing or
+    sticky."""
     try:
         facts = os.stat(folder)
     except OSError:
@@ -109,7 +113,7 @@ def exposed(folder: Path) -> bool:
 def inside(path: Path, folder: Path) -> bool:
     """Return whether `path`, after following links, is in `folder`.
 
-    For a snapshot in the Hugging Face hub's cache, the model's `blobs` count as inside: `snapshots/COMMIT/FILE` links
+    For a snapshot in the Hugging Face cache, the model's `blobs` count as inside, since `snapshots/COMMIT/FILE` links
     to them.
     """
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))

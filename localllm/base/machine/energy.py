@@ -1,4 +1,4 @@
-"""The energy used by processor and memory, from Linux's counters (powercap: Intel's RAPL; also on AMD).
+"""The energy used by processor and memory, from Linux's powercap counters (Intel's RAPL; also on AMD).
 
 A counter covers the whole package, including all other programs.
 """
@@ -26,7 +26,7 @@ class EnergyCounter:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The counters of this computer, or the reason why there are none."""
+    """The counters of this computer, or the reason why they are missing."""
 
     counters: tuple[EnergyCounter, ...]
     missing: str = ""
@@ -36,7 +36,7 @@ class Energy:
         return tuple(int(each.path.read_text()) for each in self.counters)
 
     def joules(self, before: Sequence[int], after: Sequence[int]) -> float:
-        """Return the energy between two readings. Each counter may have wrapped once."""
+        """Return the joules between two readings. Each counter may have wrapped once."""
         used = 0
         for counter, first, last in zip(self.counters, before, after, strict=True):
             used += last - first if last >= first else last - first + counter.span

@@ -1,7 +1,7 @@
 """The heap of the C library: its size, and how to return unused pages to the system.
 
 Compiling a grammar or reading a large text allocates many small blocks. glibc keeps freed blocks in one heap per
-thread, and by default up to 64 MB at the end of each. With other C libraries these functions do nothing.
+thread, by default with up to 64 MB free at the end of each heap. With other C libraries these functions do nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPARE = 4 << 20
 
 
 class _Info(ctypes.Structure):
-    """glibc's mallinfo2, from version 2.33 on."""
+    """glibc's struct mallinfo2, from version 2.33"""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -41,7 +41,7 @@ def _library() -> Any:
 
 
 def heap_in_use() -> int | None:
-    """Return the bytes that this process has allocated from the C library; None if unknown."""
+    """Return the bytes that this process has allocated from the C library, or None if unknown."""
     library = _library()
     if library is None or not hasattr(library, "mallinfo2"):
         return None
@@ -52,8 +52,8 @@ def heap_in_use() -> int | None:
 def limit_spare() -> None:
     """Keep at most 4 MB free at the end of each heap, and return larger blocks to the system when they are freed.
 
-    Unless set explicitly, glibc raises both thresholds when a large block is freed. `return_pages` cannot return the
-    end of a heap that belongs to a thread other than the main one.
+    By default, glibc raises both thresholds when a large block is freed. `return_pages` cannot return the end of a
+    heap, except in the main thread's heap.
     """
     library = _library()
     if library is not None:
@@ -64,7 +64,7 @@ def limit_spare() -> None:
 def return_pages() -> None:
     """Return the free pages of all heaps to the system.
 
-    Takes 1 to 20 ms, or 200 ms for 300 MB. Other threads continue, but may block on allocations.
+    This takes 1 to 20 ms, or 200 ms for 300 MB. Other threads continue, but may block on allocations.
     """
     library = _library()
     if library is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from localllm.base.machine.system import output, read_system_text, sysctl, windows_library
 
-_GROUP = "/sys/fs/cgroup"  # the limits of a container
+_GROUP = "/sys/fs/cgroup"  # control group file system, with the limits of a container
 _STATUS, _RESET = "/proc/self/status", "/proc/self/clear_refs"
 
 
@@ -23,11 +23,11 @@ class SystemMemory:
 
     total: int
     free: int  # available to programs, including reclaimable file caches
-    limit: int = 0  # memory limit of the container that this process runs in; 0: none
+    limit: int = 0  # memory limit of the container that this process runs in; 0: no limit
 
 
 def memory() -> SystemMemory:
-    """Return the memory of this computer. In a container, `free` is capped by its limit."""
+    """Return the memory of this computer. In a container, the limit of the container caps `free`."""
     return _SYSTEMS.get(sys.platform, _posix)()
 
 
@@ -79,7 +79,7 @@ def _windows() -> SystemMemory:
 
 
 def _posix() -> SystemMemory:
-    """Return all memory as free, on systems without further information."""
+    """Return the total memory as free, on systems without further information."""
     if not hasattr(os, "sysconf"):
         return SystemMemory(0, 0)
     try:
@@ -118,7 +118,7 @@ def reset_peak() -> bool:
 
 
 def peak_memory() -> int:
-    """Return this process's peak memory in bytes since `reset_peak`; 0 if unknown."""
+    """Return the peak memory of this process in bytes since `reset_peak`, or 0 if unknown."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", read_system_text(_STATUS), re.M)
     if found:
         return int(found[1]) << 10

@@ -1,4 +1,4 @@
-"""The processor's name as its vendor writes it, and the number of hardware threads available to this process."""
+"""The processor's name in the vendor's spelling, and the number of hardware threads available to this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME_KEYS = ("model name", "Model Name", "cpu model", "cpu", "Processor", "uarc
 _BOARD = "/sys/firmware/devicetree/base/model"
 _WINDOWS_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
-# On Arm, the kernel reports numbers instead of a name: (implementer, part) from the vendors' manuals.
+# On Arm, the kernel reports numbers instead of a name. Keys are (implementer, part) from the vendors' manuals.
 _ARM_PARTS = {
     (0x41, 0xD03): "Arm Cortex-A53",
     (0x41, 0xD05): "Arm Cortex-A55",
@@ -62,7 +62,8 @@ def usable_threads() -> int:
 
 
 def processor_name() -> str:
-    """Return the name: "AMD Ryzen 9 7950X 16-Core Processor"; the machine type if the system has no better name."""
+    """Return the name, such as "AMD Ryzen 9 7950X 16-Core Processor", or the machine type if the system has no better
+    name."""
     find = _SYSTEMS.get(sys.platform)
     found = find() if find is not None else ""
     return re.sub(r"\s+", " ", found).strip("\0 ") or platform.processor() or platform.machine() or "unknown"

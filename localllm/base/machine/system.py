@@ -1,4 +1,4 @@
-"""The operating system calls behind this package's facts. They return "" or None on failure."""
+"""The operating system calls behind this package's facts. The functions return "" or None on failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sysctl(name: str) -> str:
 
 
 def output(*command: str) -> str:
-    """Return a program's output, without the last newline."""
+    """Return the output of a program, without the last newline."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -44,6 +44,6 @@ def registry(key: str, name: str) -> str:
 
 
 def windows_library(name: str) -> Any:
-    """Return a Windows library loaded with ctypes; None on other systems."""
+    """Return a Windows library loaded with ctypes, or None on other systems."""
     libraries = getattr(ctypes, "windll", None)
     return getattr(libraries, name, None)

@@ -1,4 +1,4 @@
-"""The slash commands of a chat: their table, the loop that reads them, and their completion."""
+"""The slash commands of a chat: their table, the loop that reads them, and completion."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LEAVE = ("/bye", "/exit", "/quit")
 
 
 class SlashCommand(NamedTuple):
-    """A slash command: its names, argument, line of help, and action."""
+    """A slash command: its names, argument, help line and action."""
 
     words: tuple[str, ...]
-    argument: str  # "": none; in brackets: optional
+    argument: str  # "": no argument; in brackets: optional
     help: str
     call: Callable[[Talk, str], None]
     offers: Callable[[Talk, str], Iterable[str]] = lambda talk, begun: ()  # completion of the argument
@@ -67,7 +67,7 @@ _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 
 
 def converse(talk: Talk, reader: LineReader) -> None:
-    """Run what the user types, until the user leaves."""
+    """Read and run the user's input until the user leaves."""
     while (line := reader.read()) is not None:
         text = line.strip()
         word, _, rest = text.partition(" ")
@@ -97,7 +97,7 @@ def _command(talk: Talk, word: str, rest: str) -> None:
 
 
 def offers(talk: Talk) -> Callable[[str], Iterable[str]]:
-    """Return completions of a line: command names and their arguments."""
+    """Return completions of a line: command names and command arguments."""
 
     def offered(before: str) -> Iterable[str]:
         word, space, rest = before.partition(" ")

@@ -1,6 +1,6 @@
-"""The line editor of a chat, on prompt_toolkit, which is imported when an editor is made.
+"""The line editor of a chat. It uses prompt_toolkit, which is imported when an editor is created.
 
-A paste is one message. Tab completes, Ctrl-R searches the history, Ctrl-C clears the line, and Ctrl-Z suspends the
+Pasted text is one message. Tab completes, Ctrl-R searches the history, Ctrl-C clears the line, and Ctrl-Z suspends the
 program.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from localllm.cli.chat.history import HistoryFile
 
-Offers = Callable[[str], Iterable[str]]  # from the text before the cursor to complete words
+Offers = Callable[[str], Iterable[str]]  # maps the text before the cursor to completions
 
 
 class Editor:
-    """Reads messages with a line editor. `offers` completes; `kept` holds earlier messages."""
+    """Reads messages with a line editor. `offers` returns completions; `kept` holds earlier messages."""
 
     def __init__(self, offers: Offers, kept: HistoryFile | None) -> None:
         from prompt_toolkit import PromptSession
@@ -47,7 +47,7 @@ class Editor:
             key_bindings=_keys(),
             output=output,
         )
-        self._session.app.renderer.cpr_not_supported_callback = None  # suppress the warning: such a terminal works
+        self._session.app.renderer.cpr_not_supported_callback = None  # suppress the warning; such a terminal works
 
     def read(self) -> str | None:
         try:

@@ -1,7 +1,7 @@
-"""Joins input lines into messages, and reads lines without a line editor: from a dumb terminal or a pipe.
+"""Join input lines to messages, and read lines without a line editor: from a dumb terminal or a pipe.
 
-A message that begins with triple quotes continues until they are closed. A backslash at the end of a line continues
-it.
+A message that begins with triple quotes continues until the quotes are closed. A backslash at the end of a line
+continues the line.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _QUOTES = '"""'
 
 
 class LineReader(Protocol):
-    """A source of messages."""
+    """Reads messages."""
 
     def read(self) -> str | None:
-        """Return the next message; None at the end of input."""
+        """Return the next message, or None at the end of input."""
 
 
 def is_open(text: str) -> bool:
-    """Return whether a message has begun with triple quotes and has not closed them."""
+    """Return whether a message begins with triple quotes that are not closed yet."""
     return text.lstrip().startswith(_QUOTES) and text.count(_QUOTES) % 2 == 1
 
 
@@ -38,7 +38,7 @@ def unquoted(text: str) -> str:
 
 
 class Lines:
-    """Lines of a dumb terminal, without an editor. Ctrl-C drops an unfinished message."""
+    """Reads lines from a dumb terminal, without an editor. Ctrl-C drops an unfinished message."""
 
     def __init__(self, quiet: Quiet) -> None:
         self._quiet = quiet
@@ -71,7 +71,7 @@ class Lines:
 
 
 class Piped:
-    """Lines of a pipe: each is a message."""
+    """Reads lines from a pipe. Each line is a message."""
 
     def read(self) -> str | None:
         return sys.stdin.readline() or None

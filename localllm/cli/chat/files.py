@@ -1,4 +1,4 @@
-"""Exchange with files and other programs: reading texts, an editor, the clipboard."""
+"""Text from files, from an external editor, and to the clipboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MOST_COPIED = 74_994  # bytes; several terminals ignore longer texts
 
 
 def text_of(path: Path, most: int) -> str:
-    """Return the text of a file of at most `most` characters. Raise LocalLLMError if it cannot be read or is longer."""
+    """Return the text of a file of at most `most` characters. Raise LocalLLMError if the file cannot be read or is
+    longer."""
     try:
         with open_regular(path) as file:
             data = file.read(4 * most + 1)
@@ -36,8 +37,7 @@ def text_of(path: Path, most: int) -> str:
 
 def edited(text: str) -> str:
     """Open a text in the user's editor and return the result. Raise LocalLLMError if the editor cannot be started or
-    fails.
-    """
+    fails."""
     if not sys.stdin.isatty():
         raise LocalLLMError("/edit needs a terminal")
     program = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
@@ -58,14 +58,13 @@ def edited(text: str) -> str:
 
 
 def copy(text: str) -> None:
-    """Send a text to the terminal's clipboard (OSC 52). Raise LocalLLMError without a terminal, or if the text is too
-    long.
-    """
+    """Copy a text to the terminal's clipboard (OSC 52). Raise LocalLLMError without a terminal, or if the text is too
+    long."""
     stream = next((raw(each) for each in (sys.stdout, sys.stderr) if each.isatty()), None)
     if stream is None or os.environ.get("TERM") == "dumb":
         raise LocalLLMError("/copy needs a terminal with a clipboard; /save or a pipe keeps answers elsewhere")
     data = text.encode("utf-8", "replace")
     if len(data) > _MOST_COPIED:
         raise LocalLLMError(f"the answer has {len(data)} bytes; terminals take at most {_MOST_COPIED}")
-    stream.write(f"\x1b]52;c;{b64encode(data).decode()}\a")  # base64: the answer cannot inject control sequences
+    stream.write(f"\x1b]52;c;{b64encode(data).decode()}\a")  # base64, so that the text cannot inject control sequences
     stream.flush()

@@ -1,4 +1,4 @@
-"""The messages of earlier chats, for the line editor: a private file with a JSON string on every line."""
+"""The user's messages in earlier chats, for the line editor. A private file has a JSON string on every line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import YELLOW, say
 
 MOST = 1000  # maximum number of messages kept
-_MOST_TEXT = 20_000  # characters of one message; longer ones are not kept
+_MOST_TEXT = 20_000  # characters of one message; longer messages are not stored
 _MOST_FILE = 4 << 20  # maximum number of bytes read
 
 

@@ -1,4 +1,4 @@
-"""Conversations that survive a crash: their text, in private files of the state folder, written after every turn."""
+"""Conversations that survive a crash. After every turn, their text is written to private files in the state folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Talked:
 
 
 class Journal:
-    """The file of a running chat. The first turn creates it. After `close` the next turn starts a new file."""
+    """The file of a running chat. The first turn creates it. After `close`, the next turn starts a new file."""
 
     def __init__(self, folder: Path, model: str, going_on: Talked | None = None) -> None:
         self._folder, self._model = folder, model
@@ -42,7 +42,8 @@ class Journal:
         self._failed = False
 
     def keep(self, messages: Messages) -> None:
-        """Write the conversation if it has changed, or delete it if it has no turns. A failure is reported once."""
+        """Write the conversation if it has changed, or delete its file if it has no turns. A failure is reported
+        once."""
         if self._failed or messages == self._kept:
             return
         changed = _written(self._path) != self._seen  # another chat has written the file
@@ -66,7 +67,7 @@ class Journal:
         self._kept = list(messages)
 
     def close(self) -> None:
-        """End this file; the next turn starts a new conversation."""
+        """End this file. The next turn starts a new conversation."""
         self._path, self._kept = None, []
 
     def _sweep(self) -> None:
@@ -76,7 +77,7 @@ class Journal:
 
 
 def _written(path: Path | None) -> int:
-    """Return the modification time of a file in nanoseconds; 0 if it does not exist."""
+    """Return the modification time of a file in nanoseconds, or 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns if path is not None else 0
     except OSError:
@@ -84,7 +85,7 @@ def _written(path: Path | None) -> int:
 
 
 def last(folder: Path) -> Talked | None:
-    """Return the most recent conversation; None without one. Damaged files are skipped."""
+    """Return the most recent conversation, or None if nothing is saved. Damaged files are skipped."""
     return next(_talked(folder), None)
 
 

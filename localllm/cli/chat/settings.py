@@ -1,4 +1,4 @@
-"""Options that `/set` changes and `/show` prints: sampling, answers, speculation and display, by option name."""
+"""Options that `/set` changes and `/show` prints: sampling, answer, speculation and display options by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localllm.options import (
     declared,
 )
 
-_USUAL = (  # options that /show always prints, besides changed ones
+_USUAL = (  # options that /show always prints, in addition to changed options
     "system_prompt", "think", "spec", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens",
 )  # fmt: skip
 _FIXED = ("model_draft", "parse_special_in_content")  # fixed when the model was opened
@@ -42,7 +42,7 @@ class ChatSettings:
         display: DisplayOptions,
     ) -> None:
         self._model, self._conversation = model, conversation
-        self._asked = dict(sampling)  # set by the user; they override the file's values
+        self._asked = dict(sampling)  # options set by the user, which override the file's values
         self._groups: dict[type[Options], Options] = {
             AnswerOptions: answering,
             SpeculationOptions: speculation,
@@ -68,7 +68,7 @@ class ChatSettings:
         return [key_of(each) for _, each in self._options()]
 
     def set(self, name: str, text: str) -> str:
-        """Set an option to a value, written as on the command line; return the line that confirms it."""
+        """Set an option from text in command-line syntax. Return a line that confirms the change."""
         group, each = self._find(name)
         try:
             value = value_of_text(each, text)
@@ -88,7 +88,7 @@ class ChatSettings:
         return self._said(group, each)
 
     def line(self, name: str) -> str:
-        """Return an option's value and meaning."""
+        """Return the value and meaning of an option."""
         group, each = self._find(name)
         return f"{self._said(group, each)}: {typed(each.option.help)}"
 
@@ -96,7 +96,7 @@ class ChatSettings:
         return f"{key_of(each)} is {self._text(group, each)}"
 
     def rows(self, everything: bool) -> Iterator[tuple[str, str]]:
-        """Yield names and values: of all options, or of the usual and the changed ones."""
+        """Yield names and values: of all options, or of the usual and the changed options."""
         for group, each in self._options():
             usual = each.name in _USUAL or getattr(self._groups[group], each.name) != each.default
             if everything or usual:

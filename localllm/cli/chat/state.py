@@ -1,4 +1,4 @@
-"""The private folder, at the system's usual place for state, that keeps chat data between sessions."""
+"""The private folder that keeps chat data between sessions, at the system's usual place for application state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from localllm.cli.terminal.console import YELLOW, say
 
 
 def state_folder() -> Path | None:
-    """Return the folder, created if needed and accessible only to its owner. Print a note and return None if that
-    fails.
-    """
+    """Return the folder. It is created if needed, and only its owner can access it. If that fails, print a note and
+    return None."""
     from platformdirs import user_state_path
 
     folder = user_state_path("localllm", appauthor=False)

@@ -1,4 +1,4 @@
-"""A running chat: asks the model, prints answers and statistics, and carries out slash commands."""
+"""A running chat: send messages to the model, print answers and statistics, and run slash commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from localllm.model import Model
 from localllm.reply import Reply
 from localllm.saved.prompt_cache import check_replaceable
 
-FORCE = "--force "  # before a file name: allows the file to be replaced
+FORCE = "--force "  # prefix of a file name that allows the file to be replaced
 CHOICES = (
     "/shift drops the oldest turns and continues, /summary TEXT continues from your summary alone, /undo removes the "
     "last turn, /clear starts over"
@@ -42,7 +42,7 @@ STATS = ("off", "on", "full")
 
 
 class Talk:
-    """Runs turns and slash commands. `quiet` controls the terminal's echo; `journal` saves the conversation."""
+    """Runs turns and slash commands. `quiet` controls the terminal's echo, and `journal` saves the conversation."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Talk:
         self.name, self.model, self.conversation, self.settings = name, model, conversation, settings
         self.stats, self.quiet, self.journal = stats, quiet, journal
         self._roof = MeasuredRoof(model)
-        self._refused = ""  # a turn that did not fit
+        self._refused = ""  # a turn that did not fit in the context
         self._cut = False  # the last answer stopped at a full context
-        self._attached: list[str] = []  # texts of files to put before the next message
+        self._attached: list[str] = []  # texts of files that precede the next message
 
     def greet(self) -> None:
         memory = self.model.executable.memory
@@ -79,18 +79,18 @@ class Talk:
             self._refused = ""
 
     def _answer(self, answer: Callable[[Event], Reply]) -> bool:
-        """Print an answer and its statistics. Return False if the context has no room for it."""
+        """Print an answer and its statistics. Return False if the context has no room for the turn."""
         self._cut = False
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                with answer(cancel) as reply:  # a signal that ends the program also keeps the written part
+                with answer(cancel) as reply:  # a signal that ends the program also keeps the text written so far
                     end = write(reply, self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
                 return False
-            except LocalLLMError as error:  # an error of this turn, such as one raised by the template
+            except LocalLLMError as error:  # an error in this turn, such as a template error
                 say(f"error: {typed(error)}", RED)
                 return True
             finally:
@@ -142,7 +142,7 @@ class Talk:
         self._answer(self.conversation.again)
 
     def shift(self, _: str) -> None:
-        """Drop the oldest turns, then continue the answer that the full context stopped."""
+        """Drop the oldest turns, then continue the answer that stopped at a full context."""
         refused, cut = self._refused, self._cut
         dropped = self.conversation.shift()
         if not dropped:
@@ -177,14 +177,14 @@ class Talk:
         self._refused, self._cut = "", False
 
     def read(self, name: str) -> None:
-        """Put the text of a file before the next message."""
+        """Insert the text of a file before the next message."""
         text = files.text_of(Path(name).expanduser(), self.model.context * self.model.tokenizer.longest)
         self._attached.append(text)
         count = len(self.model.tokenizer.encode(text, add_special=False))
         say(f"{name}: {count} tokens, which go before your next message")
 
     def edit(self, _: str) -> None:
-        """Send what the user writes in an editor."""
+        """Open an editor, and send the text that the user writes in it."""
         with self.quiet.paused():
             text = files.edited(self._refused)
         if text.strip():
@@ -226,7 +226,7 @@ class Talk:
         say(f"{len(self.conversation.tokens)} of {self.model.context} tokens of the context are used{parts}")
 
     def statistics(self, how: str) -> None:
-        """Choose which statistics are printed; without a choice, toggle them."""
+        """Choose which statistics are printed. Without an argument, toggle them."""
         if how and how not in STATS:
             raise LocalLLMError(f"statistics are on, off or full, not {how}")
         self.stats = how or ("on" if self.stats == "off" else "off")

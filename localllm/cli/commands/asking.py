@@ -1,4 +1,4 @@
-"""The request of `localllm run` in one value, for the kinds of models that generate in their own way."""
+"""The options of `localllm run` in one value, which the runners for each kind of model share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """The options of an answer, from the command line and the configuration."""
+    """The options of a request, from the command line and the configuration."""
 
-    where: Mapping[str, str]  # where each option that is not on the command line comes from
+    where: Mapping[str, str]  # source of each option that is not on the command line
     own: RunOptions
     prompt: str
     opening: OpeningOptions
@@ -30,10 +30,10 @@ class Asking(NamedTuple):
     format_: Family | None  # replaces the chat template
 
     def leave_out(self, names: Collection[str], problem: str, on: str) -> None:
-        """Reject options that do not fit the model if they were typed; print a note if they were configured.
+        """Reject options that do not fit the model if the user typed them. If they are configured, print a note.
 
-        Raise LocalLLMError with `problem` and the first option that was typed. A configured option must not keep the
-        models that it does not fit from running, so it gets a note that it has no effect (`on` names the subject).
+        Raise LocalLLMError with `problem` and the first option that was typed. A configured option must not prevent the
+        use of models that it does not fit, so a note reports that it has no effect (`on` names the subject).
         """
         for name in names:
             if name not in self.where:
@@ -43,9 +43,8 @@ class Asking(NamedTuple):
 
 
 def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:
-    """Raise LocalLLMError for typed instructions to a model that only continues plain text; configured ones get a
-    note.
-    """
+    """Raise LocalLLMError for typed instructions to a model that only continues plain text. Configured instructions get
+    a note."""
     if not answering.system_prompt:
         return
     name = next((each for each in ("system_prompt", "system_prompt_file") if each in where), "")

@@ -1,8 +1,8 @@
-"""`localllm bench`: tokens per second with llama-bench's tests, names and columns, and the share of the bandwidth used.
+"""`localllm bench`: tokens/s with llama-bench's tests, names and columns, and the share of the memory bandwidth used.
 
-Decode tests compare the bytes read with the bandwidth measured around each test. Prompt tests count operations per
-second. With a drafter, three texts also measure the speedup of speculation. `bench_against.py` alternates our runs with
-llama-bench.
+Decode tests compare the bytes read with the bandwidth measured around each test. Prefill tests report operations per
+second. With a drafter, three texts also measure the speedup of speculative decoding. `bench_against.py` alternates
+localllm and llama-bench.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from localllm.plan import Summary, summarize
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Result of one test, with llama-bench's field names for the fields that it has."""
+    """The result of one test. Fields that llama-bench has too have the same names."""
 
     build_commit: str
     cpu_info: str
@@ -62,27 +62,27 @@ class BenchResult:
     stddev_ns: int
     avg_ts: float
     stddev_ts: float
-    bytes_per_token: int  # read from memory in decode, averaged over the test; 0 for prompts
+    bytes_per_token: int  # bytes read from memory per decoded token, averaged over the test; 0 for prefill
     gb_per_s: float
     roof_gb_per_s: float
     roof_share: float
-    gop_per_s: float  # prompts only
+    gop_per_s: float  # prefill only
     samples_ns: tuple[int, ...]
-    speculation: str = ""  # the drafter, if the test has one
-    plain_ts: float = 0.0  # tokens per second of the same answers without speculation
+    speculation: str = ""  # the drafter, if the test uses one
+    plain_ts: float = 0.0  # tokens/s of the same answers without speculation
     n_drafted: int = 0  # drafted tokens
     n_accepted: int = 0  # accepted tokens
-    p50_ns: int = 0  # time between decoded tokens: median; then the 90th and the 99th percentile
+    p50_ns: int = 0  # time between decoded tokens: median, then the 90th and 99th percentile
     p90_ns: int = 0
     p99_ns: int = 0
-    load_ns: int = 0  # opening the model, and compiling kernels that were not cached
-    peak_bytes: int = 0  # maximum main memory since the model was opened
-    joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
-    n_gpu_layers: str = "auto"  # as asked for
-    run_operations: int = 0  # of one run; 0 with speculation
-    run_bytes: int = 0  # read from memory in one run (`bench_work`)
+    load_ns: int = 0  # time to open the model and to compile kernels that were not cached
+    peak_bytes: int = 0  # peak main memory since the model was opened
+    joules_per_token: float = 0.0  # energy of processor and memory; 0 if not measured
+    n_gpu_layers: str = "auto"  # as requested
+    run_operations: int = 0  # operations of one run; 0 with speculation
+    run_bytes: int = 0  # bytes read from memory in one run (`bench_work`)
     machine_gb_per_s: float = 0.0  # read bandwidth of this machine, measured for --plot
-    machine_gop_per_s: float = 0.0  # int8 products of this machine, two operations each
+    machine_gop_per_s: float = 0.0  # int8 multiply-adds of this machine, two operations each
 
 
 def bench(own: BenchOptions, names: Sequence[str]) -> None:
@@ -135,7 +135,7 @@ def _one(model: Model, test: Test, threads: int, own: BenchOptions, energy: Ener
 
 
 def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
-    """Time answers to a text with and without speculation."""
+    """Time the generation for a text with and without speculation."""
     found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
     assert model.speculation is not None
     result = _result(model, test, threads, found.guessed_ns, found.gaps_ns)
@@ -149,7 +149,7 @@ def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
 
 
 def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool, energy: Energy) -> BenchResult:
-    """Time `test`: fill the cache to its depth once, then repeat the run from there."""
+    """Time `test`: fill the KV cache to its depth once, then repeat the run from there."""
     config = model.config
     assert config is not None
     tokens = np.random.RandomState(0).randint(0, config.vocabulary, test.depth + test.tokens).tolist()
@@ -232,16 +232,16 @@ def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...], ga
 
 
 class _Run(NamedTuple):
-    """The nanoseconds of one run, and of each decoded token in it."""
+    """The nanoseconds of one run, and of each token decoded in it."""
 
     ns: int
     gaps: list[int]
 
 
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> _Run:
-    """Time one run over `tokens`, with `test.depth` tokens already in the cache."""
+    """Time one run over `tokens`, with `test.depth` tokens already in the KV cache."""
     rest, gaps = tokens[test.depth :], []
-    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # that windows have dropped
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # tokens dropped by sliding windows
     start = last = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest[: test.prompt])
@@ -260,7 +260,7 @@ def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
 
 
 def _model_type(model: Model, summary: Summary) -> str:
-    """Return architecture, size and main format, such as "llama 1.24 B Q4_0"."""
+    """Return the architecture, parameter count and main format, such as "llama 1.24 B Q4_0"."""
     held: dict[str, int] = {}
     for tensor in model.file.tensors.values():
         held[tensor.format] = held.get(tensor.format, 0) + tensor.nbytes
@@ -277,7 +277,7 @@ def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
 
 
 def _share(r: BenchResult) -> str:
-    """Return the percentage of the bandwidth; "" if other programs disturbed its measurement."""
+    """Return the percentage of the bandwidth, or "" if other programs disturbed the bandwidth measurement."""
     return f"{100 * r.roof_share:.0f}" if r.roof_share <= MeasuredRoof.MOST_SHARE else ""
 
 
@@ -290,7 +290,8 @@ def _guessing(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
     return lambda r: text(r) if r.speculation else ""
 
 
-# Columns of the Markdown table: width, whether numeric, and the cell. All but the last few match llama-bench.
+# Columns of the Markdown table: width, whether numeric, and a function for the cell. All but the last few match
+# llama-bench.
 _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "model": (26, False, lambda r: r.model_type),
     "size": (10, True, lambda r: size(r.model_size)),
@@ -321,9 +322,8 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 
 def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
-    """Return the columns to show: cache columns if their types are not the default, as in llama-bench, and measured
-    values.
-    """
+    """Return the columns to show. As in llama-bench, the KV cache types appear if they are not the default; measured
+    values appear if measured."""
     cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
     layers = () if own.gpu_layers != ("auto",) else ("ngl",)
     absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
@@ -348,9 +348,8 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
 
 
 def _records(names: tuple[str, ...]) -> Show:
-    """Return a function that prints each result as a block, with the model before its first one. A table would be too
-    wide.
-    """
+    """Return a function that prints each result as a block, after the name of a new model. A table would be too
+    wide."""
     last: tuple[str, ...] = ()
 
     def show(result: BenchResult) -> None:

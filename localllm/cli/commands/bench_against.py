@@ -1,7 +1,8 @@
-"""`localllm bench --against PROGRAM`: alternate our bench and llama-bench on the same file, and report the ratio.
+"""`localllm bench --against PROGRAM`: alternate localllm and llama-bench on the same file, and report the ratio of
+their speeds.
 
-Each run is a separate process that opens the file, warms up and measures once: ours, theirs, ours, theirs. The speed of
-a machine changes within minutes, so only runs side by side can be compared. A ratio is the median over the rounds.
+Each run is a separate process that opens the file, warms up and measures once. localllm and llama-bench take turns. The
+speed of a machine changes within minutes, so only adjacent runs can be compared. A ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from localllm.options import LoadOptions
 
 _ROOT = Path(__file__).resolve().parents[3]
 _OURS = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from localllm.cli.main import main; sys.exit(main())"
-_PLAIN = ("f16", "f32", "bf16")  # cache types that llama.cpp can read without flash attention
+_PLAIN = ("f16", "f32", "bf16")  # KV cache types that llama.cpp can read without flash attention
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One test of one model: our rate and theirs, in tokens per second."""
+    """One test of one model: the speeds of localllm and llama-bench in tokens/s."""
 
     model_filename: str
     model_type: str
@@ -55,7 +56,7 @@ class Compared:
     avg_ts: float
     peer: str  # the program and its build
     peer_avg_ts: float
-    ratio: float  # ours / theirs, the median over rounds
+    ratio: float  # localllm / llama-bench, the median over the rounds
     ratio_min: float
     ratio_max: float
     samples_ts: tuple[float, ...]
@@ -63,7 +64,7 @@ class Compared:
 
 
 def against(own: BenchOptions, names: Sequence[str], tests: Sequence[Test]) -> None:
-    """Run all tests of all models alternately with the peer, and print the ratios."""
+    """Run all tests of all models alternately with llama-bench, and print the ratios."""
     if own.speculates:
         raise UsageError(f"--against compares plain decoding; leave out {flag_of('model_draft')} and --spec")
     program = find_program(own.against)
@@ -75,7 +76,7 @@ def against(own: BenchOptions, names: Sequence[str], tests: Sequence[Test]) -> N
 
 
 def find_program(name: str) -> str:
-    """Return the path of a file, or of a program on the PATH. Raise LocalLLMError if it is not found."""
+    """Return the path of a file, or the path to a program on the PATH. Raise LocalLLMError if it is not found."""
     found = shutil.which(os.path.expanduser(name))
     if found is None:
         where = "cannot be run" if os.path.exists(name) else "not found on the PATH"
@@ -84,9 +85,9 @@ def find_program(name: str) -> str:
 
 
 class _Markdown:
-    """Collects results and prints the table at the end, because its column widths depend on them.
+    """Collects results and prints the table at the end, because the column widths depend on all results.
 
-    Columns whose values are all the usual ones are left out.
+    A column is left out if all of its values are the default.
     """
 
     USUAL: ClassVar = {"ngl": "auto", "type_k": "f16", "type_v": "f16"}
@@ -105,14 +106,14 @@ class _Markdown:
         self._rows.append((r.model_type, str(r.n_threads), *placed, r.test, *rates, r.peer))
 
     def __exit__(self, *error: object) -> None:
-        if self._rows:  # after Ctrl-C too, with the results so far
+        if self._rows:  # also after Ctrl-C, with the results so far
             told = [i for i, name in enumerate(self.HEADER) if {row[i] for row in self._rows} != {self.USUAL.get(name)}]
             header, *rows = (tuple(row[i] for i in told) for row in (self.HEADER, *self._rows))
             print(text_table(header, rows, header[1:-1], room()), flush=True)
 
 
 def _compare(own: BenchOptions, path: Path, threads: int, test: Test, program: str) -> Compared:
-    """Alternate our runs and theirs, `repetitions` times each."""
+    """Alternate runs of localllm and llama-bench, `repetitions` times each."""
     words = [*_words(own, path, threads, test), *(["--no-warmup"] if own.no_warmup else [])]
     ours, theirs = [], []
     for number in range(own.repetitions):
@@ -149,7 +150,7 @@ def _compare(own: BenchOptions, path: Path, threads: int, test: Test, program: s
 
 
 def _words(own: BenchOptions, path: Path, threads: int, test: Test) -> list[str]:
-    """Return the options that both programs parse alike."""
+    """Return the options that both programs parse in the same way."""
     both = test.prompt and test.answer
     counts = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.answer}"] if both else []
     counts = counts or ["-p", str(test.prompt), "-n", str(test.answer)]
@@ -160,7 +161,7 @@ def _words(own: BenchOptions, path: Path, threads: int, test: Test) -> list[str]
 
 
 def _changed(own: BenchOptions) -> list[str]:
-    """Return the options for our program that were changed."""
+    """Return localllm's options that were changed."""
     usual, words = LoadOptions().values(), list[str]()
     for name in ("backend", "gpu_layers", "n_cpu_moe", "device"):
         value = own.load.values()[name]
@@ -169,7 +170,7 @@ def _changed(own: BenchOptions) -> list[str]:
 
 
 def _peer_words(own: BenchOptions, ours: dict[str, Any]) -> list[str]:
-    """Return the options that place the peer's work on the same devices as ours."""
+    """Return the options that make llama-bench use the same devices as localllm."""
     layers = own.load.gpu_layers
     on_card = [] if layers == "auto" else ["-ngl", "999" if layers == "all" else str(layers)]
     words = ["-ngl", "0"] if ours["backends"] == "CPU" else on_card
@@ -178,7 +179,7 @@ def _peer_words(own: BenchOptions, ours: dict[str, Any]) -> list[str]:
 
 
 def _run(command: Sequence[str], name: str) -> dict[str, Any]:
-    """Run one test and return its result. Raise LocalLLMError with the program's output if it fails."""
+    """Run one test and return the result. Raise LocalLLMError with the program's output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

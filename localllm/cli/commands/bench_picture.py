@@ -1,4 +1,4 @@
-"""`localllm bench --plot` and `--compare`: a plot of the results, and ratios to an older run.
+"""`localllm bench --plot` and `--compare`: a plot of the results, and their ratios to an older run.
 
 The output path, matplotlib and the older run are checked before the measurement starts.
 """

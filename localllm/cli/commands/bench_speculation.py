@@ -1,7 +1,8 @@
-"""The speedup of speculation, for `localllm bench`: greedy answers to three texts, alternately plain and speculative.
+"""The speedup of speculative decoding, for `localllm bench`: greedy decoding of three texts, alternately plain and
+speculative.
 
-Rates are tokens per second from the first to the last token of an answer, including the time of drafting. Both answers
-must be equal.
+The speed is in tokens/s from the first to the last token, including the time of drafting. Both modes must generate the
+same text.
 """
 
 from __future__ import annotations
@@ -34,22 +35,19 @@ LONGEST_TEXT = 512  # maximum tokens per text, for any vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """Samples of the answers to one text, one per repetition: nanoseconds plain and speculative, tokens drafted and
-    accepted.
-    """
+    """Samples for one text, one per repetition: nanoseconds plain and speculative, tokens drafted and accepted."""
 
     plain_ns: tuple[int, ...]
     guessed_ns: tuple[int, ...]
     drafted: int
     accepted: int
-    rounds: int  # verify passes
-    gaps_ns: tuple[int, ...]  # between the tokens of speculative answers
+    rounds: int  # number of verify steps
+    gaps_ns: tuple[int, ...]  # times between tokens in speculative runs
 
 
 def measure_speculation(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
-    """Time `count` tokens after the first. Raise LocalLLMError if the answers differ, which would be a bug of
-    localllm.
-    """
+    """Time `count` tokens after the first token. Raise LocalLLMError if the two texts differ, which would be a bug of
+    localllm."""
     speculation, ids = model.speculation, model.tokenize(TEXTS[text])
     times: dict[bool, list[int]] = {False: [], True: []}
     gaps: list[int] = []

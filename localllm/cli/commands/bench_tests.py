@@ -10,7 +10,7 @@ from localllm.cli.tool_options import BenchOptions
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row: prefill of `prompt` tokens, then decode of `answer` tokens, after `depth` tokens or a `text`."""
+    """One test: prefill of `prompt` tokens, then decode of `answer` tokens, after `depth` cached tokens or a `text`."""
 
     prompt: int
     answer: int
@@ -29,7 +29,7 @@ class Test:
 
 
 def tests_of(own: BenchOptions) -> list[Test]:
-    """Return the tests in order of depth, so that each can reuse the cache of the previous one."""
+    """Return the tests in order of depth, so that each test can reuse the KV cache of the previous test."""
     tests = [Test(p, 0, d) for d in own.n_depth for p in own.n_prompt if p]
     tests += [Test(0, n, d) for d in own.n_depth for n in own.n_gen if n]
     tests += [Test(p, n, d) for d in own.n_depth for p, n in own.pg]

@@ -1,7 +1,7 @@
-"""The operations and bytes of one run of a test, for rooflines and rates.
+"""The operations and bytes of one run of a test, for rooflines and speeds.
 
-A pass over a prompt is assumed to read every weight and every cached row once, for any number of rows. So the bytes of
-a prompt are a lower bound, and its operations per byte an upper bound.
+A prefill step is assumed to read every weight and every cached key and value once, regardless of the number of tokens.
+The bytes of a prefill are therefore a lower bound, and its operations per byte an upper bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.plan import Plan, Summary, summarize
 
 @dataclass(frozen=True, slots=True)
 class TestWork:
-    """Operations, two for each weight of a product, and bytes read from memory."""
+    """Operations (two per multiply-add) and bytes read from memory."""
 
     operations: int
     bytes: int
@@ -34,10 +34,10 @@ def bytes_per_token(model: Model, test: Test) -> int:
 
 
 def weights_read(plan: Plan, rows: int) -> int:
-    """Return the bytes of weights, as stored in the file, that a pass of `rows` rows reads.
+    """Return the bytes of weights, in their stored format, that a forward pass over `rows` tokens reads.
 
-    A row reads a part of the experts and of the embedding. Rows are assumed to read different parts, up to all of
-    them.
+    A token reads some of the experts and one row of the embedding. Tokens are assumed to read different experts and
+    rows, up to all of them.
     """
     return sum(read.weight.bytes * min(read.used * rows, read.of) // read.of for read in plan.reads)
 
@@ -54,14 +54,14 @@ def _decoding(model: Model, test: Test) -> TestWork:
 
 
 def _prompt(model: Model, test: Test) -> TestWork:
-    """Return the work of the prompt: each matrix for every token, the output once per pass, and attention."""
+    """Return the work of a prefill: every matrix for every token, the output matrix once per step, and attention."""
     assert model.plan is not None
     assert model.config is not None
     summary, memory, batch = _summary(model), model.executable.memory, model.batch_rows
     output = 2 * model.config.vocabulary * model.config.width
     positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
     operations = test.prompt * (summary.flops_per_token - output) + -(-test.prompt // batch) * output
-    stored = memory.weights_per_token / summary.bytes_per_token  # bytes of the backend per byte of the file
+    stored = memory.weights_per_token / summary.bytes_per_token  # bytes of the backend's format per byte of the file
     read = 0.0
     for first in range(0, test.prompt, batch):
         rows = min(batch, test.prompt - first)

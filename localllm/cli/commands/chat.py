@@ -55,9 +55,9 @@ def chat(
 
 
 def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:
-    """Return the conversation that --continue selects; None without --continue.
+    """Return the conversation that --continue selects, or None without --continue.
 
-    Raise UsageError without a saved conversation.
+    Raise UsageError if no conversation is saved.
     """
     if not own.go_on:
         return None
@@ -134,5 +134,5 @@ def _can_edit() -> bool:
 
 
 def _lasting(name: str) -> str:
-    """Return a model's name that is valid in any working directory."""
+    """Return a model name that is valid in any working directory."""
     return os.path.abspath(name) if Path(name).exists() else name

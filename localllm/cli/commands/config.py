@@ -24,19 +24,19 @@ TITLE = "all commands"
 
 
 class ConfigRow(NamedTuple):
-    """An option as shown."""
+    """An option in the listing."""
 
     each: DeclaredOption
     found: ConfiguredValue | None  # None: the default
 
     @property
     def origin(self) -> tuple[str, str]:
-        """Return the kind of source, and the source."""
+        """Return the kind of the source, and the source."""
         return (self.found.source, self.found.where) if self.found is not None else ("default", "")
 
 
 def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
-    """Show the options of one command or of all; or print the file's path, or only the result of the check."""
+    """Show the options of one command or of all commands, or print the file's path or only the result of the check."""
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])
@@ -66,7 +66,8 @@ def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[
 
 
 def _shortened(sections: Mapping[str, list[ConfigRow]]) -> dict[str, list[ConfigRow]]:
-    """Return every option once: shared options first, then options of one command, or with a different source in it."""
+    """Return every option once: shared options first, then the options of one command, and shared options with a
+    different source there."""
     shared = {row.each.name: row.origin for row in sections[SHARED]}
     own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}
@@ -85,7 +86,7 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRo
 
 
 def _value(row: ConfigRow) -> str:
-    """Return a value as a flag takes it, or as help shows a default. A key stays hidden."""
+    """Return a value in the form that a flag takes or that help shows as a default. A key stays hidden."""
     option, default = row.each.option, row.each.default
     if row.found is None:
         return typed(option.shown) or (str(default).lower() if isinstance(default, int | float) else "-")
@@ -102,7 +103,7 @@ def _value(row: ConfigRow) -> str:
 
 
 def _source(row: ConfigRow, sources: Sources) -> str:
-    """Return the source of a value; for the file only its name, because the header gives its path."""
+    """Return the source of a value. A value in the file only gets the file name, because the header shows its path."""
     source, where = row.origin
     where = where.replace(str(sources.path), sources.path.name)
     if source == "default" and row.each.option.key:

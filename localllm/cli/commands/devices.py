@@ -1,4 +1,4 @@
-"""`localllm devices`: the devices that can run models, and the bandwidth of a copy within the memory of each."""
+"""`localllm devices`: the devices that can run models, and the copy bandwidth of each device's memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def find_devices() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """Return the reported properties of a device, and its copy bandwidth or the reason why it was not measured."""
+    """Return the reported properties of a device, and the measured copy bandwidth or the reason why there is no
+    measurement."""
     from localllm.backends.base import BackendError
     from localllm.backends.gpu.budget import copy_bandwidth
 
@@ -83,7 +84,7 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 
 def openings() -> dict[str, Callable[[], list[Callable[[], Any]]]]:
-    """Return, by backend, a function that lists its devices; each device is a function that opens it.
+    """Return, for each backend, a function that lists its devices. Each device is a function that opens the device.
 
     The function raises BackendError if the backend has no device.
     """
@@ -124,5 +125,5 @@ def _processor() -> dict[str, Any]:
 
 
 def copied(main: SystemMemory) -> int:
-    """Return the number of bytes that a measurement may copy: less than MEASURED if memory is short."""
+    """Return the number of bytes that a measurement may copy, which is less than MEASURED if memory is short."""
     return max(1 << 20, min(MEASURED, main.free // 8 or MEASURED))

@@ -24,7 +24,7 @@ from localllm.cli.terminal.formatting import in_columns, size
 from localllm.template.chat_template import renderer
 
 Rows = list[tuple[str, str]]
-WIDTH = 76  # characters of a long list per line
+WIDTH = 76  # width of wrapped text in characters
 _DOTS = {
     "vnni512": "AVX-512 VNNI, 64 products of bytes in one instruction",
     "vnni256": "AVX-VNNI, 32 products of bytes in one instruction",
@@ -88,7 +88,7 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def confinement() -> list[str]:
-    """Return the confinement of chat templates on this system: "limits", "landlock 7", "seccomp"..."""
+    """Return how chat templates are confined on this system: "limits", "landlock 7", "seccomp"..."""
     with renderer() as child:
         return ["limits", *child.rights()]
 
@@ -97,7 +97,7 @@ def confinement() -> list[str]:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Return the instruction set that kernels are compiled for, and the missing features of better sets."""
+    """Return the instruction set that kernels are compiled for, and the features that better instruction sets need."""
     from localllm.backends.cpu.isa import X86_ROWS, host
 
     isa = host()
@@ -190,7 +190,7 @@ def _files(count: int) -> str:
 
 
 def _clean(own: DoctorOptions) -> None:
-    """Delete compiled code, and prefixes if their folder is given, after asking."""
+    """Delete compiled code and, if their folder is given, saved prefixes, after asking."""
     caches = [each for each in find_caches(own.cache_dir) if each.files]
     count, held = sum(len(each.files) for each in caches), sum(each.bytes for each in caches)
     removed = freed = 0

@@ -1,7 +1,7 @@
-"""The files of localllm on disk, for `localllm doctor`: compiled code, a server's saved prefixes, pulled models.
+"""The files of localllm on disk, for `localllm doctor`: compiled code, prefixes saved by a server, and pulled models.
 
-`clean` deletes compiled code and prefixes, which are rebuilt when needed. It checks every file, and deletes only those
-of this user with a name that localllm gives. It never deletes models; `localllm rm` does that.
+`clean` deletes compiled code and prefixes, which are rebuilt when needed. It only deletes files that belong to this
+user and whose names localllm gives. It never deletes models; `localllm rm` does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _is_prefix(path: Path, inside: tuple[str, ...]) -> bool:
 
 
 def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bool]:
-    """Return a check for files of this name, directly in the folder or at any depth below folders of that name."""
+    """Return a check for files with this name, directly in the folder or at any depth below folders with the given
+    names."""
 
     def check(path: Path, inside: tuple[str, ...]) -> bool:
         placed = bool(re.fullmatch(folders, inside[0])) if folders and len(inside) > 1 else len(inside) == 1
@@ -79,7 +80,7 @@ def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bo
 
 
 _DIGEST = "[0-9a-f]{40}"
-_CODE = {  # folder: description, and the check for our files
+_CODE = {  # folder: description, and the check for localllm's files
     "kernels": ("compiled code of the CPU", _named(rf"{_DIGEST}\.o")),
     "quant": ("compiled code of quantizers", _named(r".+\.nb[ic]", "[0-9a-f]{24}")),
     "gpu": ("compiled code of graphics cards", _named(_DIGEST)),
@@ -111,7 +112,7 @@ def find_models() -> ModelStorage:
 
 
 def clean(caches: list[Cache]) -> tuple[int, int]:
-    """Delete the files of these caches and folders left empty. Return the number of files and the bytes freed."""
+    """Delete the files of the given caches, and then empty folders. Return the number of files and the bytes freed."""
     count = freed = 0
     for cache in caches:
         for path in cache.files:
@@ -135,7 +136,7 @@ def _scan(name: str, folder: Path, is_ours: Callable[[Path, tuple[str, ...]], bo
     for path in _files(folder):
         try:
             facts = path.lstat()
-        except OSError:  # deleted meanwhile
+        except OSError:  # another process has deleted it
             continue
         mine = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
         if stat.S_ISREG(facts.st_mode) and mine and is_ours(path, path.relative_to(folder).parts):
@@ -147,7 +148,7 @@ def _scan(name: str, folder: Path, is_ours: Callable[[Path, tuple[str, ...]], bo
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder except folders. Links are not followed."""
+    """Yield all entries below a folder except folders. Links are not followed."""
     for place, folders, names in os.walk(folder):
         links = [each for each in folders if os.path.islink(os.path.join(place, each))]
         yield from (Path(place, each) for each in (*names, *links))

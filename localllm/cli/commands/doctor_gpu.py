@@ -28,7 +28,7 @@ PACKAGES = ("numpy", "pyopencl", "pycuda", "nvidia-cuda-nvrtc")
 
 
 def check_devices(output: str) -> None:
-    """Check the devices and write the report. Raise LocalLLMError if a device fails or none is found."""
+    """Check the devices and write the report. Raise LocalLLMError if a device fails or no device is found."""
     path = Path(output or f"localllm-gpu-{datetime.now():%Y%m%d-%H%M%S}.json")
     check_target(path, False)
     devices: list[dict[str, Any]] = []
@@ -55,7 +55,8 @@ def check_devices(output: str) -> None:
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Yield (backend, number, function that opens it) for every device. Fills `missing`: backend -> reason."""
+    """Yield (backend, number, function that opens the device) for every device. Add the reasons to `missing`: backend
+    -> reason."""
     from localllm.backends.base import BackendError
 
     for backend, found in openings().items():
@@ -66,7 +67,7 @@ def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], A
 
 
 def _checked(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """Check a device, print a line for each operation, and return its part of the report."""
+    """Check a device, print a line for each operation, and return the device's part of the report."""
     from localllm.backends.base import BackendError
     from localllm.backends.gpu.conformance.running import uncompiled
 

@@ -1,7 +1,7 @@
-"""The two limits of the processor for `localllm doctor`: memory bandwidth, and int8 multiplication.
+"""The two limits of the processor for `localllm doctor`: memory bandwidth and int8 multiplication.
 
-Each is the best of several short passes. Other programs that run meanwhile make the numbers too low; remarks report
-that.
+Each limit is the best of several short measurements. If other programs run at the same time, the values are too low;
+remarks report this.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from localllm.backends.base import BackendError
 from localllm.base.machine.memory import SystemMemory
 from localllm.cli.flags import typed
 
-READ = 256 << 20  # bytes, memory permitting: several times the size of any processor cache
+READ = 256 << 20  # bytes, if memory permits: several times the size of any processor cache
 PASSES = 9
-SECONDS = 0.02  # duration of one pass of products
+SECONDS = 0.02  # duration of one measurement of products
 FIRST_TURNS = 1 << 12
-FIRST_PASSES = 8  # a program that interrupts a pass makes it a thousand times as long
-STEADY = 1.25  # maximum ratio of the best pass to the median
-OURS = 0.9  # minimum share of the time in which our threads had a processor
+FIRST_PASSES = 8  # a program that interrupts a measurement makes it a thousand times as long
+STEADY = 1.25  # maximum ratio of the best measurement to the median
+OURS = 0.9  # minimum share of the time in which the measuring threads had a processor
 LOAD = 0.5  # maximum number of runnable programs before the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Rates per second with all threads; 0 with a remark if one could not be measured."""
+    """Bandwidth and operations per second with all threads. A limit that could not be measured is 0, with a remark."""
 
     threads: int
     read_bytes: float
     byte_operations: float
-    remarks: tuple[str, ...]  # why the numbers may be too low
+    remarks: tuple[str, ...]  # why the values may be too low
 
 
 def measure_speed(main: SystemMemory) -> Speed:
@@ -74,7 +74,7 @@ def product_operations(threads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpeed:
-    """The rates of some passes, and the share of the time in which each thread had a processor."""
+    """The results of some measurements, and the share of the time in which each thread had a processor."""
 
     rates: list[float]
     ours: float

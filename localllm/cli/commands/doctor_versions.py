@@ -1,4 +1,4 @@
-"""The versions of localllm, Python, the system and the packages, for `localllm doctor`. It imports no package."""
+"""The versions of localllm, Python, the system and the packages, for `localllm doctor`. No package is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOME = os.path.expanduser("~")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions to report; "" for a package that is not installed."""
+    """Return the versions to report, with "" for a package that is not installed."""
     return {
         "localllm": f"{version()} in {without_home(Path(__file__).resolve().parents[3])}",
         "python": f"{platform.python_implementation()} {platform.python_version()}, {without_home(sys.executable)}",
@@ -31,12 +31,12 @@ def versions() -> dict[str, str]:
 
 
 def installed_packages(names: Sequence[str]) -> dict[str, str]:
-    """Return the version of each package; "" if it is not installed."""
+    """Return the version of each package, or "" if it is not installed."""
     return {name: _installed(name) for name in names}
 
 
 def without_home(path: str | Path) -> str:
-    """Return a path without the home folder, because users paste the report in public."""
+    """Return a path without the home folder, because users publish the report."""
     text = str(path)
     inside = text == _HOME or text.startswith(_HOME.rstrip(os.sep) + os.sep)
     return "~" + text[len(_HOME.rstrip(os.sep)) :] if inside and os.sep != _HOME else text

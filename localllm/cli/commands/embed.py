@@ -19,7 +19,7 @@ from localllm.cli.terminal.console import LoadProgress
 
 
 def embed(own: EmbedOptions, name: str, given: Sequence[str], opening: OpeningOptions) -> None:
-    """Print a line for every text: its embedding, or its score."""
+    """Print a line for every text: its embedding or its score."""
     texts = _texts(own, given)
     if own.query and own.pooling not in ("auto", "rank"):
         raise LocalLLMError(f"--query ranks documents; it goes with --pooling rank, not {own.pooling}")
@@ -38,7 +38,7 @@ def embed(own: EmbedOptions, name: str, given: Sequence[str], opening: OpeningOp
 
 
 def _texts(own: EmbedOptions, given: Sequence[str]) -> list[str]:
-    """Return the texts of the command line, then the lines of a file or of stdin."""
+    """Return the texts on the command line, then the lines of a file or of stdin."""
     texts = list(given)
     if own.file:
         texts += read_text(own.file).splitlines()

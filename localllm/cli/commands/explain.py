@@ -38,9 +38,9 @@ def explain(
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
-    """Answer `prompt` as `run` does, then print the explanation. Raise KeyboardInterrupt if Ctrl-C stopped the answer.
+    """Answer `prompt` like `run`, then print the explanation. Raise KeyboardInterrupt if Ctrl-C stopped the answer.
 
-    `where`: the source of each option that is not on the command line.
+    `where` is the source of each option that is not on the command line.
     """
     from localllm.template import renderer
 

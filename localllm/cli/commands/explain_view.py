@@ -1,4 +1,4 @@
-"""The terminal view of `localllm explain`, with rich. Long lists are cut; the page shows them whole."""
+"""The terminal view of `localllm explain`, with rich. Long lists are shortened; the HTML page has the full lists."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from localllm.explain.lessons import lessons
 from localllm.explain.record import Record, TokenChoice
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, short_stage, shown, time
 
-PROMPT_ENDS = 40  # first and last tokens of the prompt that are shown
-STEPS = 12  # tokens of the answer that are shown
+PROMPT_ENDS = 40  # first and last prompt tokens shown
+STEPS = 12  # answer tokens shown
 LISTED = 4  # candidates shown per token
-BAR = 60  # characters of the timeline
+BAR = 60  # width of the timeline in characters
 WIDTH = 120  # columns, if stdout is a pipe
 STYLES = {"prompt": "blue", "decoding": "green", "verifying": "yellow", "draft": "magenta", "sampling": "red"}
 LETTERS = {"prompt": "P", "decoding": "d", "verifying": "v", "draft": "m", "sampling": "s"}
@@ -90,7 +90,7 @@ def _prompt(it: Explanation) -> Text:
 
 
 def _line(record: Record) -> Text:
-    """Return a timeline of letters: each names the step that took most of its interval."""
+    """Return a timeline of letters. Each letter names the step that took most of its interval."""
     total, chunks = record.ended or 1.0, {id(step) for step in record.chunks()}
     shares: list[dict[str, float]] = [{} for _ in range(BAR)]
 

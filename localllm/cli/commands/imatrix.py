@@ -1,4 +1,4 @@
-"""`localllm imatrix`: measure the importance of every matrix's columns on a text, for quantize and llama-quantize."""
+"""`localllm imatrix`: measure the importance of every matrix column on a text, for quantize and llama-quantize."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localllm.quantize.calibration.imatrix import measure_imatrix, write_imatrix
 def imatrix(own: ImatrixOptions, name: str, opening: MeasuringOptions) -> None:
     """Evaluate the text, write the file, and print a summary.
 
-    Raise KeyboardInterrupt after Ctrl-C, once the file covers the windows that were done.
+    Raise KeyboardInterrupt after Ctrl-C, once the file with the finished windows is written.
     """
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
@@ -46,7 +46,7 @@ def imatrix(own: ImatrixOptions, name: str, opening: MeasuringOptions) -> None:
 
 
 def _perplexity(windows: Windows, progress: RunningProgress) -> Callable[[int, int, F32], None]:
-    """Return a display of the perplexity so far, computed as `localllm perplexity` does."""
+    """Return a display of the perplexity so far, computed as in `localllm perplexity`."""
     running = RunningPerplexity(progress)
 
     def seen(window: int, start: int, logits: F32) -> None:

@@ -1,4 +1,4 @@
-"""`localllm list`: the models on this computer, fetched by localllm and by other programs."""
+"""`localllm list`: the models on this computer, downloaded by localllm or by other programs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _facts(each: StoredModel, places: StoreFolders) -> dict[str, object]:
 
 
 def _quantization(each: StoredModel) -> str:
-    """Return the quantization that the name gives, or the format of most of the file's bytes."""
+    """Return the quantization in the model's name, or the format of most of the bytes in the file."""
     if each.label:
         return each.label
     from localllm.gguf import open_gguf

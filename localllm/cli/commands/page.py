@@ -7,18 +7,19 @@ import webbrowser
 
 from localllm.cli.terminal.console import say
 
-TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})  # the page needs JavaScript
+TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})  # text browsers; the page needs JavaScript
 
 
 def page_address(address: str, port: int) -> str:
-    """Return the page's URL for a browser on this computer, from an address that the server listens on."""
+    """Return the URL for a browser on this computer, from an address that the server listens on."""
     if address in ("0.0.0.0", "::", "*", ""):
         return f"http://localhost:{port}/"
     return f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
 
 
 def show_page(url: str) -> None:
-    """Open a page in the user's browser, or print its URL. Returns at once: some browsers run until they are closed."""
+    """Open a page in the user's browser, or print its URL. The function returns at once, since some browsers run until
+    they are closed."""
 
     def show() -> None:
         if not open_page(url):

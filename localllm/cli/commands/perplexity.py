@@ -1,6 +1,5 @@
-"""`localllm perplexity`: measure how well a model predicts a text, as llama.cpp does, and its divergence from a
-base.
-"""
+"""`localllm perplexity`: the perplexity of a model on a text, computed as in llama.cpp, and its divergence from a base
+model."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ _STRIDE = Setting("ppl_stride")
 
 
 def perplexity(own: PerplexityOptions, name: str, opening: MeasuringOptions) -> None:
-    """Evaluate the text and print the results. After Ctrl-C, print those so far and raise KeyboardInterrupt."""
+    """Evaluate the text and print the results. On Ctrl-C, print the results so far and raise KeyboardInterrupt."""
     target = Path(own.save_base) if own.save_base else None
     if own.ppl_stride and target is not None:
         raise LocalLLMError(Notice(Setting("save_base"), " cannot hold overlapping windows; leave out ", _STRIDE))
@@ -99,7 +98,7 @@ def _report(name: str, device: str, own: PerplexityOptions, windows: Windows, sc
 
 
 def read_evaluation_text(file: str) -> str:
-    """Return the text to measure on, from a file or from stdin."""
+    """Return the text to evaluate, from a file or from stdin."""
     if file:
         return regular.read_text(file)
     text = "" if sys.stdin.isatty() else sys.stdin.read()
@@ -109,7 +108,7 @@ def read_evaluation_text(file: str) -> str:
 
 
 def model_files(name: str) -> tuple[Path, ...]:
-    """Return all files (parts) of a model, or the base-logits file of this name."""
+    """Return all files (parts) of a model, or the base-logits file with this name."""
     if not name:
         return ()
     path = resolve(name)
@@ -127,7 +126,7 @@ def _load(name: str, opening: MeasuringOptions, own: PerplexityOptions, ctx_size
 
 @contextmanager
 def _logits_file(name: str) -> Iterator[LogitsFile | None]:
-    """Open the base if it is a file of log-probabilities; return None if it is a model or not given."""
+    """Open the base if it is a file of log-probabilities. Return None if it is a model or is not given."""
     path = resolve(name) if name else None
     if path is None or not path.is_file() or not is_logits_file(path):
         yield None
@@ -140,7 +139,8 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
 
 
 def _windows(model: Model, ctx_size: int, own: PerplexityOptions, stored: LogitsFile | None) -> Windows:
-    """Return the windows to evaluate. A base file contains them; if a text is given too, it must match."""
+    """Return the windows to evaluate. A base-logits file contains its windows; if a text is given too, it must
+    match."""
     limit = own.chunks or None
     if stored is None:
         return cut_windows(model, read_evaluation_text(own.file), ctx_size, limit, own.ppl_stride)
@@ -180,7 +180,7 @@ def _as_json(
 def _lines(
     name: str, device: str, windows: Windows, done: int, result: Result, divergence: Divergence | None
 ) -> list[tuple[str, str]]:
-    """Return (label, number) pairs with the same number of digits as llama.cpp."""
+    """Return (label, value) pairs, with values to the same number of digits as in llama.cpp."""
     of_all = f" of {len(windows.tokens)}" if done < len(windows.tokens) else ""
     strided = f", {windows.stride} apart" if windows.stride else ""
     lines = [

@@ -1,6 +1,5 @@
-"""`localllm pull`: fetch a model from the Hugging Face hub. `-hf` does the same if the model is not on this
-computer.
-"""
+"""`localllm pull`: download a model from the Hugging Face hub. `-hf` does the same if the model is not on this
+computer."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from localllm.hub.reference import Reference, reference
 
 
 def pull(own: PullOptions) -> None:
-    """Fetch a model and print its local name."""
+    """Download a model and print its local name."""
     if len(own.words) != 1:
         given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
         raise UsageError(f"expected one USER/REPO[:QUANT]{given}")
@@ -27,7 +26,7 @@ def pull(own: PullOptions) -> None:
 
 
 def fetched(text: str) -> Path:
-    """Return the file of USER/REPO[:QUANT], from any program's cache or fetched now."""
+    """Return the file of USER/REPO[:QUANT], from the cache of any known program or newly downloaded."""
     asked = reference(text)
     try:
         return locate(str(asked))
@@ -36,7 +35,7 @@ def fetched(text: str) -> Path:
 
 
 def _pull(asked: Reference) -> tuple[str, Path]:
-    """Fetch a model if it is not in the cache. Return its name and its first file."""
+    """Download a model if it is not cached. Return its name and its first file."""
     from localllm.hub.client import Hub
     from localllm.hub.fetch import FetchHooks
     from localllm.hub.pull import pull_model

@@ -1,4 +1,4 @@
-"""`localllm quantize`: turn the command line into jobs, one per tensor, and write their results to a file."""
+"""`localllm quantize`: turn the command line into jobs, one per tensor, and write the results to a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 
 
 class _Asked(NamedTuple):
-    """The parsed command line. `mix` is None for COPY, and if a goal replaces the type."""
+    """The parsed command line. `mix` is None for COPY, and if a quality goal replaces the type."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class _Asked(NamedTuple):
 
 
 def quantize(own: QuantizeOptions) -> None:
-    """Quantize, or with --dry-run show the jobs."""
+    """Quantize a model, or show the jobs with --dry-run."""
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
     text, test = _texts(own)
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def quantize(own: QuantizeOptions) -> None:
             show_report(source, jobs, imatrix, own)
             return
         check_jobs(jobs, [job.name for job in jobs] if own.method else _known(imatrix), own.allow_requantize)
-        # A method accepts larger errors of weights for smaller errors of outputs, so only a text can judge it.
+        # A method accepts larger weight errors for smaller output errors, so only a text can show its effect.
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
         with _method(own, source, jobs, text, progress) as method:
             how = ConversionSettings(_threads(own), imatrix, method, errors, progress)
@@ -112,7 +112,7 @@ def _measuring(own: QuantizeOptions) -> str:
 
 
 def _texts(own: QuantizeOptions) -> tuple[str, str]:
-    """Read the calibration and report texts first, because the work in between may take long."""
+    """Read the calibration and report texts first, because the work before their use may take long."""
     option = _measuring(own)
     if option and not own.file:
         raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
@@ -126,7 +126,8 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: QuantizeOptions) -> Iterator[Source]:
-    """Convert a folder to a temporary file next to the target for the duration of the block. Errors name the folder."""
+    """Convert a checkpoint to a temporary file next to the target for the duration of the block. Errors name the
+    checkpoint."""
     with scratch(target) as path:
         try:
             with conversion(copy_jobs(source), source.tensors, ConversionSettings(_threads(own))) as tensors:
@@ -195,13 +196,13 @@ def _format(option: str, name: str) -> str:
 
 
 def _read_files(source: Source, own: QuantizeOptions) -> list[str | Path]:
-    """Return the input files: all parts of the model, and files that options name."""
+    """Return the input files: all parts of the model, and the files that options name."""
     parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
 def _jobs(source: Source, asked: _Asked, options: MixOptions) -> list[Job]:
-    """Return the jobs of a type; empty if a goal replaces the type."""
+    """Return the jobs of a type; the list is empty if a quality goal replaces the type."""
     if asked.kind == MIXED:
         return []
     return copy_jobs(source) if asked.mix is None else plan_jobs(source, asked.mix, options)

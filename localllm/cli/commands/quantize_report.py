@@ -1,4 +1,4 @@
-"""The output of `localllm quantize`: the job of every tensor, its error, and the effect on a text."""
+"""The output of `localllm quantize`: the job and the error of every tensor, and the effect on a text."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
 
 
 def text_report(before: Path, after: Path, text: str, own: QuantizeOptions, progress: RateProgress) -> str:
-    """Return the perplexity of the text (--test or -f) before and after, and the divergence of the distributions."""
+    """Return the perplexity of the text (--test or -f) before and after quantization, and the divergence of the
+    distributions."""
     name = own.test or own.file
     with ExitStack() as stack:
         models = [

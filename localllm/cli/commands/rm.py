@@ -1,4 +1,4 @@
-"""`localllm rm`: delete a model that `pull` fetched."""
+"""`localllm rm`: delete a model that `pull` downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localllm.loading.resolve import BOX
 
 
 def remove(own: RemoveOptions) -> None:
-    """Delete a model after asking. Raise LocalLLMError if `pull` did not fetch it."""
+    """Delete a model after asking. Raise LocalLLMError if `pull` did not download it."""
     if len(own.words) != 1:
         given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
         raise UsageError(f"expected one NAME{given}")

@@ -1,4 +1,4 @@
-"""`localllm run`: answer one prompt; only the answer goes to stdout."""
+"""`localllm run`: answer one prompt. Only the answer goes to stdout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
-    """Return the prompt: the command line's text, the file and stdin, as far as given, joined by newlines."""
+    """Return the prompt: the text on the command line, the file and stdin, as far as given, joined by newlines."""
     parts = [text for text in given if text]
     if file and file != "-":
         parts.append(read_text(file))
@@ -69,7 +69,8 @@ def run(name: str, asked: Asking) -> None:
 
 
 def _loaded(name: str, asked: Asking) -> Model:
-    """Load a model. If it cannot speculate and only the configuration asks for it, load it without."""
+    """Load a model. If the model does not support speculation, and only the configuration asks for it, load it without
+    speculation."""
     options = asked.opening.options
     try:
         with LoadProgress() as progress:
@@ -82,14 +83,14 @@ def _loaded(name: str, asked: Asking) -> Model:
 
 
 class AskedReply(NamedTuple):
-    """A prompt whose answer is generated lazily, as it is read."""
+    """A request whose answer is generated while it is read."""
 
     reply: Reply
-    prompt: list[int]  # tokens, if the prompt is continued as plain text
+    prompt: list[int]  # prompt tokens, if the prompt is continued as plain text
     conversation: Conversation | None  # None if the prompt is continued as plain text
 
     def evaluated(self) -> list[int]:
-        """Return the tokens of prompt and answer in the cache; valid once the answer has ended."""
+        """Return the tokens of prompt and answer in the KV cache; valid once the answer has ended."""
         if self.conversation is not None:
             return self.conversation.tokens
         return [*self.prompt, *self.reply.tokens][: self.reply.end.cached_tokens]
@@ -107,13 +108,13 @@ def ask(
     where: Mapping[str, str],
     observer: AnswerObserver | None = None,
 ) -> AskedReply:
-    """Submit a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where`: as in `Asking`."""
+    """Submit a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where` is as in `Asking`."""
     conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
     if conversation is not None:
         conversation.observer = observer
         return AskedReply(conversation.say(prompt, cancel), [], conversation)
     without_template(answering, where)
-    ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
+    ids = model.prompt_ids(prompt, parse_special=True)  # parse control tokens in the prompt
     constraint = text_constraint(model, answering.structure)
     request = Request(
         ids, sampling_of(model, sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
@@ -156,7 +157,7 @@ def _conversation(
     sampling: Mapping[str, Any],
     format_: Family | None,
 ) -> Conversation | None:
-    """Return the conversation of the prompt; None if the prompt is continued as plain text."""
+    """Return the conversation for the prompt, or None if the prompt is continued as plain text."""
     from localllm.chat import is_plain, template_of
 
     template, note = template_of(model, confined, format_)

@@ -1,6 +1,5 @@
-"""`localllm run` with a diffusion model: a terminal shows the canvas while it is filled; a pipe gets only the final
-text.
-"""
+"""`localllm run` with a diffusion model. A terminal shows the canvas while it is filled; a pipe gets only the final
+text."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ MASK = "\u2591"  # shown at masked positions
 
 
 def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
-    """Fill in the answer and print it. After Ctrl-C print nothing and raise KeyboardInterrupt."""
+    """Generate the answer and print it. On Ctrl-C, print nothing and raise KeyboardInterrupt."""
     _refuse(asked)
     with interruptible() as cancel:
         tell(model)
@@ -57,7 +56,7 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
 
 
 def _refuse(asked: Asking) -> None:
-    """Raise LocalLLMError for typed options that need left-to-right generation; configured ones get a note."""
+    """Raise LocalLLMError for typed options that need left-to-right generation. Configured options get a note."""
     cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
     structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
     asked.leave_out(cache, "a diffusion model computes all tokens in each step", "a diffusion model")
@@ -65,7 +64,7 @@ def _refuse(asked: Asking) -> None:
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
-    """Return the ids of the prompt, as a chat turn if there is a template, and the stop strings."""
+    """Return the prompt's token ids and the stop strings. If there is a chat template, the prompt is a chat turn."""
     from localllm.chat import is_plain, template_of
     from localllm.template import ChatEncoder
 
@@ -88,7 +87,7 @@ def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int],
 
 
 def cut_at_stops(text: str, stops: tuple[str, ...]) -> str:
-    """Return a text up to the first stop string."""
+    """Return the text up to the first stop string."""
     return text[: min([found for stop in stops if (found := text.find(stop)) >= 0], default=len(text))]
 
 
@@ -102,10 +101,10 @@ def _write(text: str, asked: Asking) -> None:
 
 @contextmanager
 def _shown(model: Model, asked: Asking) -> Iterator[Any]:
-    """Yield a function that shows a canvas: the text so far on a terminal's alternate screen; elsewhere it does
-    nothing.
+    """Yield a function that shows a canvas. On a terminal it shows the text so far on the alternate screen; elsewhere
+    it does nothing.
 
-    Drawn in place among other lines, it would leave a copy of itself whenever the terminal becomes narrower.
+    On the main screen, the canvas would leave a copy of itself whenever the terminal becomes narrower.
     """
     out = raw(sys.stdout)
     if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or asked.display.plain:
@@ -129,7 +128,7 @@ def _shown(model: Model, asked: Asking) -> Iterator[Any]:
 
 
 def around_first(lines: list[str], height: int) -> list[str]:
-    """Return `height` lines that include the first one with masked tokens, or the last lines if no token is masked."""
+    """Return `height` lines around the first line with masked tokens, or the last lines if no token is masked."""
     first = next((number for number, line in enumerate(lines) if MASK in line), len(lines))
     start = max(0, min(first - height // 2, len(lines) - height))
     return lines[start : start + height]

@@ -36,14 +36,15 @@ from localllm.server.service import ModelService, Usual
 from localllm.server.settings import ServerSettings
 from localllm.template import given_template
 
-UVICORN = "uvicorn.error"  # uvicorn's logger for starts and stops
-ALIGNED = 256  # tokens: prompt chunks on a GPU are multiples of this
+UVICORN = "uvicorn.error"  # uvicorn's logger for start and stop messages
+ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 
 
 def serve(
     own: ServeOptions, name: str, opening: OpeningOptions, sampling: Mapping[str, Any], browser: bool = False
 ) -> None:
-    """Serve one model, or all models of a folder, until SIGTERM or Ctrl-C. `browser`: open the web page once ready."""
+    """Serve one model, or all models in a folder, until SIGTERM or Ctrl-C. `browser` opens the web page once the server
+    is ready."""
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
     settings = ServerSettings.of(own, own.max_tokens)
@@ -62,7 +63,7 @@ def serve(
             danger = f"other users can write {folder}, and delete the prompts that are kept there"
             say(f"note: {danger}; chmod go-w {folder}", YELLOW)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that an error while loading is one line
+    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that a loading error is one line
     metrics, admission = Metrics(), Admission(settings.limits)
 
     def opened(path: Path) -> Served:
@@ -112,7 +113,7 @@ def serve(
 
 
 def plan_line(served: Served, parallel: int) -> str:
-    """Return a line about the model's memory and the tokens that it holds."""
+    """Return a line with the memory of the model and the number of tokens that fit in it."""
     model, total = served.model, served.bytes
     memory = model.executable.memory
     if served.embeds:

@@ -1,4 +1,4 @@
-"""`localllm show`: print the contents of a model file, and the memory needed for a context, without reading weights.
+"""`localllm show`: print the contents of a model file, and the memory needed for a context. Weights are not read.
 
 A model that cannot run (unsupported architecture or format) is shown with the reason.
 """
@@ -36,7 +36,7 @@ _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # maximum items of a long array, maxim
 
 
 def show(own: ShowOptions, name: str) -> None:
-    """Print the facts of a model file. Raise GGUFError if it cannot be read."""
+    """Print the facts of a model file. Raise GGUFError if the file cannot be read."""
     from localllm.template import renderer
 
     with renderer() as confined, open_gguf(resolve(name)) as file:
@@ -57,7 +57,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return the facts of a model file as JSON values. A fact that cannot be determined is {"problem": reason}.
 
-    `confined` is the process that checks the chat template (default: a new one).
+    `confined` is the process that checks the chat template (default: a new process).
     """
     facts: dict[str, Any] = {
         "file": str(file.path),
@@ -69,7 +69,7 @@ def describe(
         "sampling": _sampling(file),
         "memory": _told(lambda: _memory(file, ctx_size, cache)),
         "formats": _by_format(file),
-        "chat_template": _told(lambda: _template(file, confined)),  # last, because its process is still starting
+        "chat_template": _told(lambda: _template(file, confined)),  # last, since the template process is still starting
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
     if every_tensor:
@@ -152,7 +152,7 @@ def _template(file: GGUFFile, confined: Confined | None) -> dict[str, Any]:
 
 
 def _sampling(file: GGUFFile) -> dict[str, Any]:
-    """Return the file's sampling defaults, which the command line overrides."""
+    """Return the sampling defaults in the file, which the command line overrides."""
     found = file_defaults(file.metadata)
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
@@ -196,7 +196,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
 
 
 def _harm(types: CacheTypes, plan: Plan) -> str:
-    """Return why `chat` and `run` would refuse the cache types, or ""."""
+    """Return the reason why `chat` and `run` would refuse the KV cache types, or ""."""
     found = {f"{name}: {reason}" for name in (types.keys, types.values) if (reason := harm(name, plan))}
     return "; ".join(sorted(found))
 
@@ -211,7 +211,7 @@ def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
 
 
 def _abbreviated(value: Any) -> Any:
-    """Return a metadata value for JSON. Long arrays and texts are truncated; arrays show their length."""
+    """Return a metadata value for JSON. Long arrays and texts are truncated, and arrays show their length."""
     if isinstance(value, np.ndarray | StringArray):
         items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
         return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} total"]
@@ -242,12 +242,12 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
 
 
 def _each(value: Any) -> str:
-    """Return a number, or the distinct numbers of the layers."""
+    """Return a value that all layers share, or the distinct values of the layers."""
     return " or ".join(str(one) for one in sorted(set(value))) if isinstance(value, list) else str(value)
 
 
 def _heads(model: dict[str, Any]) -> str:
-    """Return the number of attention heads as a part of a list; "" if no layer has any."""
+    """Return the number of attention heads as a list item, or "" if no layer has attention heads."""
     if not model["heads"]:
         return ""
     keys_and_values = f"({_each(model['kv_heads'])} for keys and values)"
@@ -299,7 +299,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
 
 
 def cache_text(memory: dict[str, Any]) -> str:
-    """Return the cache size per token as text."""
+    """Return the KV cache size per token as text."""
     text = f"{size(memory['cache_per_token'])} a token"
     if memory["window"]:
         text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"

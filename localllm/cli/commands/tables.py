@@ -1,4 +1,4 @@
-"""The support matrix as text, generated from the program's tables; `localllm show` and the documents print it."""
+"""The support matrix as text, generated from the tables in the code. `localllm show` and the documentation print it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTEGERS = ("I8", "I16", "I32", "I64")  # formats that occur in files but never 
 
 
 def formats(room: int = 0) -> str:
-    """Return the table of weight formats: bits per weight, and whether each can be read, written and run.
+    """Return the table of weight formats: bits per weight, and whether each format can be read, written and run.
 
     It fits a terminal of `room` columns.
     """
@@ -37,7 +37,7 @@ def formats(room: int = 0) -> str:
 
 
 def architectures(room: int = 0) -> str:
-    """Return the table of architectures, with the properties that are not in a model file.
+    """Return the table of architectures, with the properties that a model file does not contain.
 
     It fits a terminal of `room` columns.
     """
@@ -102,7 +102,7 @@ def _state(row: Architecture, attends: bool) -> str:
 
 
 def tokenizers() -> str:
-    """Return the table of tokenizer models, and the special tokens that each adds by default."""
+    """Return the table of tokenizer models, and the special tokens that each model adds by default."""
     from localllm.tokenizer.kinds import VOCAB_KINDS
 
     rows = [

@@ -1,7 +1,8 @@
 """Draw a picture with matplotlib as SVG or PNG. The SVG is reproducible: it has no dates, and its ids are hashes.
 
-An SVG has the colours of both themes: its style sheet swaps foreground and background if the reader's theme is dark,
-and the data colours have enough contrast on both. Text stays text. A PNG has a white background.
+An SVG has the colours of both themes. Its style sheet swaps foreground and background if the reader's theme is dark,
+and the data colours have enough contrast on both backgrounds. Text remains text, not outlines. A PNG has a white
+background.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from localllm.cli.plots.style import (
     short,
 )
 
-PNG_DOTS = 120  # per inch
+PNG_DOTS = 120  # dots per inch
 BAR = 0.22  # inches per test
 MOST_CURVES = 9  # maximum curves per panel, so that the legend stays short
 
 
 class PlotError(LocalLLMError):
-    """A picture that cannot be drawn on this system."""
+    """The picture cannot be drawn on this system."""
 
 
 def check_installed() -> None:
@@ -77,7 +78,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
 
 
 def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
-    """Plot tokens per second against one quantity, with the spread of the runs."""
+    """Plot tokens/s against one quantity, with the spread of the runs."""
     labels = list(dict.fromkeys(series.label for series in panel.series))[:MOST_CURVES]
     shown = [series for series in panel.series if series.label in labels]
     for series in shown:
@@ -139,7 +140,7 @@ def _rates(axes: Any, picture: Picture) -> None:
 
 
 def _told(rates: Sequence[float]) -> str:
-    """Return the label of a test's rates: "48.1", or "48.1, before 40.2 = 1.20x"."""
+    """Return the label of a test's speeds: "48.1", or "48.1, before 40.2 = 1.20x"."""
     new, *old = (f"{rate:,.{0 if rate >= 1000 else 1}f}" if rate else "" for rate in rates)
     if not old or not old[0]:
         return new

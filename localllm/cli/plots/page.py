@@ -1,6 +1,5 @@
-"""A picture of speed as one HTML file: the inline SVG and a table of every test. It loads no resources and has no
-scripts.
-"""
+"""One HTML file with a picture of speed: the inline SVG and a table of every test. It loads no resources and has no
+scripts."""
 
 from __future__ import annotations
 

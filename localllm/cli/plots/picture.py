@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from localllm.cli.plots.runs import ResultRow, Run
 
-SURE = 1.05  # a rate may exceed a well-measured limit by this factor
+SURE = 1.05  # a speed may exceed a well-measured limit by this factor
 MOST_TESTS = 30  # maximum in the panel of all tests; the HTML page lists all
 
 
@@ -22,11 +22,11 @@ class Roof:
     run: int
     gb: float  # memory bandwidth in GB/s
     gop: float  # int8 products in GOP/s
-    disturbed: bool = False  # other programs ran while the products were measured
+    disturbed: bool = False  # other programs ran during the measurement of the products
 
     @property
     def ridge(self) -> float:
-        """Operations per byte above which arithmetic is the limit; 0 if unknown."""
+        """Operations per byte above which arithmetic is the limit, or 0 if unknown."""
         return self.gop / self.gb if self.gb else 0.0
 
 
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: the properties that its tests share, and (x, tokens per second, spread) of each, by x."""
+    """A curve: the properties that its tests share, and (x, tokens/s, spread) of each test, sorted by x."""
 
     run: int
     label: str
@@ -62,7 +62,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A test, and its rate in each run; 0 if the run lacks it."""
+    """A test and its speed in each run; the speed is 0 if the run lacks the test."""
 
     label: str
     rates: tuple[float, ...]
@@ -74,7 +74,7 @@ class Picture:
     """A complete picture."""
 
     title: str
-    runs: tuple[str, ...]  # names of the runs, the new one first
+    runs: tuple[str, ...]  # names of the runs, the new run first
     models: tuple[str, ...]
     roofs: tuple[Roof, ...]
     points: tuple[Point, ...]
@@ -145,7 +145,7 @@ def picture_of(runs: Sequence[Run]) -> Picture:
 
 
 def _machine(run: Run, of_threads: bool) -> str:
-    """Return the processor of a run, with the number of threads if all tests used the same."""
+    """Return the processor of a run, with the number of threads if all tests used the same number."""
     words, _, last = run.processor.rpartition(", ")
     return words if of_threads and "thread" in last else run.processor or "this machine"
 
@@ -153,8 +153,7 @@ def _machine(run: Run, of_threads: bool) -> str:
 def _roof(number: int, run: Run) -> Roof | None:
     """Return the highest limits measured in a run, before it or around one of its tests.
 
-    A test with more operations per second than the measured int8 products shows that the measurement was disturbed, so
-    that limit is omitted.
+    A test that exceeds the measured int8 products shows that the measurement was disturbed, so that limit is omitted.
     """
     gb = max((max(row.roof, row.machine_gb) for row in run.rows), default=0.0)
     gop = max((row.machine_gop for row in run.rows), default=0.0)
@@ -163,7 +162,7 @@ def _roof(number: int, run: Run) -> Roof | None:
 
 
 def _panel(axis: _Axis, rows: Sequence[tuple[int, ResultRow]], several: bool) -> Panel | None:
-    """Return a panel of the curves with at least two points; None if there are none."""
+    """Return a panel of the curves with at least two points, or None if no curve has two."""
     curves: dict[tuple[int, str], dict[float, tuple[float, float, float]]] = {}
     for number, row in rows:
         if axis.takes(row):

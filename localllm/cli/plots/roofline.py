@@ -1,6 +1,6 @@
 """The roofline: operations per second against operations per byte, under the limits of bandwidth and arithmetic.
 
-A test left of the ridge is limited by memory, one right of it by arithmetic.
+A test left of the ridge is limited by memory bandwidth, a test right of the ridge by arithmetic.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _told(picture: Picture, roof: Roof) -> str:
 def _labels(
     points: list[Point], across: tuple[float, float], along: tuple[float, float]
 ) -> Iterator[tuple[Point, tuple[int, int]]]:
-    """Yield each point whose label fits, and the label's offset to the right and upwards, in points."""
+    """Yield each point whose label fits, and the offset of the label to the right and upwards, in points."""
     spots = {point: (_share(point.intensity, across) * ROOM[0], _share(point.gop, along) * ROOM[1]) for point in points}
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots.values()]
     for point, (x, y) in spots.items():

@@ -1,7 +1,7 @@
-"""Results of `localllm bench` as rows to plot and to compare, measured now or read from a file.
+"""Results of `localllm bench` as rows to plot and to compare, from the current run or from a file.
 
-The file is output of `bench -o json` or `-o jsonl`; llama-bench's has the same names. It is untrusted: every number and
-text is validated here, so that drawing needs no checks.
+The file is output of `bench -o json` or `-o jsonl`; llama-bench uses the same names. It is untrusted: every value is
+validated here, so that drawing needs no checks.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ MOST_BYTES = 32 << 20
 MOST_ROWS = 10_000
 MOST_TEXT = 60
 MOST_NAME = 4096
-LARGEST = 1e18  # maximum of any number; no measurement is larger
+LARGEST = 1e18  # maximum of any value; no measurement is larger
 
 
 class RunError(LocalLLMError):
-    """Raised for a file without results of `localllm bench`."""
+    """The file has no valid results of `localllm bench`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
     """One test of one model. Values that were not measured are 0."""
 
-    model: str  # architecture, size and format
-    file: str  # the model's file name without its folder
+    model: str  # architecture, parameter count and format
+    file: str  # file name of the model, without its folder
     test: str  # pp512, tg128 @ d4096
     threads: int
-    placed: str  # GPU layers and cache types that are not the default
+    placed: str  # GPU layers and KV cache types that are not the default
     prompt: int  # tokens
     answer: int
     depth: int
-    rate: float  # tokens per second
+    rate: float  # tokens/s
     spread: float
-    text: str = ""  # prompt of a speculation test
-    operations: float = 0.0  # of one run
-    bytes: float = 0.0  # read in one run
-    seconds: float = 0.0  # of one run
-    roof: float = 0.0  # GB/s, measured around the test
+    text: str = ""  # name of the text in a speculation test
+    operations: float = 0.0  # operations of one run
+    bytes: float = 0.0  # bytes read in one run
+    seconds: float = 0.0  # duration of one run
+    roof: float = 0.0  # bandwidth in GB/s, measured around the test
     machine_gb: float = 0.0  # GB/s
     machine_gop: float = 0.0  # GOP/s
 
@@ -57,18 +57,18 @@ class ResultRow:
 
     @property
     def intensity(self) -> float:
-        """Return operations per byte; 0 if unknown."""
+        """Return operations per byte, or 0 if unknown."""
         return self.operations / self.bytes if self.bytes else 0.0
 
     @property
     def gop(self) -> float:
-        """Return billions of operations per second; 0 if unknown."""
+        """Return billions of operations per second, or 0 if unknown."""
         return self.operations / self.seconds / 1e9 if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The rows of one run of the program. `name` identifies it in a picture."""
+    """The rows of one benchmark run. `name` identifies it in a picture."""
 
     name: str
     rows: tuple[ResultRow, ...]
@@ -88,12 +88,12 @@ class Ratio:
 
     @property
     def apart(self) -> bool:
-        """Return whether the rates differ by more than both spreads."""
+        """Return whether the speeds differ by more than both spreads."""
         return abs(self.new.rate - self.old.rate) > self.new.spread + self.old.spread
 
 
 def run_of(name: str, results: Iterable[Mapping[str, Any]]) -> Run:
-    """Convert results to rows. Raise RunError if one is invalid."""
+    """Convert results to rows. Raise RunError if a result is invalid."""
     rows, processor = [], ""
     for number, result in enumerate(results, 1):
         try:
@@ -105,7 +105,7 @@ def run_of(name: str, results: Iterable[Mapping[str, Any]]) -> Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the results in a file. Raise RunError with a one-line message if there are none."""
+    """Read the results in a file. Raise RunError with a one-line message if the file has no results."""
     try:
         with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
@@ -125,13 +125,14 @@ def read_run(path: Path) -> Run:
 
 
 def matched(new: Run, old: Run) -> list[Ratio]:
-    """Return the tests that occur in both runs, in the order of the new one. The last of equal tests counts."""
+    """Return the tests that occur in both runs, in the order of the new run. If a test occurs twice, the last result
+    counts."""
     known = {row.key: row for row in old.rows}
     return [Ratio(row, known[row.key]) for row in {row.key: row for row in new.rows}.values() if row.key in known]
 
 
 def _values(data: bytes) -> list[Mapping[str, Any]]:
-    """Return the objects of a JSON list or of JSON lines. Raise RunError or ValueError if it is neither."""
+    """Return the objects of a JSON list or of JSON lines. Raise RunError or ValueError if the data is neither."""
     text = data.decode("utf-8")
     try:
         found = json.loads(text)
@@ -181,7 +182,7 @@ def _usual_name(prompt: int, answer: int, depth: int) -> str:
 
 
 def _placed(result: Mapping[str, Any]) -> str:
-    """Return the GPU layers and cache types that are not the default."""
+    """Return the GPU layers and KV cache types that are not the default."""
     layers = result.get("n_gpu_layers", "auto")
     keys, values = (_text(result, name, "f16") for name in ("type_k", "type_v"))
     parts = [] if layers in ("auto", -1) else [f"ngl {_short(layers)}"]
@@ -189,7 +190,7 @@ def _placed(result: Mapping[str, Any]) -> str:
 
 
 def _text(result: Mapping[str, Any], name: str, default: str | None, most: int = MOST_TEXT) -> str:
-    """Return a text as one line. Raise ValueError if it is required (no default) and missing."""
+    """Return a text as one line. Raise ValueError if it is missing and has no default."""
     value = result.get(name, default)
     if not isinstance(value, str) or (not value and default is None):
         raise ValueError(f"{name} is not a text")

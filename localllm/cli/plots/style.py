@@ -1,4 +1,4 @@
-"""The style of all panels: colours, legends, and axis numbers."""
+"""The style of all panels: colours, legends, and axis labels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import log10
 from typing import Any
 
 WIDTH, HEIGHT = 5.6, 4.2  # inches of a panel
-LONGEST, ACROSS = 52, 96  # characters of a label, and of a line of a legend
+LONGEST, ACROSS = 52, 96  # maximum characters of a label, and of a line of a legend
 INK, PAPER, LINES = "#1f2328", "#ffffff", "#8c959f"
 DARK = {INK: "#e6edf3", PAPER: "#0d1117", LINES: "#6e7681"}
 COLOURS = ("#0a7bc2", "#d1570a", "#0f8a5f", "#a64fbf", "#8a7a10", "#c23b60")
-MARKERS = ("o", "s", "^", "D", "v")  # one less than colours: 30 pairs
+MARKERS = ("o", "s", "^", "D", "v")  # one less than the colours: 30 pairs
 SETTINGS = {
     "svg.hashsalt": "localllm",
     "svg.fonttype": "none",
@@ -47,7 +47,7 @@ def colour(number: int) -> str:
 
 
 def handle(marker: str, colour: str, label: str, line: str = "", hollow: bool = False) -> Any:
-    """Return a line of a legend."""
+    """Return a legend entry."""
     from matplotlib.lines import Line2D
 
     shown = f" {short(label)}"  # matplotlib hides labels that begin with _
@@ -56,7 +56,7 @@ def handle(marker: str, colour: str, label: str, line: str = "", hollow: bool = 
 
 
 def below(axes: Any, handles: Sequence[Any], height: float = HEIGHT) -> None:
-    """Put a legend below a panel of this height in inches, outside its axes."""
+    """Put a legend below a panel of this height in inches, outside the axes."""
     if handles:
         place = (0.5, -0.6 / height)
         longest = max(len(each.get_label()) for each in handles)
@@ -70,7 +70,7 @@ def short(text: str, most: int = LONGEST) -> str:
 
 
 def plain_axis(axis: Any) -> None:
-    """Label a logarithmic axis with 1, 2, 5, 10; only powers of ten if there are many."""
+    """Label a logarithmic axis with 1, 2, 5, 10, or only with powers of ten if there are many."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     low, high = axis.get_view_interval()
@@ -80,7 +80,7 @@ def plain_axis(axis: Any) -> None:
 
 
 def number_on_axis(value: float, place: int = 0) -> str:
-    """Return a short number: 512, 2048, 10k, 1.5M."""
+    """Format a value for an axis: 512, 2048, 10k, 1.5M."""
     for most, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= most:
             return f"{value / unit:g}{name}"

@@ -1,1 +1,1 @@
-"""Terminal functions that commands share: guarded output, streamed answers, saved conversations, signals."""
+"""Terminal functions that commands share: escaped output, streamed answers, saved conversations, signals."""

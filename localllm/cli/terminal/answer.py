@@ -30,7 +30,7 @@ MEASURE_SECONDS = 0.03
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets instead of raising, so that no model step stops halfway."""
+    """Yield an event that Ctrl-C sets instead of raising, so that no forward pass stops halfway."""
     cancel = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -49,7 +49,7 @@ def write(reply: Reply, display: DisplayOptions, conversation: Conversation | No
 
     if conversation is not None and conversation.data:
         display = display.changed({"plain": True})
-    # Grammar output is wrapped at words only, because characters that look like Markdown are literal there.
+    # Output under a grammar is only wrapped at words, because characters that look like Markdown are literal there.
     shown = shown_on(sys.stdout, display, markdown=conversation is None or not conversation.structured)
     try:
         for piece in reply:
@@ -67,7 +67,7 @@ def write(reply: Reply, display: DisplayOptions, conversation: Conversation | No
 
 
 def tell(model: Model) -> None:
-    """Print decisions made while loading: the devices, the cache types, a guessed tokenizer rule."""
+    """Print decisions made while loading: the devices, the KV cache types, a guessed pre-tokenizer."""
     for note in (model.placed, model.cache.note):
         if note:
             say(note)
@@ -76,7 +76,7 @@ def tell(model: Model) -> None:
 
 
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplingOptions:
-    """Combine the user's sampler options with the file's defaults. Prints a note for each unusable default."""
+    """Combine the user's sampler options with the defaults in the file. Print a note for each unusable default."""
     for note in model.sampling_defaults.notes:
         say(f"note: {note}", YELLOW)
     return model.sampling_defaults.options(asked)
@@ -111,8 +111,7 @@ def explain_end(model: Model) -> str:
 
 def read_bandwidth(model: Model) -> float:
     """Measure the bandwidth, in bytes per second, at which this machine reads the weights: the best of several short
-    reads.
-    """
+    reads."""
     return max(_reads(model, MEASURE_SECONDS))
 
 
@@ -125,9 +124,9 @@ def _reads(model: Model, seconds: float) -> list[float]:
 
 
 class MeasuredRoof:
-    """The read bandwidth of this machine, for comparison with the bandwidth that an answer used.
+    """The read bandwidth of this machine, for comparison with the bandwidth that decoding used.
 
-    Other programs can disturb the measurement. It is valid if the median of many reads is close to the best one.
+    Other programs can disturb the measurement. It is valid if the median of many reads is close to the best read.
     """
 
     SECONDS, STEADY, MOST_SHARE = 0.1, 0.8, 1.05
@@ -136,7 +135,7 @@ class MeasuredRoof:
         self._model, self._best = model, 0.0
 
     def share(self, bandwidth: float) -> tuple[float, float]:
-        """Return a bandwidth as a share of the maximum, and the maximum in bytes per second; (0, 0) if unknown."""
+        """Return a bandwidth as a share of the maximum, and the maximum in bytes per second, or (0, 0) if unknown."""
         reads = sorted(_reads(self._model, self.SECONDS))
         steady = reads[len(reads) // 2] >= self.STEADY * reads[-1]
         self._best = max(self._best, reads[-1] if steady else 0.0)
@@ -145,7 +144,7 @@ class MeasuredRoof:
 
 
 def statistics_line(s: Usage, used: int, context: int) -> str:
-    """Return the short statistics of an answer; `used` is the number of context tokens so far."""
+    """Return the short statistics of an answer. `used` is the number of context tokens so far."""
     parts = []
     if s.answer_tokens:
         parts.append(f"first token {s.first_token_seconds:.2f} s")
@@ -170,7 +169,8 @@ def full_statistics(s: Usage, roof: MeasuredRoof) -> str:
 
 
 def speculation_part(s: Usage) -> str:
-    """Return the result of speculation: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
+    """Return the result of speculation: accepted and drafted tokens, accepted tokens per forward pass, and the
+    speedup."""
     if not s.rounds:
         return "no tokens drafted"
     return (

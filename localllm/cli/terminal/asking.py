@@ -1,4 +1,4 @@
-"""Ask before something is deleted."""
+"""Ask the user before something is deleted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""All printing: output through a guard, and notes, errors and progress on stderr.
+"""All printing: escaped output, and notes, errors and progress on stderr.
 
 Neither a file nor a model may control the terminal. While a command runs, stdout and stderr are `StreamGuard`s, which
-escape the control characters of every writer. The program's own control sequences go to the underlying stream, `raw`.
+escape the control characters of every writer. The program's control sequences go to the underlying stream, `raw`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def room() -> int:
-    """Return the columns of the terminal on stdout; 0 without a terminal, or if its width is unknown."""
+    """Return the columns of the terminal on stdout, or 0 without a terminal or if its width is unknown."""
     return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
 
 
@@ -86,12 +86,12 @@ def say(text: str, style: str = DIM) -> None:
 
 
 def fail(text: str) -> None:
-    """Print the error line that ends a command."""
+    """Print the error message that ends a command."""
     say("error: " + " ".join(text.split()), RED)
 
 
 class LoadProgress:
-    """Context manager: the `progress` of `localllm.load` as a bar, only on a terminal and for long steps."""
+    """Context manager that shows the `progress` of `localllm.load` as a bar, only on a terminal and for long steps."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
@@ -114,7 +114,8 @@ class LoadProgress:
             from rich.console import Console
             from rich.progress import Progress
 
-            # Lines written meanwhile appear above the bars. A stream redirected to a file is not replaced.
+            # Lines that are written during the progress appear above the bars. A stream redirected to a file is not
+            # replaced.
             redirect, console = sys.stdout.isatty(), Console(file=raw(sys.stderr))
             self._bars = Progress(*self._columns(), console=console, transient=True, redirect_stdout=redirect)
             self._bars.start()
@@ -137,7 +138,7 @@ class LoadProgress:
 
 
 class DownloadProgress(LoadProgress):
-    """A bar for bytes from the network, with the rate and the time left."""
+    """A bar for network downloads, with the speed and the time left."""
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -152,7 +153,7 @@ class DownloadProgress(LoadProgress):
 
 
 class RateProgress(LoadProgress):
-    """A bar for long work on many weights, with the rate and the time left."""
+    """A bar for long work on many weights, with the speed and the time left."""
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import ProgressColumn, Task, TextColumn, TimeRemainingColumn

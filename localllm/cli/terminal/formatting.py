@@ -1,4 +1,4 @@
-"""Numbers and tables as text: sizes, counts, and Markdown tables that are readable as plain text."""
+"""Format numbers and tables as text: sizes, counts, and Markdown tables that are readable as plain text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "h
 
 
 def age(seconds: float) -> str:
-    """Return the age of something as text: "3 days ago"."""
+    """Format an age in words: "3 days ago"."""
     for unit, name in _AGES:
         if seconds >= unit:
             count = int(seconds // unit)
@@ -36,7 +36,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
     """Return a Markdown table. If it exceeds a terminal of `room` columns, empty columns are dropped.
 
-    If it still does not fit, it is transposed: a block for every row, and a line for every cell that is not empty.
+    If it still does not fit, it is transposed: each row becomes a block with a line for every cell that is not empty.
     """
     whole = markdown(header, rows, right)
     if not room or len(whole.partition("\n")[0]) <= room:
@@ -64,12 +64,12 @@ def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    """Return cells as single lines; values from a file may contain line breaks."""
+    """Return cells as single lines, since values from a file may contain line breaks."""
     return [printable(cell, None) for cell in row]
 
 
 def in_columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
-    """Align rows in columns; the last column is ragged.
+    """Align rows in columns, with a ragged last column.
 
     In a terminal of `room` columns the last column wraps at words, or moves to the next line if the others leave too
     little room.

@@ -1,7 +1,7 @@
 """Emphasis and code within a line of Markdown, for text that arrives character by character.
 
-A marker is held back until its partner arrives. Without a partner soon and in the same line it is text. So the output
-does not depend on how the text was split.
+A marker is held back until its partner arrives. If no partner follows soon in the same line, the marker is text. The
+output therefore does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 BOLD, ITALIC, STRUCK, CODE = "1", "3", "9", "36"
 _MOST_HELD = 200  # maximum characters held back
 _OPENERS = "`*_~\\"
-_SPANS = (  # a whole span: the pattern, and its style
+_SPANS = (  # patterns of whole spans, and their styles
     (re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)"), CODE),
     (re.compile(r"(\*\*\*)(?=[^\s*])(.+?)(?<=[^\s*])\*\*\*(?!\*)"), f"{BOLD};{ITALIC}"),
     (re.compile(r"(\*\*)(?=[^\s*])(.+?)(?<=\S)\*\*(?!\*)"), BOLD),
@@ -51,7 +51,7 @@ class Inline:
         self._before = " "
 
     def _decide(self, ended: bool) -> Iterator[Segment]:
-        """Yield the span at the start of `_held`, or its first character if none starts there."""
+        """Yield the span at the start of `_held`, or the first character if no span starts there."""
         held = self._held
         if held[0] == "\\":
             if len(held) > 1 or ended:
@@ -91,7 +91,8 @@ class Inline:
         return not rest[0].isspace() and not inside and count in _COUNTS[marker]
 
     def _span(self, ended: bool) -> tuple[Segment, str] | None:
-        """Return the span at the start of the held characters, and the rest. It needs one character of lookahead."""
+        """Return the span at the start of the held characters, and the remaining text. It needs one character of
+        lookahead."""
         held = self._held
         if not self._can_open() or (not ended and held[-2:-1] != held[0]):
             return None

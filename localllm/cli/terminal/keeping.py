@@ -32,7 +32,8 @@ def check_place(keeping: KeepingOptions) -> None:
 
 
 class PromptCache:
-    """The file of `--prompt-cache`: read at the start if it exists, written at the end if the conversation has changed.
+    """The file of `--prompt-cache`. It is read at the start if it exists, and written at the end if the conversation
+    has changed.
 
     With `force`, `keep` also replaces a saved conversation.
     """
@@ -43,12 +44,12 @@ class PromptCache:
         if keeping.prompt_cache_ro and self._path is None:
             say("note: --prompt-cache-ro has no effect without --prompt-cache FILE", YELLOW)
         self._model, self._overwrite = model, overwrite
-        self._found = False  # whether the file existed at the start; only then it is replaced
-        self._tokens: list[int] = []  # cached tokens when it was read
+        self._found = False  # whether the file existed at the start, since only then it is replaced
+        self._tokens: list[int] = []  # tokens cached when the file was read
         self._messages: list[dict[str, str]] = []
 
     def take_up(self) -> None:
-        """Load only the cache, for a given prompt."""
+        """Load only the KV cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
             kept = read_prompt_cache(self._path, self._model)
             self._messages = kept.messages

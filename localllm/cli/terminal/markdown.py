@@ -1,7 +1,7 @@
 """Markdown on a terminal while it streams: headings, lists, quotes, code, tables and emphasis.
 
-Output is final: the cursor never moves back, so answers may be longer than the screen. The start of a line, a line of
-code and a table are held back until they are complete. The text must be printable (`localllm.base.printable`).
+The cursor never moves back over written output, so answers may be longer than the screen. The start of a line, a line
+of code and a table are held back until they are complete. The text must be printable (`localllm.base.printable`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _LANGUAGES = (  # languages whose highlighting is known to be quick on any text
     "bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "js", "json", "php", "py", "python",
     "ruby", "rust", "sh", "shell", "sql", "toml", "ts", "typescript", "xml", "yaml",
 )  # fmt: skip
-_MOST_LINE = 400  # maximum characters of a line of code that is highlighted
+_MOST_LINE = 400  # maximum characters of a highlighted line of code
 _MOST_ROWS = 200  # maximum rows of a table that are held back
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})([^`]*)$")
 _RULE = re.compile(r"(?:-{3,}|\*{3,}|_{3,}) *$")
 _DELIMITER = re.compile(r"\|? *:?-+:? *(\| *:?-+:? *)*\|? *$")
 
 Start = Literal["heading", "item", "quote", "row", "fence", "text"]
-_STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (  # complete start, and possible beginning of one
+# pattern of a complete line start, and of its possible beginning
+_STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (
     ("heading", re.compile(r"#{1,6} +"), re.compile(r"#{1,6}")),
     ("item", re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?=\S)"), re.compile(r"[-*+] *|\d{1,3}(?:[.)] *)?")),
     ("quote", re.compile(r"> ?"), re.compile(r">")),
@@ -41,8 +42,8 @@ class Markdown:
 
     def __init__(self, out: Wrapped) -> None:
         self._out, self._inline = out, Inline()
-        self._start: str | None = ""  # the start of a line while its kind is unknown; None: known
-        self._whole: Start | None = None  # the kind of a line that is held back whole
+        self._start: str | None = ""  # the start of a line while its kind is unknown; None: the kind is known
+        self._whole: Start | None = None  # the kind of a line that is held back until it is complete
         self._style = ""
         self._fence = ""  # the marker that ends the code
         self._language = ""
@@ -215,7 +216,7 @@ def highlighted(line: str, language: str) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table; the first row is its header."""
+    """Return the lines of a table, whose first row is the header."""
     from rich.box import SIMPLE_HEAD
     from rich.style import Style
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Keys typed while a program writes: they are not echoed, and wait for the next prompt."""
+"""Turn off the echo of keys typed while a program writes. The keys wait for the next prompt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ try:
 except ImportError:  # a system without termios
     termios = None  # type: ignore[assignment]
 
-_INPUT, _LOCAL = 0, 3  # indices into the attributes of a terminal
+_INPUT, _LOCAL = 0, 3  # indices into the terminal attributes
 
 
 class Quiet:
     """Context manager that switches the terminal's echo off. It does nothing if stdin is not a terminal.
 
-    `by_key`: an editor reads the waiting keys, so they are passed on one by one. Ctrl-Z restores the terminal for the
-    shell. Ctrl-C is ignored when no answer runs, because it may arrive just after an answer has ended.
+    With `by_key`, an editor reads the waiting keys, so they are passed on one by one. Ctrl-Z restores the terminal for
+    the shell. Ctrl-C is ignored when no answer is running, because it may arrive just after an answer has ended.
     """
 
     def __init__(self, by_key: bool) -> None:
@@ -59,7 +59,7 @@ class Quiet:
 
     @contextmanager
     def paused(self, interrupts: bool = False) -> Iterator[None]:
-        """Restore the terminal within the block, for another program. With `interrupts` Ctrl-C works too."""
+        """Restore the terminal within the block, for another program. With `interrupts`, Ctrl-C works too."""
         if self._before is None:
             yield
             return
@@ -88,4 +88,4 @@ class Quiet:
 
 
 def _ignored(number: int, frame: FrameType | None) -> None:
-    """Ignore Ctrl-C. Unlike SIG_IGN, child processes do not inherit this."""
+    """Ignore Ctrl-C. Unlike SIG_IGN, child processes do not inherit this handler."""

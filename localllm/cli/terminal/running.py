@@ -1,4 +1,5 @@
-"""A bar for a measurement: the value so far, and the time left. `stoppable` lets Ctrl-C end it after a window."""
+"""A progress bar for a measurement, with the value so far and the time left. `stoppable` lets Ctrl-C end it after a
+window."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunningProgress(LoadProgress):
-    """A bar that also shows `value`, and the time left."""
+    """A progress bar that also shows `value` and the time left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class RunningProgress(LoadProgress):
 
 
 class RunningPerplexity:
-    """The perplexity so far (e to the mean negative log-likelihood), written into the bar."""
+    """The perplexity so far (e to the mean negative log-likelihood), shown in the bar."""
 
     def __init__(self, progress: RunningProgress) -> None:
         self._progress = progress

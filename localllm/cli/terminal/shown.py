@@ -1,6 +1,6 @@
-"""How an answer is displayed: unchanged in a pipe or with --plain; as Markdown on a terminal, after the reasoning.
+"""How an answer is displayed: unchanged in a pipe or with --plain, and as Markdown after the reasoning on a terminal.
 
-The text of a model is untrusted. On a terminal all of it passes `printable` first.
+The text of a model is untrusted. On a terminal all text passes through `printable` first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from localllm.cli.terminal.wrapping import Wrapped, painted
 
 
 class Shown(Protocol):
-    """Receives the parts of one answer."""
+    """Displays the parts of one answer."""
 
     parted: bool  # whether reasoning arrives separately from content
 
@@ -36,14 +36,14 @@ def shown_on(stream: TextIO, display: DisplayOptions, markdown: bool = True) -> 
 
 
 class PlainShown:
-    """Writes the text as it arrives, with reasoning unless that is hidden."""
+    """Writes the text as it arrives, with the reasoning unless it is hidden."""
 
     def __init__(self, out: TextIO, hide: bool) -> None:
         self._out, self.parted = out, hide
         self._last = "\n"
 
     def reasoning(self, text: str) -> None:
-        """Drop the reasoning. It arrives separately only when it is hidden."""
+        """Drop the reasoning. It arrives separately only if it is hidden."""
 
     def content(self, text: str) -> None:
         if text:
@@ -58,14 +58,14 @@ class PlainShown:
 
 
 class MarkdownShown:
-    """Renders Markdown, wraps words, and dims reasoning or shows only its duration."""
+    """Renders Markdown, wraps words, and dims the reasoning or shows only its duration."""
 
     parted = True
 
     def __init__(self, out: TextIO, hide: bool, colours: bool, markdown: bool = True) -> None:
         self._out, self._hide = Wrapped(out), hide
         self._dim = DIM if colours else ""
-        styled = colours and markdown  # without styles the markers must stay visible
+        styled = colours and markdown  # without styles the Markdown markers must stay visible
         self._markdown = Markdown(self._out) if styled else None
         self._thinking = False
         self._began, self._pieces = 0.0, 0

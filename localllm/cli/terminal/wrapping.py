@@ -1,4 +1,4 @@
-"""Word wrapping of streamed text. Output is never rewritten, so resizing the terminal is harmless."""
+"""Word wrapping of streamed text. Written text is never changed, so resizing the terminal is harmless."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ NARROWEST = 20
 
 
 def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
-    """Return the current width in columns of the terminal behind a stream; `fallback` without a terminal, or if it is
-    unknown.
-    """
+    """Return the current width in columns of the terminal behind a stream, or `fallback` without a terminal or if it is
+    unknown."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
@@ -22,7 +21,7 @@ def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
 
 
 def broken(text: str, width: int, hanging: str = "") -> list[str]:
-    """Wrap a text at words and return its lines; all but the first begin with `hanging`."""
+    """Wrap a text at words and return the lines. All lines but the first begin with `hanging`."""
     lines, line = [], ""
     for word in re.findall(r" *[^ ]+", text):
         if line.strip() and cells(line) + cells(word) > width:
@@ -45,8 +44,8 @@ def cells(text: str) -> int:
 class Wrapped:
     """Writes styled text to a terminal, wrapped at words.
 
-    Styles are ANSI "select graphic rendition" numbers ("1;36"); "" is none. The text must be printable: nothing here
-    escapes it. Continuation lines of a paragraph begin with the text given to `hang`.
+    Styles are ANSI "select graphic rendition" numbers ("1;36"); "" means unstyled. The text must be printable, since it
+    is not escaped here. Continuation lines of a paragraph begin with the text given to `hang`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -82,7 +81,7 @@ class Wrapped:
                 self._end_word()
 
     def whole(self, text: str, size: int) -> None:
-        """Write finished text of `size` columns, with its own styles; only the terminal may wrap it."""
+        """Write finished text of `size` columns, with its styles. Only the terminal may wrap it."""
         self._end_word()
         self._stream.write(self._gap + text)
         self.column += len(self._gap) + size
@@ -93,7 +92,7 @@ class Wrapped:
         self._hanging, self._indent = text, size
 
     def line(self) -> None:
-        """End the line; spaces at its end are dropped."""
+        """End the line and drop the spaces at its end."""
         self._end_word()
         self._gap = ""
         self._stream.write("\n")
@@ -104,7 +103,7 @@ class Wrapped:
         self._stream.flush()
 
     def end(self) -> None:
-        """End the last word, and its line if one is open."""
+        """End the last word, and the current line if it is not empty."""
         if not self.empty:
             self.line()
         self.flush()

@@ -1,4 +1,4 @@
-"""`localllm top`: the numbers of a running server on a terminal.
+"""`localllm top`: the metrics of a running server on a terminal.
 
 asking (GET /metrics and /slots, in a thread) -> numbers (rates, percentiles) -> screen (rich) -> command (keys, loop)
 """

@@ -1,6 +1,6 @@
-"""Asks a server for its numbers: GET /metrics and GET /slots, with limits on time and size.
+"""Request the metrics of a server: GET /metrics and GET /slots, with limits on time and size.
 
-The peer may be another program, so values that are not non-negative numbers are dropped, and no text is kept whole.
+The server may be another program, so values that are not non-negative numbers are dropped, and no text is kept in full.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 
 USUAL = "http://127.0.0.1:8080"
-SECONDS = 5.0  # to connect, and between two chunks of a response
-MOST_SECONDS = 10.0  # for a whole response
+SECONDS = 5.0  # timeout to connect, and between two chunks of a response
+MOST_SECONDS = 10.0  # timeout of a whole response
 MOST_BYTES = 8 << 20
 MOST_SLOTS = 1024
 MOST_TEXT = 60
-LARGEST = 1e18  # maximum of any number
+LARGEST = 1e18  # maximum of any value
 OURS = "localllm_"  # prefix of the metrics that a localllm server defines
 
 
 class TopError(LocalLLMError):
-    """Raised if a server cannot be watched; the message gives the reason in one line."""
+    """The server cannot be watched. The one-line message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens. `path` is the prefix of its routes, without a trailing slash."""
+    """The address of a server. `path` is the prefix of its routes, without a trailing slash."""
 
     secure: bool
     host: str
@@ -50,7 +50,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number of /metrics."""
+    """One value of /metrics."""
 
     labels: Mapping[str, str]
     value: float
@@ -62,28 +62,27 @@ class SlotSample:
 
     number: int
     task: int
-    prompt: int  # tokens
+    prompt: int  # prompt tokens
     cached: int
-    processed: int  # of the prompt, without those cached
+    processed: int  # prompt tokens evaluated, without cached tokens
     written: int
-    left: int  # tokens still allowed in the answer; -1: no limit
-    rate: float  # tokens per second since its first one; 0 if unknown
+    left: int  # tokens that may still be generated; -1: no limit
+    rate: float  # decode speed in tokens/s, excluding the first token; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """The state of a server at one moment."""
 
-    at: float  # seconds of the monotonic clock
+    at: float  # time.monotonic() in seconds
     samples: Mapping[str, Sequence[Sample]]
     slots: tuple[SlotSample, ...] = ()
-    slot_count: int = 0  # total number of slots, with idle ones; 0 if the server does not report it
+    slot_count: int = 0  # total number of slots, including idle ones; 0 if the server does not report it
 
 
 def address_of(text: str) -> Address:
-    """Parse http://HOST:PORT, HOST:PORT or HOST, optionally with a path before the routes. Raise UsageError
-    otherwise.
-    """
+    """Parse http://HOST:PORT, HOST:PORT or HOST, optionally with a path before the routes. Raise UsageError for other
+    text."""
     problem = f"{printable(text)!r} is not the address of a server, such as {USUAL}"
     try:
         found = urlsplit(text if "://" in text else f"http://{text}")
@@ -107,7 +106,7 @@ class Client:
         self._key = key
 
     def look(self) -> Look:
-        """Return the state of the server now. Raise TopError if it is not a localllm server with metrics."""
+        """Return the current state of the server. Raise TopError if it is not a localllm server with metrics."""
         status, data = self._get("/metrics")
         if status != 200:
             raise TopError(self._refusal(status))
@@ -169,7 +168,8 @@ class Client:
 
 
 def samples_of(data: bytes) -> dict[str, list[Sample]]:
-    """Parse a text in Prometheus's format and return its numbers by name; nothing if it is not in that format."""
+    """Parse a text in Prometheus's format and return its values by name. The result is empty if the text has another
+    format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[Sample]] = {}
@@ -179,13 +179,13 @@ def samples_of(data: bytes) -> dict[str, list[Sample]]:
                 value = float(sample.value)
                 if 0 <= value <= LARGEST:
                     found.setdefault(sample.name, []).append(Sample(dict(sample.labels), value))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # raised by the parser for other texts
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # errors of the parser for other formats
         return {}
     return found
 
 
 def slots_of(data: bytes) -> tuple[int, tuple[SlotSample, ...]]:
-    """Return the number of slots, and the busy ones; (0, ()) if the text is something else."""
+    """Return the number of slots and the busy slots, or (0, ()) if the text is something else."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""`localllm top`: poll a server and show its numbers until q or Ctrl-C.
+"""`localllm top`: poll a server and show its metrics until q or Ctrl-C.
 
-A thread polls, so that keys work while the server is slow. If the server goes away, the last numbers stay and a line
-reports it. A terminal that cannot move its cursor (TERM=dumb) gets the numbers as plain lines.
+A thread polls, so that keys work while the server is slow. If the server goes away, the last values stay and a line
+reports it. A terminal that cannot move its cursor (TERM=dumb) gets the values as plain lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localllm.cli.top.screen import screen
 from localllm.server.settings import keys_in
 
 FIRST_SECONDS = 3 * MOST_SECONDS  # limit for a server that sends its first response byte by byte
-ONCE_SECONDS = 1.0  # between the two polls of --once, which rates need
+ONCE_SECONDS = 1.0  # between the two polls of --once; rates need two samples
 PIPE_WIDTH, PIPE_HEIGHT = 80, 1000
 KEY_SECONDS = 0.25
 
@@ -48,7 +48,7 @@ def top(own: TopOptions) -> None:
 
 
 class _Asking:
-    """Polls a server in its thread, once every `interval` seconds."""
+    """Polls a server in a thread, once every `interval` seconds."""
 
     def __init__(self, client: Client, interval: float) -> None:
         self._client, self._interval = client, interval
@@ -84,7 +84,7 @@ class _Asking:
 
 
 def _print(recent: Recent, client: Client, lately: bool, remark: str = "") -> None:
-    """Print the numbers as text."""
+    """Print the values as text."""
     from rich.console import Console
 
     stream = raw(sys.stdout)
@@ -94,12 +94,12 @@ def _print(recent: Recent, client: Client, lately: bool, remark: str = "") -> No
     with console.capture() as capture:
         console.print(screen(view, str(client.address), width, PIPE_HEIGHT, _has_blocks(), remark))
     text = "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
-    stream.write(text)  # not through rich, which would exit on a broken pipe
+    stream.write(text)  # rich would exit on a broken pipe
     stream.flush()
 
 
 def _plain(recent: Recent, client: Client, asking: _Asking) -> None:
-    """Print the numbers as lines, one name and value each."""
+    """Print the values as lines, with one name and value each."""
     _print(recent, client, lately=True)
     with keys(lambda: None, lambda: None) as key:
         while b"q" not in key(KEY_SECONDS).lower():
@@ -112,7 +112,7 @@ def _plain(recent: Recent, client: Client, asking: _Asking) -> None:
 
 
 def _live(recent: Recent, client: Client, asking: _Asking) -> None:
-    """Show the numbers full-screen."""
+    """Show the values full-screen."""
     from rich.console import Console
     from rich.live import Live
 

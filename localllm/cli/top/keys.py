@@ -1,4 +1,4 @@
-"""Read single keys from the terminal, without Enter and without echo. Without a terminal there are none."""
+"""Read single keys from the terminal, without Enter and without echo. Without a terminal, no keys arrive."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from types import FrameType
 
 from localllm.cli.terminal.quiet import Quiet
 
-Wait = Callable[[float], bytes]  # waits up to this many seconds; returns the key that was pressed, or b""
+Wait = Callable[[float], bytes]  # waits up to this number of seconds; returns the pressed key, or b""
 
 
 @contextmanager
 def keys(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[Wait]:
-    """Yield a function that waits for a key. Ctrl-C raises KeyboardInterrupt. Around a Ctrl-Z stop, `leave` gives the
-    screen back to the shell and `come_back` takes it again.
-    """
+    """Yield a function that waits for a key. Ctrl-C raises KeyboardInterrupt. On Ctrl-Z, `leave` gives the screen back
+    to the shell, and `come_back` takes it again afterwards."""
     if not sys.stdin.isatty() or not hasattr(signal, "SIGTSTP"):
         yield _no_keys
         return
     with Quiet(by_key=True):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Quiet ignores SIGINT; it restores the handler
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Quiet ignores SIGINT and restores the handler
         stop = signal.getsignal(signal.SIGTSTP)
         assert callable(stop)
 

@@ -1,7 +1,7 @@
 """The values that `localllm top` shows, from recent samples: rates over seconds, and percentiles from histograms.
 
-The server reports cumulative buckets: the number of times that were at most 0.1 s, 0.25 s and so on. A percentile is
-interpolated within its bucket, as Prometheus's histogram_quantile does.
+The server reports cumulative buckets: the number of times up to 0.1 s, up to 0.25 s and so on. A percentile is
+interpolated within its bucket, as in Prometheus's histogram_quantile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Buckets = tuple[tuple[float, float], ...]  # (upper bound in seconds, count up t
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A time in seconds. `beyond`: it exceeds this value, the last finite bound."""
+    """A time in seconds. If `beyond`, the time exceeds this value, the last finite bound."""
 
     seconds: float
     beyond: bool = False
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All values of one screen; None if the server does not report them."""
+    """All values on one screen. A value is None if the server does not report it."""
 
     models: tuple[str, ...]
     version: str
@@ -56,17 +56,17 @@ class View:
     requests: float | None
     errors: float | None
     answers: float | None
-    answer_rate: float | None  # tokens per second
+    answer_rate: float | None  # decode speed in tokens/s
     prompt_rate: float | None
     cached_share: float | None  # share of prompt tokens, since the start
     accepted_share: float | None  # share of drafted tokens, since the start
-    blocks: float | None  # share of the cache in use or kept
-    used: float  # blocks of running answers
-    kept: float  # blocks of finished answers
+    blocks: float | None  # share of the KV cache in use or kept
+    used: float  # blocks of running requests
+    kept: float  # blocks of finished requests
     times: tuple[Times, ...]
     since: float | None  # window of the percentiles in seconds; None: since the start
     writing: tuple[SlotSample, ...]
-    history: tuple[float, ...]  # tokens per second of answers between looks, oldest first
+    history: tuple[float, ...]  # decode speed in tokens/s between samples, oldest first
 
 
 class Recent:
@@ -82,9 +82,8 @@ class Recent:
 
 
 def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
-    """Return the values to show. `lately`: percentiles cover the last minute instead of all time. `now` is Unix
-    time.
-    """
+    """Return the values to show. With `lately`, percentiles cover the last minute instead of all time. `now` is Unix
+    time."""
     new = looks[-1]
     recent = [each for each in looks if new.at - each.at <= RATE_SECONDS]
     started = total(new, "localllm_start_time_seconds")
@@ -122,13 +121,13 @@ def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
 
 
 def total(look: Look, name: str, **labels: str) -> float | None:
-    """Return the sum of the metrics with this name and these labels; None without any."""
+    """Return the sum of the metrics with this name and these labels, or None without any such metric."""
     found = [each.value for each in look.samples.get(name, ()) if labels.items() <= each.labels.items()]
     return sum(found) if found else None
 
 
 def buckets_of(look: Look, name: str) -> Buckets:
-    """Return the buckets of a histogram, summed over its series; () without any."""
+    """Return the buckets of a histogram, summed over its series. The result is empty if the histogram is missing."""
     found: dict[float, float] = {}
     for each in look.samples.get(f"{name}_bucket", ()):
         bound = _bound(each.labels)
@@ -138,7 +137,7 @@ def buckets_of(look: Look, name: str) -> Buckets:
 
 
 def percentile(buckets: Buckets, quantile: float) -> Percentile | None:
-    """Return the percentile for this share (0 to 1); None without samples."""
+    """Return the percentile for this share (0 to 1), or None without samples."""
     count = buckets[-1][1] if buckets else 0.0
     if count <= 0:
         return None
@@ -175,9 +174,9 @@ def _cached(look: Look) -> float | None:
 
 
 def _requests(look: Look, *, failed: bool = False) -> float | None:
-    """Return the number of requests, without monitoring requests, which this program sends too; None if unknown.
+    """Return the number of requests except monitoring requests, which this program sends too, or None if unknown.
 
-    `failed`: only those with status 400 and above, except clients that disconnected (499).
+    If `failed`, count only requests with status 400 and above, except clients that disconnected (499).
     """
     found = look.samples.get("localllm_requests_total")
     if found is None:

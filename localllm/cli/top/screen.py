@@ -1,6 +1,6 @@
-"""The screen of `localllm top`, drawn by rich for any width from 40 columns on; `--once` prints it too.
+"""The screen of `localllm top`, drawn by rich for any width from 40 columns; `--once` prints it too.
 
-A wide terminal shows more columns in the table of answers; nothing else differs.
+A wide terminal shows more columns in the table of requests. All else is the same.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-WIDE, MEDIUM = 78, 56  # minimum terminal columns for all columns of the table of answers, and for most
-BAR = 20  # characters of the cache's bar
-ENOUGH = 8  # minimum tokens of an answer for a rate; the first ones come in bursts
+WIDE, MEDIUM = 78, 56  # minimum terminal columns for all columns of the table of requests, and for most of them
+BAR = 20  # width of the KV cache bar in characters
+ENOUGH = 8  # minimum tokens for a decode speed, since the first tokens come in bursts
 _STEPS = "▁▂▃▄▅▆▇█"
-_ABOVE = 20  # lines other than answers
+_ABOVE = 20  # lines of the screen other than requests
 
 
 def screen(view: View, address: str, width: int, height: int, blocks: bool, remark: str = "") -> RenderableType:
-    """Return the whole screen. `blocks`: the terminal shows block characters. `remark`: text of the last line."""
+    """Return the whole screen. `blocks` is true if the terminal shows block characters; `remark` is the text of the
+    last line."""
     from rich.console import Group
     from rich.text import Text
 
@@ -72,7 +73,7 @@ def _pairs(view: View) -> Table:
 
 
 def _cache(view: View, bar: int, blocks: bool) -> Text:
-    """Return a bar of the cache's blocks: in use, kept for later prompts, and free."""
+    """Return a bar of the KV cache blocks: in use, kept for later prompts, and free."""
     if not view.blocks:
         return _line("cache       -")
     used, kept = (min(part / view.blocks, 1.0) for part in (view.used, view.kept))
@@ -102,7 +103,7 @@ def _times(times: tuple[Times, ...]) -> Table:
 
 
 def _answers(view: View, width: int, most: int) -> Table | Text:
-    """Return a line for each running answer, as far as they fit."""
+    """Return a line for each running request, as far as they fit."""
     if not view.writing:
         return _line(
             "no answer is being written" if view.slot_count else "the server does not tell of its slots", "dim"
@@ -138,7 +139,7 @@ _CELLS: dict[str, Callable[[SlotSample], str]] = {
 
 
 def _grid(columns: int, left: tuple[int, ...] = (0,)) -> Table:
-    """Return a borderless table: names in the columns `left`, numbers in the others."""
+    """Return a borderless table with names in the columns `left` and numbers in the others."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2, 0, 0))

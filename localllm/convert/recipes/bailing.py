@@ -1,6 +1,6 @@
 """The recipes of Ling 1 and 2.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _CHUNK = 4096  # rows read at a time
 
 
 def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the output matrix of a model with `norm_head`: columns divided by their norm, as in the original code."""
+    """Return the output matrix of a model with `norm_head`. As in the reference implementation, each column is divided
+    by its norm."""
     tensor = parts[0]
     if not sizes.config.flag("norm_head"):
         return tensor
@@ -39,7 +40,8 @@ def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _centred(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return Sarvam's router biases minus their mean, as the original code does at load."""
+    """Return Sarvam's router biases minus their mean, which the reference implementation subtracts when it loads the
+    model."""
     return t.computed(parts[0], lambda row: row - row.mean(dtype=np.float32))
 
 
@@ -48,12 +50,12 @@ def _shared(config: HfConfig) -> int | None:
 
 
 def _shared_width(config: HfConfig) -> int:
-    """Return the width of one shared expert; llama.cpp multiplies it by the number of shared experts."""
+    """Return the width of one shared expert, which llama.cpp multiplies by the number of shared experts."""
     return config.integer("moe_shared_expert_intermediate_size") or config.needed("moe_intermediate_size")
 
 
 def _gating(config: HfConfig) -> int:
-    """Return GGUF's number for the router's scoring function."""
+    """Return the GGUF number of the router's scoring function."""
     functions = {"softmax": 1, "sigmoid": 2}
     name = config.get("score_function", "moe_router_activation", "scoring_func") or "softmax"
     if name not in functions:

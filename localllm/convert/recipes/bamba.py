@@ -1,4 +1,4 @@
-"""The recipe of Bamba, which has the layers of a Granite hybrid."""
+"""The recipe of Bamba, whose layers are the same as in a hybrid Granite 4 model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _neighbours(count: int) -> NDArray[np.int64]:
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
-    """Return which layers of Bamba have attention."""
+    """Return which layers have attention."""
     layers, found = config.needed("num_hidden_layers"), config.get("attn_layer_indices") or []
     if not isinstance(found, list) or not all(type(n) is int and 0 <= n < layers for n in found):
         raise config.error("attn_layer_indices", found, f"layers below {layers}")

@@ -13,7 +13,8 @@ _COHERE: Layer = {
 
 
 def _cohere_kinds(config: HfConfig) -> list[str]:
-    """Return the kind of each layer when config.json only gives periods. The period restarts after the dense layers."""
+    """Return the attention kind of each layer if config.json only gives periods. The period restarts after the dense
+    layers."""
     dense = config.integer("first_k_dense_replace") or 0
     first, period = config.integer("prefix_dense_sliding_window_pattern") or 1, config.integer("sliding_window_pattern")
     rest = config.needed("num_hidden_layers") - dense
@@ -27,7 +28,7 @@ def _cohere_widths(config: HfConfig) -> list[str]:
 
 
 def _cohere_gating(config: HfConfig) -> int:
-    """Return GGUF's number for the router's scoring function."""
+    """Return the GGUF number of the router's scoring function."""
     functions = {"sigmoid": 2, "softmax": 3}
     name = config.get("expert_selection_fn") or "softmax"
     if name not in functions:
@@ -36,7 +37,7 @@ def _cohere_gating(config: HfConfig) -> int:
 
 
 def _rms_eps(config: HfConfig) -> float | None:
-    """Return the epsilon of RMS norms; None if the model uses layer norms."""
+    """Return the epsilon of the RMS norms, or None if the model uses layer norms."""
     return config.real("rms_norm_eps")
 
 
@@ -52,7 +53,8 @@ def _average(config: HfConfig) -> str | None:
 
 
 def _turned_as_told(config: HfConfig) -> str | None:
-    """Require sliding windows in some layer, since GGUF rotates every layer otherwise, and rope in dense layers."""
+    """Require sliding-window attention in some layer, since without it GGUF applies rope in every layer. Require rope
+    in dense layers."""
     slides, dense = slides_of(config), leading(config)
     if config.values.get("sliding_window", 0) is None or not any(slides):
         return "no layer has a window; the GGUF architecture rotates all layers then, transformers none"

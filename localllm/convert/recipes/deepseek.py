@@ -1,6 +1,6 @@
-"""The recipes of DeepSeek MoE, 2 and 3, and of models with their layers: Kimi VL, Youtu, dots.llm1.
+"""The recipes of DeepSeek MoE, 2 and 3, and of other models with the same layers: Kimi VL, Youtu, dots.llm1.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _softmax_as_is(config: HfConfig) -> str | None:
 
 
 def _every_layer(config: HfConfig) -> int:
-    """Return the number of leading dense layers: all, because Youtu has no experts."""
+    """Return the number of leading dense layers. Youtu has no experts, so all of its layers are dense."""
     return config.needed("num_hidden_layers")
 
 

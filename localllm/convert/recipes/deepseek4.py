@@ -1,6 +1,7 @@
-"""The recipe of DeepSeek 4: hyper-connections, compressed keys, and layers that route experts by token id.
+"""The recipe of DeepSeek 4: hyper-connections, compressed keys, and layers that choose experts by token id.
 
-Published folders use the tensor names of the model's original code. transformers keeps most of them and renames others.
+Published checkpoints use the tensor names of the reference implementation. transformers keeps most names and changes
+the others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _either(*names: str, change: Change = only) -> tuple[From, ...]:
 
 
 def _compressor(ours: str, own: str, other: str) -> Layer:
-    """Return a key compressor's sources: GGUF prefix `ours`, original name `own`, and transformers' name `other`."""
+    """Return the sources of a key compressor: GGUF prefix `ours`, reference name `own`, and transformers' name
+    `other`."""
     return {
         f"{ours}_compressor_kv": _either(f"{own}.wkv", f"{other}.kv_proj"),
         f"{ours}_compressor_gate": _either(f"{own}.wgate", f"{other}.gate_proj"),
@@ -44,7 +46,7 @@ _LAYER: Layer = {
     "attn_q_a_norm": _either("attn.q_norm", "self_attn.q_a_norm"),
     "attn_q_b": _either("attn.wq_b", "self_attn.q_b_proj"),
     "attn_kv": _either("attn.wkv", "self_attn.kv_proj"),
-    "attn_kv_a_norm": _either("attn.kv_norm", "attn.norm", "self_attn.kv_norm"),  # transformers 5.23 saves the second
+    "attn_kv_a_norm": _either("attn.kv_norm", "attn.norm", "self_attn.kv_norm"),  # second name: transformers 5.23
     "attn_output_a": _either("attn.wo_a", "self_attn.o_a_proj"),
     "attn_output_b": _either("attn.wo_b", "self_attn.o_b_proj"),
     "attn_sinks.weight": _either("attn.attn_sink", "self_attn.sinks"),
@@ -59,7 +61,7 @@ _LAYER: Layer = {
     },
     "ffn_gate_inp.weight": _either("ffn.gate.weight", "mlp.gate.weight"),
     "exp_probs_b.bias": _either("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
-    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # for images; our forward does not use it
+    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # bias for images, which localllm's forward pass does not use
     "ffn_gate_tid2eid.weight": _either("ffn.gate.tid2eid", "mlp.gate.tid2eid", change=_integers),
     **{
         f"ffn_{ours}_exps.weight": (From((f"ffn.experts.{{}}.{own}.weight",), stacked), *others)
@@ -77,13 +79,13 @@ _LAYER: Layer = {
 
 
 def _unread(name: str, config: HfConfig) -> bool:
-    """Return whether a tensor is an unused router bias: its layer routes by token id."""
+    """Return whether a tensor is an unused router bias, in a layer that chooses experts by token id."""
     found = _CORRECTION.fullmatch(name)
     return found is not None and int(found[1]) < _hashed(config)
 
 
 def _hashed(config: HfConfig) -> int:
-    """Return the number of leading layers that route experts by token id."""
+    """Return the number of leading layers that choose experts by token id."""
     kinds, layers = config.get("mlp_layer_types"), config.needed("num_hidden_layers")
     if kinds is None:
         told = config.integer("num_hash_layers")
@@ -95,8 +97,8 @@ def _hashed(config: HfConfig) -> int:
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
-    """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then 128 and 4 in
-    alternation."""
+    """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then alternately
+    128 and 4."""
     kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):
@@ -107,7 +109,7 @@ def _ratios(config: HfConfig) -> np.ndarray:
     known = [*_RATIOS.values()]
     if not isinstance(told, list) or len(told) < layers or not all(type(n) is int and n in known for n in told):
         raise config.error("compress_ratios", told, f"{', '.join(map(str, known))} for each of the {layers} layers")
-    return np.array(told[:layers], np.int32)  # further entries belong to multi-token prediction layers
+    return np.array(told[:layers], np.int32)  # the other entries belong to multi-token prediction layers
 
 
 def _rotated(config: HfConfig) -> int:
@@ -117,7 +119,7 @@ def _rotated(config: HfConfig) -> int:
 
 
 def _ropes(config: HfConfig) -> tuple[HfConfig, HfConfig]:
-    """Return the rope parameters of layers without compression and with it."""
+    """Return the rope parameters of layers without compression, and of layers with compression."""
     table = config.table("rope_parameters", "rope_scaling")
     told = config.below("rope_parameters", table)
     if "compress" not in table:

@@ -1,6 +1,6 @@
 """The recipes of the diffusion models Dream, LLaDA, LLaDA-MoE and RND1.
 
-transformers does not support them. The tensor names come from the models' own code.
+transformers does not support these models. The tensor names come from their reference implementations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import From, Key, Layer, Recipe, by_name, must_be, permuted, taken
 
 _BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
-_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict that position's token, not the next
+_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict the token there, not the next one
 _LLADA: Layer = {
     "attn_norm": taken("attn_norm"),
     "ffn_norm": taken("ff_norm"),

@@ -1,4 +1,4 @@
-"""The recipes of encoders, whose tensors are named by the gguf package. Classes with a classifier become rerankers."""
+"""The recipes of encoders. The gguf package names their tensors. Classes with a classifier become rerankers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, of_grou
 from localllm.convert.recipes.shared import GEMMA3_DEFAULTS
 from localllm.convert.tensor import LazyTensor
 
-_CLS, _RANK = 2, 4  # GGUF pooling types: the first token's row; the classifier's input
+_CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
 _CAUSAL: dict[str, Key] = {"attention.causal": False}
 _PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
 _BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
@@ -27,12 +27,12 @@ def _labels(config: HfConfig) -> list[str] | None:
 
 
 def _older(name: str) -> Callable[[HfConfig], int | None]:
-    """Read a number under the name that config.json used before transformers supported the class."""
+    """Return a reader for the name that config.json used before transformers supported the class."""
     return lambda config: config.integer(name)
 
 
 def _offset(config: HfConfig) -> int:
-    """Return the number of unused leading positions: RoBERTa counts positions from pad_token_id + 1."""
+    """Return the number of unused leading positions. RoBERTa counts positions from pad_token_id + 1."""
     return (config.integer("pad_token_id") or 0) + 1
 
 
@@ -45,12 +45,13 @@ def _positions(config: HfConfig) -> int:
 
 
 def _trained(config: HfConfig) -> int:
-    """Return the context length that Nomic's models were trained with. Older folders store more, for a scaled rope."""
+    """Return the context length of Nomic's training. Older checkpoints store a larger value, for scaled rope."""
     return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
 
 
 def _no_experts(config: HfConfig) -> str | None:
-    """Refuse Nomic's experts: the original code adds one bias to the weighted sum of the selected experts."""
+    """Refuse Nomic's mixture of experts: the reference implementation adds one bias to the weighted sum of the selected
+    experts."""
     every = config.integer("moe_every_n_layers")
     if not every:
         return None
@@ -58,7 +59,7 @@ def _no_experts(config: HfConfig) -> str | None:
 
 
 def _no_adapters(config: HfConfig) -> str | None:
-    """Refuse Jina embeddings 3 in the original format, which has task adapters."""
+    """Refuse Jina embeddings 3 in its original format, which has task adapters."""
     if not config.get("lora_adaptations"):
         return None
     return "lora_adaptations are adapters of tasks, which files do not hold; save it as JinaEmbeddingsV3Model: they are"
@@ -92,13 +93,14 @@ def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
 
 
 def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return NeoBERT's number of heads, and each head's rows of queries, keys and values in the original code."""
+    """Return NeoBERT's number of heads, and the rows of queries, keys and values per head in the reference
+    implementation."""
     heads = config.needed("num_attention_heads")
     return heads, (config.needed("hidden_size") // heads,) * 3
 
 
 def _neo_width(config: HfConfig) -> int:
-    """Return two thirds of intermediate_size, rounded up to a multiple of 8, as in the original code."""
+    """Return two thirds of intermediate_size, rounded up to a multiple of 8, as in the reference implementation."""
     return -(-(2 * config.needed("intermediate_size") // 3) // 8) * 8
 
 
@@ -192,7 +194,7 @@ ROWS = (
         keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
     ),
-    Recipe(  # not in transformers
+    Recipe(  # transformers does not support it
         "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
         mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
     ),
@@ -203,7 +205,7 @@ ROWS = (
         ),
         **_NEO,
     ),
-    Recipe(  # not in transformers
+    Recipe(  # transformers does not support it
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
         checks=(
             must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),

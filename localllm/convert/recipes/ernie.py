@@ -12,7 +12,7 @@ def _of_shared_experts(config: HfConfig) -> int:
 
 
 def _fused(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return one group and its rows of queries, keys and values."""
+    """Return a single group, with its rows of queries, keys and values."""
     heads = config.needed("num_attention_heads")
     width = config.integer("head_dim") or config.needed("hidden_size") // heads
     few = config.integer("num_key_value_heads") or heads

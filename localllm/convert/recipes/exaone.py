@@ -1,6 +1,6 @@
 """The recipes of EXAONE 3 and 4.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from localllm.convert.recipes.shared import LN, WTE
 
 
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
-    """Return layer_types from EXAONE's own format, a string of letters: L has a sliding window, G full attention."""
+    """Return layer_types from EXAONE's format, a string of letters: L is sliding-window attention, G is full
+    attention."""
     letters, layers = config.get("sliding_window_pattern"), config.needed("num_hidden_layers")
     if not isinstance(letters, str) or config.get("layer_types") is not None:
         return {}

@@ -1,6 +1,6 @@
 """The recipes of small mixture-of-experts families: Arctic, Maple, SmallThinker.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localllm.convert.recipe import Layer, Recipe, must_be, taken
 
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
-    """Return a list of 0 and 1 by layer; all 0 if it is missing."""
+    """Return a list of 0 and 1 by layer. A missing list counts as all 0."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return [False] * layers
@@ -32,9 +32,10 @@ def _small_kinds(config: HfConfig) -> list[str]:
 
 
 def _rotated_in_windows(config: HfConfig) -> str | None:
-    """Require one of two patterns: layers 0, 4, 8, ... have neither window nor rope, or no layer has a window.
+    """Require one of two patterns: layers 0, 4, 8, ... have full attention and no rope, or no layer uses sliding-window
+    attention.
 
-    Without windows, all layers have rope.
+    In the second pattern all layers have rope.
     """
     slides, rotated = _layout(config, "sliding_window_layout"), _layout(config, "rope_layout")
     if any(slides) and slides != [layer % 4 != 0 for layer in range(len(slides))]:

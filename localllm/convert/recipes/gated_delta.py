@@ -30,7 +30,8 @@ from localllm.models.reading.mixers import RECURRENT_KEY
 
 
 def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
-    """Return a reader for the mask of layers with these kinds, by `layer_types`; None without that key."""
+    """Return a reader of a mask of the layers with these kinds in `layer_types`. It returns None without
+    `layer_types`."""
 
     def layers(config: HfConfig) -> np.ndarray | None:
         found, count = config.get("layer_types"), config.needed("num_hidden_layers")
@@ -44,7 +45,8 @@ def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
 
 
 def _delta_heads(config: HfConfig) -> tuple[int, int, int, int]:
-    """Return the number of key heads, the value heads per key head, and the widths of a key and a value."""
+    """Return the number of key heads, the number of value heads per key head, and the head widths of keys and
+    values."""
     groups, heads = config.needed("linear_num_key_heads"), config.needed("linear_num_value_heads")
     return groups, heads // groups, config.needed("linear_key_head_dim"), config.needed("linear_value_head_dim")
 
@@ -56,7 +58,8 @@ def _qkvz(config: HfConfig) -> tuple[int, tuple[int, ...]]:
 
 def tiled(keys: int, rows: bool) -> Change:
     """Return a change that reorders value heads from grouped by key head to interleaved over key heads. The value rows
-    start after `keys` times the rows of all keys. A head has the rows of its values (`rows`), or one row."""
+    start after `keys` times the rows of all keys. If `rows` is true, a head has one row per value; otherwise it has a
+    single row."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         index = _tiled(parts[0], sizes.config, keys, rows, height(parts[0]))
@@ -121,7 +124,8 @@ EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.sta
 
 
 def sections(config: HfConfig) -> np.ndarray:
-    """Return the number of rotated pairs for time, height and width of an image; text is unaffected."""
+    """Return the number of rotated pairs for time, height and width of an image. The sections do not change text
+    positions."""
     found = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling")).get("mrope_section")
     whole = isinstance(found, list) and len(found) <= 4 and all(type(n) is int and 0 <= n < 1024 for n in found)
     sections = found if whole else [11, 11, 10]  # transformers' default
@@ -134,7 +138,7 @@ def kv_heads(attends: Callable[[HfConfig], np.ndarray]) -> Key:
 
 
 def attending(config: HfConfig) -> np.ndarray:
-    """Return which layers have attention, by `layer_types`."""
+    """Return which layers have attention, from `layer_types`."""
     found = is_kind("attention", "full_attention")(config)
     if found is None:
         raise config.error("layer_types", None, "the kinds of the layers")
@@ -169,7 +173,7 @@ _LFM2_KEYS: dict[str, Key] = {
 
 
 def _adjusted_width(config: HfConfig) -> int:
-    """Return the width of LFM2's feed-forward. config.json has the width before scaling by 2/3 and rounding."""
+    """Return LFM2's feed-forward width. config.json has the width before it is scaled by 2/3 and rounded."""
     width = config.needed("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim") is False:
         return width

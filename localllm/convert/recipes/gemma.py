@@ -17,7 +17,7 @@ from localllm.convert.tensor import LazyTensor
 
 
 def padded_vocabulary(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Append zero rows for the tokens that the embedding table lacks: image and audio tokens."""
+    """Append zero rows for the image and audio tokens, which the embedding table lacks."""
     return t.padded_rows(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
 
 
@@ -63,7 +63,7 @@ _PER_LAYER_KEYS: dict[str, Key] = {
 
 
 def _by_layer(config: HfConfig, name: str) -> np.ndarray:
-    """Return one number per layer. A single number in config.json applies to all layers."""
+    """Return one value per layer. A single value in config.json applies to all layers."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     values = found if isinstance(found, list) else [found] * layers
     if len(values) != layers or not all(type(value) in (int, float) and 0 <= value < 1 << 31 for value in values):
@@ -72,7 +72,7 @@ def _by_layer(config: HfConfig, name: str) -> np.ndarray:
 
 
 def _widths(config: HfConfig) -> np.ndarray:
-    """Return the feed-forward width of each layer. Layers that share a KV cache may be twice as wide."""
+    """Return the feed-forward width of each layer. In layers that share a KV cache it may be twice as large."""
     widths = _by_layer(config, "intermediate_size").astype(np.int32)
     own = len(widths) - (config.integer("num_kv_shared_layers") or 0)
     if config.flag("use_double_wide_mlp"):
@@ -81,7 +81,8 @@ def _widths(config: HfConfig) -> np.ndarray:
 
 
 def _sparsity(config: HfConfig) -> np.ndarray:
-    """Return the cutoff in standard deviations above the mean for each layer's share of zeroed activations."""
+    """Return the activation cutoff of each layer, in standard deviations above the mean, from its share of zeroed
+    activations."""
     shares = _by_layer(config, "activation_sparsity_pattern")
     if (shares >= 1).any():
         raise config.error("activation_sparsity_pattern", max(shares), "shares below 1")
@@ -89,7 +90,7 @@ def _sparsity(config: HfConfig) -> np.ndarray:
 
 
 def _of_full(name: str, older: str) -> Callable[[HfConfig], int]:
-    """Return a size of the full-attention layers, which may differ from other layers."""
+    """Return a reader of a size of the full-attention layers, which may differ from the other layers."""
 
     def number(config: HfConfig) -> int:
         if config.integer(older):

@@ -1,6 +1,6 @@
 """The recipes of ChatGLM and GLM 4.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from localllm.convert.recipes.shared import head_width
 
 
 def _as_wide(config: HfConfig) -> str | None:
-    """Require heads whose widths add up to the model's width: llama.cpp loads no others."""
+    """Require head widths that add up to the width of the model, since llama.cpp loads no other models."""
     width, heads, each = config.needed("hidden_size"), config.needed("num_attention_heads"), head_width(config)
     if heads * each == width:
         return None

@@ -1,6 +1,6 @@
 """The recipes of models with GPT-2's names: CodeShell, Jais, Refact, StarCoder, BLOOM, Falcon, GPT-NeoX.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _kv_heads(config: HfConfig) -> int:
 
 
 def _falcon(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return Falcon's number of groups and the rows of a group: queries that share a key, the key, and the value."""
+    """Return Falcon's number of groups and the rows of a group: the queries that share a key, the key, and the
+    value."""
     heads, groups = config.needed("num_attention_heads"), _kv_heads(config)
     width = config.needed("hidden_size") // heads
     return groups, (heads // groups * width, width, width)
@@ -57,7 +58,7 @@ def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
 
 
 def _apart(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Mapped:
-    """Reorder fused QKV to all queries, then all keys, then all values."""
+    """Reorder a fused QKV matrix to all queries, then all keys, then all values."""
     change = of_groups(layout, 0, 1, 2)
     return Mapped(changes={"attn_qkv.weight": change, "attn_qkv.bias": change})
 
@@ -76,12 +77,12 @@ def _refact_ffn(config: HfConfig) -> int:
 
 
 def _key_and_value(which: int) -> Change:
-    """Return the rows of the single key head, or of the value head."""
+    """Return a change that picks the rows of the single key head, or of the single value head."""
     return of_groups(lambda config: (1, (head_width(config),) * 2), which)
 
 
 def _times(*names: str) -> Change:
-    """Multiply by a factor of config.json, the first that is present. "a*b" names a product."""
+    """Return a change that multiplies by the first factor that config.json has. "a*b" is a product of two factors."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         config = sizes.config
@@ -145,7 +146,7 @@ ROWS = (
         checks=(must_be("alibi", False), must_be("parallel_attn", True), must_be("activation", *_GELUS)),
         defaults={
             "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
-            # folders of 2023 (RWForCausalLM)
+            # checkpoints of 2023 (RWForCausalLM)
             "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
             "num_kv_heads": number("n_head_kv"),
             "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,

@@ -1,4 +1,4 @@
-"""The recipes of Granite 3 and 4; those with Mamba are in mamba.py."""
+"""The recipes of Granite 3 and 4. The Granite models with Mamba layers are in mamba.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GRANITE: Layer = {
 
 
 def _layer_bases(config: HfConfig) -> list[float]:
-    """Return each layer's rope base, 0 for layers without rope."""
+    """Return each layer's rope base, or 0 for layers without rope."""
     found, layers = config.get("layer_rope_theta"), config.needed("num_hidden_layers")
     if found is None:
         rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))

@@ -1,6 +1,7 @@
-"""The recipes of Grok 1, named as in its port to transformers, and of Grok 2, named as SGLang loads it.
+"""The recipes of Grok 1, with the tensor names of its port to transformers, and of Grok 2, with the names that SGLang
+loads.
 
-transformers supports neither. Grok 2 is published in eight tensor-parallel shards, which `Recipe.pieces` merges.
+transformers supports neither model. Grok 2 is published as eight tensor-parallel shards, which `Recipe.pieces` merges.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from localllm.convert.recipe import Check, From, Key, Layer, Recipe, by_name, mu
 from localllm.convert.recipes.minicpm import ratio
 from localllm.convert.recipes.shared import head_width
 
-_ROPES = ("original", "yarn")  # with original, only rope_theta applies; the other keys are ignored
+_ROPES = ("original", "yarn")  # type "original": rope_theta alone applies
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
 _EXPERTS = {"gate": ("w1", "linear"), "up": ("w3", "linear_v"), "down": ("w2", "linear_1")}  # Grok 2's name, Grok 1's
 
@@ -43,7 +44,7 @@ _LAYER: Layer = {
 
 
 def _stretched(config: HfConfig) -> bool:
-    """Return whether rope scaling (YaRN) applies."""
+    """Return whether rope is scaled (YaRN)."""
     kind = config.get("rope_type")
     if kind is not None and kind not in _ROPES:
         raise config.error("rope_type", kind, " or ".join(_ROPES))
@@ -67,7 +68,7 @@ def _extrapolation(config: HfConfig) -> float | None:
 
 
 def _temperature_length(config: HfConfig) -> int | None:
-    """Return the position from which attention scores are scaled up; None if config.json has -1 or 0."""
+    """Return the position from which attention scores are scaled up, or None if config.json has -1 or 0."""
     return None if config.get("attn_temperature_len") in (-1, 0) else config.integer("attn_temperature_len")
 
 

@@ -1,6 +1,7 @@
-"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, plus small adjugate experts shared by a group.
+"""The recipe of GroveMoE (arXiv:2508.07785): Qwen 3's experts, plus small adjugate experts, each shared by a group of
+experts.
 
-transformers does not support it. Values that config.json lacks are constants of the model's own code.
+transformers does not support it. Values that config.json lacks are constants of the reference implementation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Layer, Recipe, must_be, stacked, taken
 
-_GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale of the shared expert's output, and its width
+_GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale and width of the shared expert
 
 _LAYER: Layer = {
     **of.NORMS,
@@ -23,7 +24,7 @@ _LAYER: Layer = {
     },
 }
 _KEYS: dict[str, Key] = {
-    "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # as in the model's code
+    "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # the reference's default
     "experts_per_group": _GROUP,
     "expert_group_scale": lambda config: _SCALE,
 }

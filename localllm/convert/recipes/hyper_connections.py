@@ -28,7 +28,7 @@ def _limits(config: HfConfig) -> np.ndarray | None:
 
 _HUNYUAN: Layer = {
     **GROUPED,
-    # transformers 5.23 saves these under another name than it loads
+    # transformers 5.23 saves these tensors under another name than it loads
     **{
         key: (From((f"{module}.gate_proj",)), From((f"{module}.linear_gate",)))
         for key, module in (("ffn_gate", "mlp"), ("ffn_gate_shexp", "mlp.shared_experts"))
@@ -62,7 +62,7 @@ def _attends(config: HfConfig) -> np.ndarray:
 
 
 def _bound(config: HfConfig) -> float:
-    """Return the lower bound of the decay's exponent."""
+    """Return the lower bound of the exponent of the decay."""
     found = config.real("linear_lower_bound")
     return (own_table(config).real("gate_lower_bound") or -5.0) if found is None else found
 
@@ -81,7 +81,7 @@ _GLM_NEXT_KEYS: dict[str, Key] = {
     "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
     "attention.key_length": "kv_lora_rank",
     "attention.key_length_mla": "qk_nope_head_dim",
-    "attention.layer_norm_epsilon": lambda config: 1e-6,  # for the indexer's keys
+    "attention.layer_norm_epsilon": lambda config: 1e-6,  # epsilon of the norm on the indexer's keys
     "attention.indexer.kpool": "index_kpool",
     "attention.indexer.kpool_select_tail": lambda config: config.flag("index_kpool_always_select_tail") is not False,
     "rope.dimension_count": 0,

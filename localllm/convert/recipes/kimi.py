@@ -1,6 +1,6 @@
-"""The recipe of Kimi K3: Kimi Linear plus attention residuals, and routed experts on a narrower, projected input.
+"""The recipe of Kimi K3: Kimi Linear plus attention residuals, with routed experts on a narrower, projected input.
 
-transformers does not support it. Published weights are packed as MXFP4 by compressed-tensors.
+transformers does not support it. The published weights are packed as MXFP4 by compressed-tensors.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from localllm.models.reading.mixers import BOUND_KEY
 
 
 def _product(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return a norm's weights times a one-row projection: the score needs only their product."""
+    """Return a norm's weights times a one-row projection. The residual score only needs this product."""
     return t.multiplied(*(flat([t.as_float32(part)], sizes) for part in parts))
 
 
 def _rates(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the decay rates of the heads; values after these are padding."""
+    """Return the decay rates of the heads. The values after them are padding."""
     return decay([t.strided(flat(parts, sizes), 0, sizes.heads)], sizes)
 
 
@@ -39,7 +39,7 @@ _LAYER: Layer = {
     **{key: source for key, source in KIMI.items() if key not in ("ssm_g_a", "ssm_g_b")},
     "attn_res_score.weight": _score("self_attention_res"),
     "ffn_res_score.weight": _score("mlp_res"),
-    # two kinds of layers use the same name for their gate; another tensor shows which kind it is
+    # Both kinds of layers use the same name for their gate; another tensor shows the kind of the layer.
     "attn_gate.weight": (From(("self_attn.kv_b_proj.weight", "self_attn.g_proj.weight"), second),),
     "ssm_g.weight": (From(("self_attn.A_log", "self_attn.g_proj.weight"), second),),
     "ssm_a": taken("self_attn.A_log", _rates),

@@ -25,7 +25,7 @@ def _all_sparse(config: HfConfig) -> str | None:
 
 
 def _heads(config: HfConfig) -> np.ndarray | int:
-    """Return the number of heads: an array by layer, or one number for all layers."""
+    """Return the number of heads: an array by layer, or one value for all layers."""
     each, layers = config.get("num_attention_heads_per_layer"), config.needed("num_hidden_layers")
     if each is None:
         return config.needed("num_attention_heads")

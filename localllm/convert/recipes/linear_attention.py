@@ -1,6 +1,6 @@
-"""The recipes of models that have mostly linear attention layers: Kimi Linear and Ling 3 (KDA), MiniMax 01.
+"""The recipes of models with mostly linear attention layers: Kimi Linear and Ling 3 (KDA), MiniMax 01.
 
-The folders use the format of the models' own code, which transformers also reads and writes.
+The checkpoints have the format of the reference implementations, which transformers also reads and writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from localllm.models.reading.mixers import BOUND_KEY, RECURRENT_KEY
 
 
 def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
-    """Return a list of layer numbers, counted from 1."""
+    """Return a list of layer numbers, which count from 1."""
     found, layers = table.get(name), config.needed("num_hidden_layers")
     if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
         raise table.error(name, found, f"layers from 1 to {layers}")
@@ -42,7 +42,8 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
 
 
 def kimi_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Kimi Linear have full attention: `layer_types`, `linear_attn_config` or every fourth."""
+    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. By default it
+    is every fourth layer."""
     found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
     if found is not None:
         return found
@@ -60,7 +61,8 @@ def own_table(config: HfConfig) -> HfConfig:
 
 
 def of_own(name: str, inner: str) -> Key:
-    """Return a size of Kimi's linear attention, from transformers' key or the original code's."""
+    """Return a reader of a size of Kimi's linear attention, under transformers' key or the key of the reference
+    implementation."""
     return lambda config: config.integer(name) or own_table(config).needed(inner)
 
 
@@ -83,8 +85,8 @@ def dense_layers(config: HfConfig) -> int:
 
 
 def ling_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Ling 3 have full attention: by `layer_types`, else the last of each group. A last,
-    incomplete group has it in all layers."""
+    """Return which layers of Ling 3 have full attention: from `layer_types`, else the last layer of each group. In an
+    incomplete last group, all layers have it."""
     found = is_kind("full_attention")(config)
     if found is not None:
         return found
@@ -99,7 +101,8 @@ def _slopes(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the second tensor. The first only identifies the kind of layer; both kinds have the second."""
+    """Return the second tensor. Both kinds of layers have it; the first tensor only identifies the kind of the
+    layer."""
     return parts[1]
 
 
@@ -133,7 +136,7 @@ KDA: Layer = {
 KIMI: Layer = {
     **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
     **KDA,
-    # transformers gives the dense layers the names of expert layers
+    # transformers names the tensors of the dense layers like the tensors of expert layers
     **{f"ffn_{x}": (From((f"mlp.{x}_proj",)), From((f"block_sparse_moe.{x}_proj",))) for x in ("gate", "up", "down")},
     **of.MIXTRAL,
     "exp_probs_b.bias": taken("block_sparse_moe.gate.e_score_correction_bias"),
@@ -157,7 +160,7 @@ _LING_KEYS: dict[str, Key] = {
 
 
 def _limits(config: HfConfig, name: str) -> np.ndarray | None:
-    """Return the activation limit of each layer's experts, 0 for none; None if no layer has a limit."""
+    """Return the activation limit of each layer's experts, with 0 for no limit; return None if no layer has a limit."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -167,7 +170,7 @@ def _limits(config: HfConfig, name: str) -> np.ndarray | None:
 
 
 def _below(layer: Layer, old: str, new: str) -> Layer:
-    """Return the same sources under another module name."""
+    """Return the same sources with another module name."""
     return {
         key: tuple(From(tuple(name.replace(old, new) for name in each.names), each.change) for each in sources)
         for key, sources in layer.items()
@@ -215,7 +218,7 @@ def _ling_sections(config: HfConfig) -> np.ndarray:
 
 
 def _of_residual(which: str) -> Check:
-    """Require one residual factor `alpha` for all parts of a layer, or `beta` equal to 1."""
+    """Require one residual factor `alpha` for all parts of a layer, or a factor `beta` of 1."""
     names = [
         (f"{short}_{which}_factor", f"layernorm_{long}_{which}")
         for short, long in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp"))
@@ -233,7 +236,7 @@ def _of_residual(which: str) -> Check:
 
 
 def _decays(config: HfConfig) -> np.ndarray:
-    """Return which layers have lightning attention, by `layer_types` or `attn_type_list` (0)."""
+    """Return which layers have lightning attention, from `layer_types` or `attn_type_list` (0)."""
     found, layers = is_kind("linear_attention")(config), config.needed("num_hidden_layers")
     listed = config.get("attn_type_list")
     if found is not None:

@@ -1,6 +1,6 @@
-"""The recipes of Llama and of models alike: Arcee, pruned Llamas (DeciLM), SmolLM 3, Seed-OSS, Apertus, AFMoE.
+"""The recipes of Llama and similar models: Arcee, pruned Llamas (DeciLM), SmolLM 3, Seed-OSS, Apertus, AFMoE.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
-    """Return the settings of one part of each layer from `block_configs`; None without such a list."""
+    """Return the settings of one part of each layer from `block_configs`, or None if config.json has no such list."""
     found, layers = config.get("block_configs"), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -59,7 +59,7 @@ def _deci_kv_heads(config: HfConfig) -> list[int]:
 
 
 def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
-    """Return the feed-forward widths: two thirds of width times a factor, rounded up to a multiple of 256."""
+    """Return the feed-forward widths: two thirds of the model width times a factor, rounded up to a multiple of 256."""
     factors = _blocks(config, "ffn", "ffn_mult")
     if factors is None:
         return config.needed("intermediate_size")
@@ -72,7 +72,7 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
 
 
 def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Reorder the rows of keys, using this layer's number of heads."""
+    """Reorder the rows of the keys, using this layer's number of KV heads."""
     found = _LAYER.search(parts[0].name)
     assert found is not None, f"{parts[0].name} is of no layer"
     heads = _deci_kv_heads(sizes.config)[int(found[1])]

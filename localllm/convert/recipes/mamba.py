@@ -1,4 +1,5 @@
-"""The recipes of architectures with Mamba layers: only Mamba, Mamba parallel to attention, or a mix of both."""
+"""The recipes of architectures with Mamba layers: Mamba only, Mamba parallel to attention, or a mix of Mamba and
+attention layers."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
 
 
 def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
-    """Return a size from `ssm_cfg`, which uses the key names of Mamba's original code."""
+    """Return a size from `ssm_cfg`, which uses the key names of Mamba's reference implementation."""
 
     def number(config: HfConfig) -> int:
         table = config.below("ssm_cfg", config.table("ssm_cfg"))
@@ -74,7 +75,7 @@ def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
 
 
 def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
-    """Return the product of two numbers, divided by a third if `share` names one."""
+    """Return a reader of the product of two values, divided by a third if `share` names one."""
     return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)
 
 
@@ -86,7 +87,7 @@ def steps_unbounded(config: HfConfig) -> str | None:
 
 
 def rank(name: str) -> Callable[[HfConfig], int]:
-    """Return the rank of the step sizes: from config.json, else a sixteenth of the width."""
+    """Return the rank of the step sizes: from config.json, else a sixteenth of the model width."""
     return lambda config: (
         -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
     )
@@ -144,7 +145,7 @@ def _granite_attends(config: HfConfig) -> bool:
 
 
 def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
-    """Return which layers these keys select: one in every `period`, starting at `offset`."""
+    """Return a reader of the layers that these keys select: one in every `period`, starting at `offset`."""
 
     def layers(config: HfConfig) -> np.ndarray:
         every, first = config.needed(period), config.integer(offset) or 0
@@ -176,12 +177,12 @@ def _blocks(config: HfConfig) -> list[str]:
 
 
 def _where(kind: str, name: str) -> Key:
-    """Return a size per layer: the number from config.json in layers of this kind, 0 in others."""
+    """Return a reader of a size by layer: the value from config.json in layers of this kind, 0 in other layers."""
     return lambda config: np.array([config.needed(name) if one == kind else 0 for one in _blocks(config)], np.int32)
 
 
 def _kinds(*known: str) -> Check:
-    """Require that no layer has another kind."""
+    """Require that all layers have one of the given kinds."""
 
     def check(config: HfConfig) -> str | None:
         odd = set(_blocks(config)) - set(known)
@@ -227,7 +228,7 @@ _NEMOTRON_H_KEYS: dict[str, Key] = {
 
 
 def scaled(*names: str) -> Change:
-    """Return a change that multiplies the tensor by these numbers of config.json; `name.i` is element i of a list."""
+    """Return a change that multiplies a tensor by these values of config.json. `name.i` is element i of a list."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         factor = np.prod([_factor(sizes.config, name) for name in names])
@@ -250,7 +251,7 @@ def _factor(config: HfConfig, name: str) -> float:
 
 
 def _sections_scaled(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Scale the rows of gate, inner values, B, C and steps, each section by its own factor."""
+    """Scale the rows of the gate, inner values, B, C and steps, each section by its factor."""
     config = sizes.config
     inner, shared = config.needed("mamba_d_ssm"), config.needed("mamba_n_groups") * config.needed("mamba_d_state")
     heights = (inner, inner, shared, shared, config.needed("mamba_n_heads"))
@@ -274,7 +275,7 @@ def _own_output(config: HfConfig) -> str | None:
 
 _FALCON_H1: Layer = {
     "attn_norm": taken("input_layernorm"),
-    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # the only tensor that files store without .weight here
+    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # the only tensor that GGUF files store without .weight here
     "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
     "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
     "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),

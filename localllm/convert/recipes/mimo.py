@@ -24,7 +24,8 @@ _MIMO: Layer = {
 
 
 def _mimo_kinds(config: HfConfig) -> list[str]:
-    """Return the kind of each layer: from the 0/1 list of 2025 folders (1: sliding), else by the default period."""
+    """Return the attention kind of each layer: from the 0/1 list in checkpoints of 2025 (1: sliding-window), else by
+    the default period."""
     told, layers = config.get("hybrid_layer_pattern"), config.needed("num_hidden_layers")
     if told is None:
         return named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)])
@@ -34,14 +35,14 @@ def _mimo_kinds(config: HfConfig) -> list[str]:
 
 
 def _mimo_kv_heads(config: HfConfig) -> np.ndarray:
-    """Return the number of KV heads by layer. By default sliding-window layers have twice the number."""
+    """Return the number of KV heads by layer. By default, sliding-window layers have twice the number."""
     full = config.needed("num_key_value_heads")
     few = config.integer("swa_num_key_value_heads") or 2 * full
     return np.array([few if slide else full for slide in slides_of(config)], np.int32)
 
 
 def _mimo_window(config: HfConfig) -> int:
-    """Return the window size including the current position; folders of 2025 exclude it."""
+    """Return the sliding-window size including the current position, which checkpoints of 2025 do not count."""
     others = config.integer("sliding_window_size")
     return others + 1 if others else config.needed("sliding_window")
 
@@ -52,7 +53,7 @@ def _value_scale(config: HfConfig) -> float | None:
 
 
 def _mimo_alike(config: HfConfig) -> str | None:
-    """Require the same head sizes in layers with and without a window."""
+    """Require the same head sizes in layers with and without sliding-window attention."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     shares = {
         rope.below(x, rope.table(x)).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")
@@ -66,9 +67,9 @@ def _mimo_alike(config: HfConfig) -> str | None:
 
 
 def _of_cards(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor | None:
-    """Return MiMo V2.5's fused QKV matrix, which its folders store in tensor-parallel shards.
+    """Return MiMo V2.5's fused QKV matrix, which its checkpoints store in tensor-parallel shards.
 
-    Each shard has its part of queries, keys and values, with its own scales for blocks of 128 rows.
+    Each shard has a part of the queries, keys and values, with scales for blocks of 128 rows.
     """
     if not codes.name.endswith("self_attn.qkv_proj.weight"):
         return None

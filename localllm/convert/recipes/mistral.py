@@ -9,7 +9,8 @@ from localllm.convert.recipe import Recipe, must_be
 
 
 def _growth_length(config: HfConfig) -> int | None:
-    """Return the context length for llama.cpp's temperature scaling of queries; None without such scaling."""
+    """Return the context length from which llama.cpp scales the queries up (temperature), or None if they are not
+    scaled."""
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     if not rope.real("llama_4_scaling_beta"):
         return None

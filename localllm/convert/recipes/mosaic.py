@@ -31,7 +31,7 @@ def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _one_base(config: HfConfig) -> str | None:
-    """Refuse DBRX with two rope bases: transformers 5 adds its default next to the trained one."""
+    """Refuse DBRX with two rope bases: transformers 5 adds its default base next to the trained one."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     own, other = _attention(config).real("rope_theta"), rope.real("rope_theta")
     if own is None or other in (None, own):
@@ -40,7 +40,7 @@ def _one_base(config: HfConfig) -> str | None:
 
 
 def _sum_of_one(config: HfConfig) -> str | None:
-    """Require router weights that are normalized to sum 1."""
+    """Require router weights that are normalized to a sum of 1."""
     found = config.table("ffn_config").get("moe_normalize_expert_weights", 1)
     if found == 1:
         return None

@@ -1,4 +1,5 @@
-"""The recipes of text models inside multimodal models, whose architectures other recipes also convert."""
+"""The recipes of the text models in multimodal models. Other recipes convert the same architectures from text-only
+checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from localllm.convert.recipes.gated_delta import DELTA_KEYS, QWEN35, sections
 from localllm.convert.recipes.shared import queries_and_keys
 from localllm.convert.recipes.vision import SECTIONED
 
-# The defaults of transformers for missing keys, by `model_type` of the text model.
+# transformers' defaults for missing keys, by `model_type` of the text model.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
@@ -47,7 +48,7 @@ def _assumed(*models: str) -> dict[str, Any]:
 
 
 def _text_is(*models: str) -> Check:
-    """Require that the text model's type is in this list."""
+    """Require that the type of the text model is in this list."""
 
     def check(config: HfConfig) -> str | None:
         inner = config.table("text_config", "llm_config").get("model_type", models[0])
@@ -61,7 +62,7 @@ def _inner_is(model: str) -> Callable[[HfConfig], bool]:
 
 
 def _halves(count: int) -> NDArray[np.int64]:
-    """Return the order that moves 2i to the first half and 2i + 1 to the second."""
+    """Return the order that moves 2i to the first half and 2i + 1 to the second half."""
     return np.arange(count).reshape(-1, 2).T.reshape(-1)
 
 

@@ -1,6 +1,6 @@
-"""The recipes of PLaMo 1, PLaMo 2 (Mamba and attention layers alternate), and PLaMo 3.
+"""The recipes of PLaMo 1, PLaMo 2 (alternating Mamba and attention layers), and PLaMo 3.
 
-transformers supports none of them. The tensor names come from the models' own code.
+transformers supports none of them. The tensor names come from their reference implementations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
 
 
 def _plus(number: float) -> Change:
-    """Add the constant that the original code adds to a norm's weights."""
+    """Return a change that adds the constant that the reference implementation adds to the weights of a norm."""
     return lambda parts, sizes: t.as_float32(parts[0], number)
 
 
@@ -41,7 +41,7 @@ def _layers(config: HfConfig) -> list[str]:
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
-    """Return which layers have attention: one in every `mamba_step`, or only the last in a small model."""
+    """Return which layers have attention: one in every `mamba_step` or, in a small model, only the last layer."""
     layers, step = config.needed("num_hidden_layers"), config.needed("mamba_step")
     numbers = np.arange(layers)
     attends: NDArray[np.bool_] = numbers == layers - 1 if layers <= step // 2 else numbers % step == step // 2
@@ -53,7 +53,8 @@ def _where_attending(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
 
 
 def _context(config: HfConfig) -> int:
-    """Return the context length, capped at the attention window: GGUF files of this architecture have no window."""
+    """Return the context length, capped at the attention window: GGUF files of this architecture cannot store a sliding
+    window."""
     whole, window = config.needed("max_position_embeddings"), config.integer("attention_window_size")
     full = config.get("full_attention_idx") or []
     attending = {int(layer) for layer in np.flatnonzero(_attends(config))}
@@ -61,7 +62,7 @@ def _context(config: HfConfig) -> int:
 
 
 def _keys_of_plamo(config: HfConfig) -> int:
-    """Return PLaMo 1's number of KV heads: `n_shared_head` queries share one. `num_key_value_heads` is ignored."""
+    """Return PLaMo 1's number of KV heads, each shared by `n_shared_head` queries. `num_key_value_heads` is ignored."""
     heads, shared = config.needed("num_attention_heads"), config.needed("n_shared_head")
     if heads % shared:
         raise config.error("n_shared_head", shared, f"a number that divides the {heads} heads")
@@ -71,7 +72,7 @@ def _keys_of_plamo(config: HfConfig) -> int:
 def _neighbours(config: HfConfig, tensor: LazyTensor, count: int) -> NDArray[np.int64]:
     """Return the order of rows or columns that makes queries with the same key adjacent.
 
-    In PLaMo 1's code query i reads key i % keys; in GGUF files it reads key i // (queries per key).
+    In PLaMo 1's reference implementation query i reads key i % keys; in GGUF files it reads key i // (queries per key).
     """
     heads, keys = config.needed("num_attention_heads"), _keys_of_plamo(config)
     order = numbered(tensor, count, heads, config.needed("hidden_size") // heads)
@@ -88,7 +89,7 @@ def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 _PLAMO1: Layer = {
-    "attn_norm": taken("norm"),  # for attention and feed-forward, which run in parallel
+    "attn_norm": taken("norm"),  # norm before attention and feed-forward, which run in parallel
     **of.QKV, **of.OUT, **of.GATED,
     "attn_q": taken("self_attn.q_proj", _queries),
     "attn_output": taken("self_attn.o_proj", _output),

@@ -1,7 +1,8 @@
-"""The recipe of Pocket TTS's language model, which reads text and audio latents, as llama.cpp's converter takes it.
+"""The recipe of Pocket TTS's language model, which reads text and audio latents, in the format of llama.cpp's
+converter.
 
-The folders have no config.json: sizes come from the tensors, and all published models have heads of width 64. The rows
-that start a voice and the audio follow the text rows in the embedding table.
+The checkpoints have no config.json. Sizes come from the tensors, and all published models have heads of width 64. In
+the embedding table, the rows that start a voice and the audio follow the text rows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from localllm.convert.tensor import LazyTensor
 _FILE, _START, _VOICE = "model.safetensors", "flow_lm.bos_emb", "flow_lm.bos_before_voice"
 _TABLE, _LATENT = "flow_lm.conditioner.embed.weight", "flow_lm.input_linear.weight"
 _LAYERS = re.compile(r"flow_lm\.transformer\.layers\.(\d+)\.norm1\.weight")
-_HEAD, _CONTEXT = 64, 4096  # the model has no maximum context; this is llama.cpp's number
-_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")  # padding is the last row of the folder's table
+_HEAD, _CONTEXT = 64, 4096  # the model has no maximum context; this is llama.cpp's value
+_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")  # padding is the last row of the checkpoint's table
 
 
 def told_by_tensors(folder: Path) -> HfConfig | None:
-    """Return the config of a Pocket TTS folder, derived from its tensors; None for any other folder."""
+    """Return the config of a Pocket TTS checkpoint, derived from its tensors, or None for any other checkpoint."""
     if (folder / "config.json").is_file() or not (folder / _FILE).is_file():
         return None
     shard = Shard(folder / _FILE)
@@ -55,7 +56,7 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
 
 
 def _third(which: int) -> Change:
-    """Return a third of the rows: queries, keys or values."""
+    """Return a change that picks a third of the rows: queries, keys or values."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = height(parts[0]) // 3
@@ -65,9 +66,9 @@ def _third(which: int) -> Change:
 
 
 def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return one table: the rows of text and padding, the voice row if there is one, and the audio start row.
+    """Return one embedding table: the rows of text and padding, the voice row if there is one, and the audio start row.
 
-    The last row is a matrix times the latent that starts the audio.
+    The last row is the product of a matrix and the latent that starts the audio.
     """
     *rows, start, matrix = parts
     if matrix.shape != (rows[0].shape[-1], *start.shape):

@@ -1,6 +1,6 @@
 """The recipes of Qwen 1 to 3.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _TABLE = "ple.ple_embedding.ngram_embedding"
 
 
 def _index_rows(keys: bool) -> Change:
-    """Return the indexer's query rows, or its key rows, which follow them."""
+    """Return a change that picks the indexer's query rows, or its key rows, which follow them."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         config, rows = sizes.config, parts[0].shape[0]
@@ -35,7 +35,7 @@ def _joined(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
-    """Return the indexer's compression ratio by layer: 0 for layers with linear attention."""
+    """Return the indexer's compression ratio by layer, with 0 for layers with linear attention."""
     linear = is_kind("linear_attention")(config)
     if linear is None:
         interval = config.integer("full_attention_interval") or 4
@@ -44,7 +44,7 @@ def _ratios(config: HfConfig) -> np.ndarray:
 
 
 def _layers(config: HfConfig) -> list[int]:
-    """Return the layers that add n-gram embeddings; config.json counts them from 1."""
+    """Return the layers that add n-gram embeddings, which config.json counts from 1."""
     found, layers = config.get("ple_layer_ids") or [], config.needed("num_hidden_layers")
     if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
         raise config.error("ple_layer_ids", found, f"layers from 1 to {layers}")
@@ -52,7 +52,7 @@ def _layers(config: HfConfig) -> list[int]:
 
 
 def _if_ngrams(value: Callable[[HfConfig], int]) -> Key:
-    """Return a key that is only written for models with n-gram embeddings."""
+    """Return a value that is only written for models with n-gram embeddings."""
     return lambda config: value(config) if _layers(config) else None
 
 
@@ -63,7 +63,8 @@ def _width(config: HfConfig) -> int:
 
 
 def _end(config: HfConfig) -> int:
-    """Return the token at which n-gram hashes stop looking back: the first of `eos_token_id`, as in transformers."""
+    """Return the token at which the n-gram hashes stop looking back: the first of `eos_token_id`, as in
+    transformers."""
     found = config.get("eos_token_id")
     first = found[0] if isinstance(found, list) and found else found
     if type(first) is not int or first < 0:
@@ -82,7 +83,7 @@ def _gate(config: HfConfig) -> str | None:
 
 
 def _connection(name: str) -> dict[str, str]:
-    """Map the parts of a hyper-connection in the GGUF file to names in the folder's module."""
+    """Return the tensor names of a hyper-connection: its parts in the GGUF file, and their names in the checkpoint."""
     names = {"norm": "hc_norm", "down": "input_mix_weight_down", "up": "input_mix_weight_up"}
     return {part: f"{name}.{own}" for part, own in names.items()}
 

@@ -1,4 +1,4 @@
-"""Qwen 3 rerankers: decoders that answer "yes" or "no", whose two logits become a classifier. Their class with a single
+"""Qwen 3 rerankers: decoders that answer "yes" or "no", whose two logits become a classifier. The class with a single
 score is converted to the same form."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from localllm.convert.jsonfile import objects, read_json
 from localllm.convert.recipe import From, Key, Recipe, Sizes
 from localllm.convert.tensor import LazyTensor
 
-# The prompt of the model card, with the placeholders that GGUF readers fill in.
+# The prompt from the model card, with the placeholders that GGUF readers fill in.
 TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
@@ -29,7 +29,7 @@ _KEYS: dict[str, Key] = {"pooling_type": 4, "classifier.output_labels": lambda c
 
 
 def _reranks(tied: bool) -> Callable[[HfConfig], bool]:
-    """Return a check that a folder is a reranker. Only its name or model card shows it."""
+    """Return a check that a checkpoint is a reranker, which only its name or model card shows."""
 
     def when(config: HfConfig) -> bool:
         folder = config.path.parent
@@ -58,7 +58,7 @@ def _yes_and_no(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _against_nothing(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the row of the single score and a zero row: their softmax is the sigmoid of the score."""
+    """Return the row of the single score and a zero row: the softmax over the two is the sigmoid of the score."""
     if len(parts[0].shape) != 2 or parts[0].shape[0] != 1:
         raise ConvertError(f"{parts[0].name}: is {parts[0].shape}; expected one score, as rerankers have it")
     return t.padded_rows(parts[0], 2)

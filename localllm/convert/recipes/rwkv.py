@@ -1,5 +1,5 @@
-"""The recipes of RWKV-6 and 7, alone and in Qwen2's layers. transformers supports none of them: the tensor names come
-from the models' own code and from flash-linear-attention."""
+"""The recipes of RWKV-6 and 7, with RWKV's layers or in Qwen2's layers. transformers supports none of them: the tensor
+names come from the reference implementations and from flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, fla
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
-_LONG = 1 << 20  # llama.cpp's context length: the state's size is independent of the text's length
+_LONG = 1 << 20  # llama.cpp's context length: the size of the state does not depend on the length of the text
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -28,7 +28,7 @@ def _layer_of(tensor: LazyTensor) -> int:
 
 
 def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return vectors, or one tensor that holds them all, as (count, 1, 1, width)."""
+    """Return several vectors, or one tensor that holds them all, as (count, 1, 1, width)."""
     rows = t.stacked([t.flattened(part) for part in parts])
     count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := sizes.config.needed("hidden_size"))
     whole = rows if len(parts) > 1 else t.shaped(t.flattened(rows), width)
@@ -36,14 +36,14 @@ def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _halved(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after those layers."""
+    """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after these layers."""
     every = sizes.config.integer("rescale_every") or 0
     factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
     return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
 
 
 def _in_order(*order: int) -> Change:
-    """Reorder the equal sections of a matrix's rows, or the matrices of a stack."""
+    """Return a change that reorders the equal sections of a matrix's rows, or the matrices of a stack."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         index = np.arange(parts[0].rows).reshape(len(order), -1)[list(order)].reshape(-1)
@@ -53,7 +53,8 @@ def _in_order(*order: int) -> Change:
 
 
 def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return the second tensor in layer 0, which does not use the first one, and the first tensor in other layers."""
+    """Return the second tensor in layer 0, which does not use the first tensor, and the first tensor in other
+    layers."""
     return parts[0] if _layer_of(parts[0]) else parts[1]
 
 
@@ -61,7 +62,7 @@ def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _time_mix6(module: str, *reordered: Change) -> Layer:
-    """Return the sources of a time mix; `reordered` reorders the sections of its low-rank matrices."""
+    """Return the sources of a time mix. `reordered` reorders the sections of the low-rank matrices."""
     return {
         "time_mix_lerp_x.weight": taken(f"{module}.time_maa_x", flat),
         "time_mix_lerp_fused.weight": (From(tuple(f"{module}.time_maa_{x}" for x in "wkvrg"), _fused),),
@@ -86,7 +87,7 @@ _RWKV6: Layer = {
 _QWEN_NAMES = {"receptance": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate"}
 _QWEN6: Layer = {
     **of.NORMS,
-    **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # from r, k, v, w, g to w, k, v, r, g
+    **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # reorders r, k, v, w, g to w, k, v, r, g
     "time_mix_first.weight": taken("self_attn.time_faaaa"),
     **{f"time_mix_{x}": taken(f"self_attn.{name}") for x, name in _QWEN_NAMES.items()},
     "time_mix_ln": taken("self_attn.ln_x"),
@@ -95,7 +96,7 @@ _QWEN6: Layer = {
 
 
 def _extra(config: HfConfig, wide: int) -> int:
-    """Return the rank of a low-rank matrix of RWKV-6, as in llama.cpp; config.json lacks it."""
+    """Return the rank of a low-rank matrix of RWKV-6. config.json lacks it; the value is llama.cpp's."""
     return wide if config.needed("hidden_size") == 4096 else wide // 2
 
 
@@ -107,7 +108,8 @@ def _rank(name: str, wide: int) -> Callable[[HfConfig], int]:
 
 
 def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], parts: dict[str, str]) -> Layer:
-    """Return the sources of a time mix. `low_rank` maps letter and number to name and change of a low-rank matrix."""
+    """Return the sources of a time mix. `low_rank` maps letter and number to the name and change of a low-rank
+    matrix."""
 
     def source(letter: str, number: int) -> tuple[From, ...]:
         name, change = low_rank(letter, number)
@@ -134,13 +136,14 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
 
 
 def _of_flash(letter: str, number: int) -> tuple[str, Change]:
-    """Return name and change of a low-rank matrix in flash-linear-attention: two layers, the second with a bias."""
+    """Return the name and change of a low-rank matrix in flash-linear-attention: two layers, the second with a bias."""
     names = {0: "lora.2.bias", 1: "lora.0.weight", 2: "lora.2.weight"}
     return f"{letter}_lora.{names[number]}", lambda parts, sizes: parts[0]
 
 
 def _of_program(letter: str, number: int) -> tuple[str, Change]:
-    """Return name and change of a low-rank matrix in RWKV's own code, which multiplies from the right."""
+    """Return the name and change of a low-rank matrix in RWKV's reference implementation, which multiplies from the
+    right."""
     return f"{letter}{number}", turned if number else flat
 
 
@@ -165,7 +168,7 @@ _QWEN7: Layer = {
 
 
 def _low_rank(name: str, older: str, exponent: float, factor: float) -> Callable[[HfConfig], int]:
-    """Return a reader for a rank: from config.json, else computed from the width."""
+    """Return a reader of a rank: from config.json, else computed from the model width."""
 
     def rank(config: HfConfig) -> int:
         found = config.integer(name, older)

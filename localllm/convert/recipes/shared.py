@@ -51,7 +51,7 @@ def leading(config: HfConfig) -> int:
 
 
 def slides_of(config: HfConfig) -> list[bool]:
-    """Return which layers have a sliding window."""
+    """Return which layers use sliding-window attention."""
     kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.error("layer_types", kinds, f"the kinds of {layers} layers")
@@ -66,7 +66,7 @@ NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": N
 
 
 def number(*names: str) -> Callable[[HfConfig], int | None]:
-    """Return a reader for a number in older config files; the first name present is used."""
+    """Return a reader for a value in older config files. The first name in config.json is used."""
     return lambda config: config.integer(*names)
 
 
@@ -83,7 +83,7 @@ def kv_heads(config: HfConfig) -> int:
 
 
 def one_after_other(config: HfConfig) -> tuple[int, tuple[int, ...]]:
-    """Return one group: the rows of all queries, all keys and all values."""
+    """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)
     return 1, (config.needed("num_attention_heads") * width, keys * width, keys * width)
 
@@ -97,7 +97,7 @@ def neighbours(name: str, layout: Callable[[HfConfig], tuple[int, tuple[int, ...
 
 
 def as_many_keys(config: HfConfig) -> str | None:
-    """Require one KV head per query head: the original code supports nothing else."""
+    """Require one KV head per query head: the reference implementation supports nothing else."""
     heads, keys = config.needed("num_attention_heads"), kv_heads(config)
     return None if heads == keys else f"num_key_value_heads is {keys} of {heads} heads; the model's program has all"
 

@@ -1,6 +1,6 @@
 """The recipes of models without a family: HRM-Text, Muse Glimmer, Spark X2.5, Talkie.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HRM: Layer = {
 
 
 def _hrm_stack(config: HfConfig) -> int:
-    """Return the number of layers per stack. transformers counts the layers of all passes in `num_hidden_layers`."""
+    """Return the number of layers per stack. `num_hidden_layers` of transformers counts the layers of all passes."""
     layers = config.needed("num_layers_per_stack", "num_hidden_layers")
     if layers > MAX_LAYERS:
         raise config.error("num_layers_per_stack", layers, f"at most {MAX_LAYERS}")
@@ -63,12 +63,13 @@ def _hrm_scale(config: HfConfig) -> float:
 
 
 def _hrm_layers(config: HfConfig) -> list[str]:
-    """Return the names of the layers: the low stack, then the high stack."""
+    """Return the names of the layers: first the low stack, then the high stack."""
     return [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(_hrm_stack(config))]
 
 
 def _constant(value: Callable[[HfConfig], float]) -> Change:
-    """Return a head norm with constant weights: the original code multiplies all values by one number."""
+    """Return a change that gives a head norm constant weights: the reference implementation multiplies all values by
+    one factor."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         width = sizes.config.needed("head_dim")
@@ -83,7 +84,7 @@ def _muse_kinds(config: HfConfig) -> list[str]:
 
 
 def _rotated_in_windows(config: HfConfig) -> str | None:
-    """Require rope, with a single base, in sliding-window layers and in no others."""
+    """Require rope with a single base in sliding-window layers, and no rope in other layers."""
     bases, kinds = config.get("layer_rope_theta"), config.get("layer_types")
     if bases is None and kinds == _muse_kinds(config):
         return None
@@ -105,7 +106,7 @@ _MUSE: Layer = {
 
 
 def _share(kind: str) -> Key:
-    """Return the number of rotated values per head in layers of this kind."""
+    """Return a reader of the number of rotated values per head in layers of this kind."""
 
     def width(config: HfConfig) -> int:
         rope = config.below("rope_parameters", config.table("rope_parameters"))
@@ -118,11 +119,11 @@ def _share(kind: str) -> Key:
 _SPARK: Layer = {
     **of.NORMS, "attn_qkv": taken("self_attn.q_k_v_proj"), "attn_gate": taken("self_attn.g_proj"), **of.OUT, **of.GATED,
 }  # fmt: skip
-_FLOAT32_EPS = 2.0**-23  # epsilon of the norms: the original code sets none, and this is PyTorch's default
+_FLOAT32_EPS = 2.0**-23  # epsilon of the norms: PyTorch's default, since the reference implementation sets none
 
 
 def _turned_back(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Negate the second half of each head's rows: the original code rotates in the opposite direction."""
+    """Negate the second half of each head's rows: the reference implementation rotates in the opposite direction."""
     rows, width = height(parts[0]), head_width(sizes.config)
     numbered(parts[0], rows, sizes.heads, width)
     return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))
@@ -134,7 +135,7 @@ _TALKIE: Layer = {
         for x, name in (("q", "query"), ("k", "key"))
     },
     "attn_v": taken("attn.attn_value"),
-    "attn_q_norm.weight": taken("attn.head_gain.head_g", column),  # a factor for each head
+    "attn_q_norm.weight": taken("attn.head_gain.head_g", column),  # one factor per head
     "attn_output": taken("attn.attn_resid"),
     "attn_output.scale": taken("attn_gain.a_g"),
     **{f"ffn_{x}": taken(f"mlp.mlp_{name}") for x, name in (("gate", "gate"), ("up", "linear"), ("down", "resid"))},

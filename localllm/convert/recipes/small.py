@@ -1,6 +1,6 @@
 """The recipes of small dense families: Baichuan, BitNet, InternLM 2, Nemotron, OpenELM, Orion, StableLM and others.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def _one_table(config: HfConfig) -> str | None:
     return "tie_word_embeddings is not true, and there is no other output matrix"
 
 
-BAICHUAN_2 = 125696  # Baichuan 2's vocabulary size; nothing else in config.json distinguishes it from Baichuan 1
+BAICHUAN_2 = 125696  # Baichuan 2's vocabulary size, the only difference from Baichuan 1 in config.json
 
 
 def _unit_rows(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return Baichuan 2's output matrix with normalized rows, as in the original code; leave Baichuan 1's unchanged."""
+    """Return Baichuan 2's output matrix with normalized rows, as in the reference implementation. Leave Baichuan 1's
+    unchanged."""
     if sizes.config.integer("vocab_size") != BAICHUAN_2:
         return parts[0]
     return t.computed(parts[0], _unit)
@@ -42,7 +43,8 @@ def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _known_depth(config: HfConfig) -> str | None:
-    """Require a known depth. It decides the position encoding, which config.json lacks: 7B has rope, 13B ALiBi."""
+    """Require a known number of layers. It determines the position encoding, which config.json lacks: 7B has rope, 13B
+    ALiBi."""
     layers = config.needed("num_hidden_layers")
     if layers in (32, 40):
         return None
@@ -50,7 +52,7 @@ def _known_depth(config: HfConfig) -> str | None:
 
 
 def _per_layer(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
-    """Return a reader for a list with one number per layer."""
+    """Return a reader for a list with one value per layer."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
         found, layers = config.get(name), config.needed("num_hidden_layers")
@@ -68,7 +70,7 @@ def _most_heads(config: HfConfig) -> int | None:
 
 
 def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
-    """Return the feed-forward widths: the model's width times a factor, rounded to a multiple."""
+    """Return the feed-forward widths: the model width times a factor, rounded to a multiple."""
     factors, layers = config.get("ffn_multipliers"), config.needed("num_hidden_layers")
     divisor, width = config.integer("ffn_dim_divisor") or 256, config.needed("hidden_size")
     right = isinstance(factors, list) and len(factors) == layers

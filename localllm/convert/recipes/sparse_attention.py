@@ -1,5 +1,5 @@
-"""The recipes of models with sparse attention, whose positions an indexer selects: DeepSeek 3.2, GLM 5, dots3-note,
-MiniMax M3. Models that also have hyper-connections are in `stream_recipes`."""
+"""The recipes of models with sparse attention, where an indexer selects the positions: DeepSeek 3.2, GLM 5, dots3-note,
+MiniMax M3. Models that also have hyper-connections are in `hyper_connections`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPED: Layer = {**of.LATENT, **_INDEXER}
 
 
 def indexers(config: HfConfig) -> np.ndarray:
-    """Return which layers have their own indexer; the others reuse the selection of the previous one."""
+    """Return which layers have an indexer. The other layers reuse the selection of the previous indexer."""
     layers, kinds, pattern = (
         config.needed("num_hidden_layers"),
         config.get("indexer_types"),
@@ -50,8 +50,8 @@ def indexers(config: HfConfig) -> np.ndarray:
 
 
 def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
-    """Reorder the rotated rows of each group: trailing ones from half-split (i, i + n/2) to interleaved rope, leading
-    ones from interleaved to half-split. This converts transformers' convention to the GGUF file's."""
+    """Reorder the rotated rows of each group from transformers' convention to the GGUF convention. Trailing rotated
+    rows change from half-split (i, i + n/2) to interleaved rope, leading ones from interleaved to half-split."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows, count, turned = height(parts[0]), groups(sizes.config), sizes.config.needed("qk_rope_head_dim")
@@ -104,19 +104,20 @@ _SLIDING = {  # transformers' default sizes for sliding-window layers
 
 
 def _slides(config: HfConfig) -> np.ndarray:
-    """Return which layers have a sliding window."""
+    """Return which layers use sliding-window attention."""
     found = is_kind("sliding_attention")(config)
     return np.zeros(config.needed("num_hidden_layers"), bool) if found is None else found
 
 
 def _dots_kinds(config: HfConfig) -> list[str]:
-    """Return transformers' default kinds: full attention in the first two layers and then in every fourth."""
+    """Return transformers' default kinds: full attention in the first two layers, then in every fourth."""
     layers = range(config.needed("num_hidden_layers"))
     return ["full_attention" if n < 2 or n % 4 == 1 else "sliding_attention" for n in layers]
 
 
 def _in_window(name: str) -> Callable[[HfConfig], int]:
-    """Return a reader for a size of the sliding-window layers, from transformers' keys or the published folders'."""
+    """Return a reader for a size of the sliding-window layers, under transformers' key or the key in published
+    checkpoints."""
 
     def size(config: HfConfig) -> int:
         own = config.get("per_layer_config")
@@ -134,14 +135,15 @@ def _in_window(name: str) -> Callable[[HfConfig], int]:
 
 
 def _kind_of(tensor: LazyTensor, config: HfConfig, name: str) -> int:
-    """Return a size for the kind of layer (sliding or full) that a tensor belongs to."""
+    """Return a size for the kind of layer (sliding-window or full attention) that a tensor belongs to."""
     found = re.search(r"layers\.(\d+)\.", tensor.name)
     assert found is not None, f"{tensor.name} is of no layer"
     return _in_window(name)(config) if _slides(config)[int(found[1])] else config.needed(name)
 
 
 def _part(which: int) -> Change:
-    """Return the rows of all heads' keys without rope, or of their values, as one matrix per head."""
+    """Return a change that picks the rows of all heads' keys without rope, or of their values, as one matrix per
+    head."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         names = ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
@@ -154,7 +156,8 @@ def _part(which: int) -> Change:
 
 
 def _rescaled(name: str) -> Change:
-    """Multiply a norm's weights by sqrt(width / norm width), which these models apply to the normalized rows."""
+    """Return a change that multiplies a norm's weights by sqrt(width / norm width). The models apply this factor to the
+    normalized values."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         width = sizes.config.needed("hidden_size")
@@ -172,7 +175,7 @@ def _one_rank(config: HfConfig) -> str | None:
 
 
 def _shared_width(name: str) -> Callable[[HfConfig], str | None]:
-    """Require shared experts to have the width of the routed ones."""
+    """Require shared experts that are as wide as the routed experts."""
 
     def check(config: HfConfig) -> str | None:
         width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
@@ -217,7 +220,7 @@ _DOTS_KEYS: dict[str, Key] = {
 
 
 def _of_sparse(name: str, older: str) -> Key:
-    """Return a reader for a size of the indexer, from transformers' keys or the published folders'."""
+    """Return a reader for a size of the indexer, under transformers' key or the key in published checkpoints."""
 
     def size(config: HfConfig) -> int:
         table = config.below("sparse_attention_config", config.table("sparse_attention_config"))
@@ -238,7 +241,7 @@ def _leading(config: HfConfig) -> int:
 
 
 def _indexed_where_routed(config: HfConfig) -> str | None:
-    """Require an indexer in the layers with experts, and in no others."""
+    """Require an indexer in the layers with experts, and in no other layers."""
     kinds = config.get("layer_types")
     if kinds is None:
         flags = config.table("sparse_attention_config").get("sparse_attention_freq")

@@ -1,4 +1,5 @@
-"""The recipe of Qwen3-TTS's talker, which reads text and generates speech codes, as llama.cpp's converter takes it.
+"""The recipe of Qwen3-TTS's talker, which reads text and generates speech codes, in the format of llama.cpp's
+converter.
 
 transformers does not support it. The embedding table has the projected text embeddings, then the speech codes; the
 output matrix has rows for speech codes only.
@@ -29,7 +30,8 @@ F32 = NDArray[np.float32]
 
 
 def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return F32 rows: text embeddings after the projection (two matrices with SiLU between), then code embeddings."""
+    """Return F32 rows: the text embeddings after the projection (two matrices with SiLU between), then the code
+    embeddings."""
     text, codes, up, up_bias, down, down_bias = parts
     inner, width = up.shape[0], down.shape[0]
     wanted = {
@@ -41,7 +43,7 @@ def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         if found != expected:
             raise ConvertError(f"{name}: is {found}; expected {expected}, as config.json and the other parts have it")
 
-    @cache  # the first read loads the matrices for all later ones
+    @cache  # the first read loads the matrices for all later reads.
     def matrices() -> tuple[F32, ...]:
         return tuple([_values(part, 0, part.rows) for part in (up, up_bias, down, down_bias)])
 
@@ -60,7 +62,7 @@ def _values(tensor: LazyTensor, start: int, stop: int) -> F32:
 
 
 def _names(config: HfConfig) -> dict[int, str]:
-    """Return the code tokens by id, which follow the text tokens; config.json names some."""
+    """Return the code tokens by id. They follow the text tokens, and config.json names some of them."""
     first, count = config.needed("text_vocab_size"), config.needed("vocab_size")
     names = [f"<|codec_{i}|>" for i in range(count)]
     for key, told in config.table("talker_config").items():

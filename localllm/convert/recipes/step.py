@@ -1,6 +1,6 @@
 """The recipe of Step 3.5.
 
-Models missing from transformers use the tensor names of their original code.
+Models that transformers does not support keep the tensor names of their reference implementation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from localllm.convert.recipes.shared import head_width
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
-    """Return a list by layer without the entries of next-token heads; null counts as 0."""
+    """Return a list by layer without the entries of the multi-token prediction heads; null counts as 0."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -28,12 +28,12 @@ def _listed(config: HfConfig, name: str) -> list[float] | None:
 
 
 def _limits(name: str) -> Key:
-    """Return the SwiGLU limits by layer, if config.json has any."""
+    """Return a reader of the SwiGLU limits by layer, if config.json has any."""
     return lambda config: None if (found := _listed(config, name)) is None else np.array(found, np.float32)
 
 
 def _step_kinds(config: HfConfig) -> list[str]:
-    """Return the kind of each layer, without next-token heads."""
+    """Return the attention kind of each layer, without multi-token prediction heads."""
     found, layers = config.get("layer_types"), config.needed("num_hidden_layers")
     kinds = ("full_attention", "sliding_attention")
     if not isinstance(found, list) or len(found) < layers or not all(kind in kinds for kind in found):
@@ -42,7 +42,7 @@ def _step_kinds(config: HfConfig) -> list[str]:
 
 
 def _in_windows(name: str, *own: str) -> Key:
-    """Return a number of heads by layer. Sliding-window layers have theirs in a nested table."""
+    """Return a number of heads by layer. A nested table has the number for sliding-window layers."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
         table = config.below("attention_other_setting", config.table("attention_other_setting"))
@@ -71,8 +71,8 @@ def _dense_first(config: HfConfig) -> int:
 
 
 def _step_words(config: HfConfig) -> dict[str, Any]:
-    """Return transformers' form of the per-layer lists in folders with the original key names: the kind of each layer,
-    and rope base and rotated fraction by kind."""
+    """Return the per-layer lists of checkpoints with the original key names in transformers' form: the kind of each
+    layer, and the rope base and rotated fraction by kind."""
     kinds = _step_kinds(config)
     listed = {name: _listed(config, name) if isinstance(config.get(name), list) else None for name in _LISTED}
     scaling, rope = config.table("rope_scaling"), dict(config.table("rope_parameters"))
@@ -89,7 +89,7 @@ def _step_words(config: HfConfig) -> dict[str, Any]:
 
 
 def _half_when_full(config: HfConfig) -> str | None:
-    """Require sliding-window layers to rotate the whole head, and others half of it."""
+    """Require that sliding-window layers rotate the whole head, and other layers half of it."""
     rope = config.below("rope_parameters", config.table("rope_parameters"))
     for kind, fixed in (("full_attention", 0.5), ("sliding_attention", 1.0)):
         if kind in rope.values and (rope.below(kind, rope.table(kind)).real("partial_rotary_factor") or 1.0) != fixed:
@@ -114,7 +114,7 @@ _STEP: Layer = {
 _STEP_KEYS: dict[str, Key] = {
     "attention.head_count": _in_windows("num_attention_heads"),
     "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
-    "rope.dimension_count": head_width,  # for sliding-window layers; the others rotate half of it
+    "rope.dimension_count": head_width,  # value for sliding-window layers; other layers rotate half the head
     "expert_used_count": by_name("moe_top_k", "num_experts_per_tok"),
     "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
     "expert_weights_scale": lambda config: config.real("moe_router_scaling_factor"),

@@ -1,7 +1,7 @@
 """The recipes of T5 (arXiv:1910.10683), mT5 and UMT5, and of their encoders alone.
 
-The gguf package names their tensors. T5 divides the logits by sqrt(width) if the output matrix is the embedding. A GGUF
-file shows this by omitting the output matrix.
+The gguf package names their tensors. T5 divides the logits by sqrt(width) if the output matrix is tied to the
+embedding. A GGUF file marks this by omitting the output matrix.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from localllm.convert.tensor import LazyTensor
 
 _CONTEXT = 512  # trained length, missing in config.json; attention uses relative positions, so longer texts also work
 _TABLES = {"shared": "token_embd", "encoder.embed_tokens": "token_embd", "decoder.embed_tokens": "token_embd"}
-_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # in old folders; no model reads it
+_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # only in old checkpoints; unused
 
 
 def _divided(config: HfConfig) -> bool:
-    """Return whether logits are divided by sqrt(width); mT5 never does it. transformers 5 always writes
+    """Return whether the logits are divided by sqrt(width), which mT5 never does. transformers 5 always writes
     tie_word_embeddings as true, and adds scale_decoder_outputs if the model was trained otherwise."""
     if class_of(config) == "MT5ForConditionalGeneration":
         return False
@@ -29,7 +29,7 @@ def _divided(config: HfConfig) -> bool:
 
 
 def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
-    """Add an output matrix, or drop it if logits are divided."""
+    """Add an output matrix, or drop it if the logits are divided."""
     found = {tensor.name: tensor for tensor in tensors}
     table, output = found.get("token_embd.weight"), found.pop("output.weight", None)
     if table is None:
@@ -45,7 +45,7 @@ def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
 
 
 def _start(config: HfConfig) -> int | None:
-    """Return the token that starts an answer."""
+    """Return the token that starts the output."""
     return config.integer("decoder_start_token_id", "pad_token_id")
 
 
@@ -81,7 +81,7 @@ _DECODER_KEYS: dict[str, Key] = {
 
 
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
-    """Return the recipes of a family: the full model, and its encoder."""
+    """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
         "layer": {}, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
     }  # fmt: skip

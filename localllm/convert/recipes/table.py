@@ -1,5 +1,5 @@
-"""The architectures that can be converted, one row each: classes in transformers, the source of each GGUF tensor, and
-the assumptions of the GGUF architecture, which config.json must meet."""
+"""The architectures that can be converted. Each recipe has the classes in transformers, the source of each GGUF tensor,
+and the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The text models inside vision models. Their rope has sections for the sides of an image; text uses one position.
+"""The text models in vision models. Their rope has sections for the sides of an image; text uses a single position.
 
-CogVLM's layers also have separate matrices for images, which llama.cpp requires, so they are written to the file.
+CogVLM's layers also have separate matrices for images. llama.cpp requires these matrices, so they are written to the
+GGUF file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from localllm.convert.tensor import LazyTensor
 
 
 def _upright(axis: int, change: Change) -> Change:
-    """Transpose the matrices of 2025 folders, recognized by the axis of the model's width."""
+    """Return a change that transposes the matrices of checkpoints of 2025, which are recognized by the axis with the
+    model's width."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == sizes.config.needed("hidden_size")
@@ -46,7 +48,7 @@ def _sections(config: HfConfig) -> np.ndarray | None:
 
 
 def _deepstack(config: HfConfig) -> int:
-    """Return the number of layers that add an image's features."""
+    """Return the number of layers that add image features."""
     indexes = config.table("vision_config").get("deepstack_visual_indexes")
     return len(indexes) if isinstance(indexes, list) else 0
 
@@ -56,7 +58,7 @@ _QWEN3: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": _deepstack}
 
 
 def _is_count(value: object) -> bool:
-    """Return whether a value is an integer number of pairs, which older folders write as 16.0."""
+    """Return whether a value is a whole number of pairs; older checkpoints write it as 16.0."""
     return type(value) in (int, float) and value in range(1 << 16)
 
 

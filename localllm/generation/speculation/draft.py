@@ -1,4 +1,4 @@
-"""Drafts from a second, smaller model, which evaluates the same text with its own cache."""
+"""The KV cache state of a draft model that evaluates the target's text."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 from localllm.engine import Engine
 from localllm.generation.speculation.vocabulary import Mapping
 
-EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bounds of the classes, in probability under the draft model
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # class bounds: probability under the draft model
 PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)  # prior acceptance rate of each class
 
 
 class Followed:
-    """The target's tokens that a draft model has evaluated, and the sequence in the draft model's cache."""
+    """The target tokens that a draft model has evaluated, and the sequence in the draft model's KV cache."""
 
     def __init__(self, engine: Engine, mapping: Mapping) -> None:
         self._engine, self._mapping = engine, mapping
         self.sequence = engine.add()
-        self.tokens: list[int] = []  # token ids of the target
-        self._ends: list[int] = []  # number of tokens in the draft cache after each of `tokens`
+        self.tokens: list[int] = []  # target token ids
+        self._ends: list[int] = []  # length of the draft cache after each token in `tokens`
 
     def forget(self, keep: int) -> None:
-        """Keep the first `keep` tokens, or none if the draft model's sliding windows have moved too far."""
+        """Keep the first `keep` tokens, or none if the draft model's sliding-window cache cannot be rolled back."""
         del self.tokens[keep:], self._ends[keep:]
         if not self._engine.truncate(self.sequence, self._ends[-1] if self._ends else 0):
             self.tokens, self._ends = [], []
 
     def spelled(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the draft model's tokens for the next `tokens`, and the length of its cache after each of `tokens`."""
+        """Return the draft tokens for the next target `tokens`, and the draft cache length after each target token."""
         new: list[int] = [] if self.tokens else list(self._mapping.begin)
         ends = []
         length = self._ends[-1] if self._ends else 0
@@ -41,7 +41,7 @@ class Followed:
         return new, ends
 
     def took(self, tokens: Sequence[int], ends: Sequence[int]) -> None:
-        """Record that the sequence holds the next `tokens`, with the `ends` that `spelled` returned."""
+        """Record that the draft cache now contains `tokens`, with the `ends` that `spelled` returned."""
         self.tokens += tokens
         self._ends += ends
 

@@ -1,8 +1,8 @@
-"""Batched drafting with a draft model: one row per request in each step of the draft model's own engine.
+"""Batched drafting with a draft model: each step of the draft engine evaluates one token per request.
 
-The draft model proposes its most likely token. A draft is accepted if the sampler chooses the same token, so answers
-are the same as with plain decoding. Prompts are prefilled in chunks, in the same steps as drafts of other requests.
-Measured times and acceptance rates decide how much to draft. Drafting pauses after rounds that lost time.
+The draft model proposes its most likely token. A draft is accepted if the sampler chooses the same token, so the output
+is identical to plain decoding. Prompts are prefilled in chunks, in the same steps as drafts of other requests. Measured
+times and acceptance rates decide how much to draft. Drafting pauses after rounds that lost time.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from localllm.generation.speculation.vocabulary import Mapping
 from localllm.sampling.chain import HIGHEST
 from localllm.sampling.sampler import Sampler
 
-CATCH_UP = 64  # prompt rows in a step of the draft model; few, because the decoding requests wait for the step
-_HORIZON = 128  # maximum number of tokens that an answer is assumed to have left
-_MOST_ENDED = 8  # maximum sequences kept of ended requests
+CATCH_UP = 64  # maximum prefill tokens in a step of the draft model; decoding requests wait for the step
+_HORIZON = 128  # maximum number of tokens that an answer is assumed to still generate
+_MOST_ENDED = 8  # maximum number of ended requests whose sequences are kept
 _HOPELESS = 0.1  # stop drafting when the probability that all drafts so far are accepted falls below this
 
 
 class _Drafting:
-    """The draft model's state of a request. `stands` is the probability that all its drafts are accepted."""
+    """The draft model's state for one request. `stands` is the probability that all its drafts are accepted."""
 
     def __init__(self, one: RequestState, followed: Followed) -> None:
         self.one, self.followed = one, followed
-        self.good = 0  # number of leading tokens that the draft model has evaluated
+        self.good = 0  # number of leading tokens evaluated by the draft model
         self.room, self.stands = 0, 1.0
 
     def catch_up(self, most: int) -> tuple[list[int], bool]:
         """Return at most `most` tokens to evaluate next, and whether they reach the end of the text.
 
-        The newest token is always included, if need be evaluated again, because its logits are needed.
+        The newest token is always included, even if it was already evaluated, because its logits are needed.
         """
         text = self.one.tokens
         self.followed.forget(min(len(text) - self.behind, len(text) - 1))
@@ -54,7 +54,7 @@ class _Drafting:
 
     @property
     def behind(self) -> int:
-        """Number of tokens of the text that the draft model has not evaluated."""
+        """Number of tokens of the text that the draft model has not yet evaluated."""
         text, seen = self.one.tokens, self.followed.tokens
         while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
             self.good += 1
@@ -62,18 +62,18 @@ class _Drafting:
 
 
 class DraftModel:
-    """Drafts for the requests of a core. Only the stepping thread uses it."""
+    """Drafts for the requests of a core. Only the stepping thread accesses it."""
 
     def __init__(self, engine: Engine, mapping: Mapping, costs: Costs, verifying: Costs, longest: int) -> None:
-        """`costs` are the step times of the draft model, `verifying` the step times of the target."""
+        """`costs` are the step times of the draft model, `verifying` the step times of the target model."""
         self._engine, self._mapping = engine, mapping
         self._costs, self._verifying, self._longest = costs, verifying, longest
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
         self._drafting: dict[int, _Drafting] = {}  # by request number
-        self._ended: list[Followed] = []  # sequences of ended requests, which the next turn of a chat continues
-        self._spent, self._won, self._shared = 0.0, 0, 0  # the last round: seconds, accepted drafts, requests
-        self._reading = 0.0  # seconds of prefill in the last round, which also serves later rounds
+        self._ended: list[Followed] = []  # sequences of ended requests, reusable by the next turn of a chat
+        self._spent, self._won, self._shared = 0.0, 0, 0  # last round: seconds, accepted drafts, requests
+        self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
 
     def end(self, one: RequestState) -> None:
         """Keep the sequence of an ended request for later requests."""
@@ -89,9 +89,10 @@ class DraftModel:
         self._ended, self._drafting = [], {}
 
     def propose(self, ones: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
-        """Draft for decoding requests, in a step that has `rows` rows so far.
+        """Draft for the decoding requests of a step that has `rows` tokens so far.
 
-        `worth` is the time in seconds that one more token saves. `positions` is the maximum length of a request.
+        `worth` is the time in seconds that one more accepted token saves. `positions` is the maximum length of a
+        request.
         """
         self._settle(worth)
         found = [self._of(one) for one in ones]
@@ -107,17 +108,17 @@ class DraftModel:
         began, self._reading = perf_counter(), 0.0
         try:
             self._draft(found, rows, worth)
-        except (BackendError, LocalLLMError):  # for example, the draft model's cache is full
+        except (BackendError, LocalLLMError):  # for example, the draft model's KV cache is full
             self._judge.rest()
         self._spent = perf_counter() - began - self._reading
         self._shared = sum(bool(each.one.drafts) for each in found)
 
     def verified(self, seconds: float) -> None:
-        """Add the seconds by which verifying this round's drafts is expected to lengthen the target's step."""
+        """Add the estimated seconds that verifying this round's drafts adds to the target model's step."""
         self._spent += seconds
 
     def accepted(self, count: int) -> None:
-        """Add to the accepted drafts of this round."""
+        """Add to the number of accepted drafts of this round."""
         self._won += count
 
     # -- expected gain ---------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class DraftModel:
         self._spent, self._won, self._shared = 0.0, 0, 0
 
     def _pays(self, each: _Drafting, rows: int, worth: float) -> bool:
-        """Whether drafts for the rest of an answer save more time than the prefill that the draft model needs first."""
+        """Whether drafting for the rest of the answer saves more time than the draft model's prefill takes."""
         missing = each.behind - self._longest
         if missing <= 0:
             return True
@@ -139,10 +140,10 @@ class DraftModel:
         )
 
     def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
-        """Return the maximum gain of further steps of the draft model, in seconds.
+        """Return the maximum gain, in seconds, of further steps of the draft model.
 
         `stands` is the sum over the requests of the probability that all their drafts are accepted. `rows` is the
-        number of rows of the target's step, with all drafts so far.
+        number of rows of the target model's step, including all drafts so far.
         """
         best = won = 0.0
         most = self._verifying.most
@@ -166,7 +167,7 @@ class DraftModel:
         return self._drafting[one.number]
 
     def _followed(self, tokens: Sequence[int]) -> Followed:
-        """Return the sequence of an ended request with the longest common prefix, or an empty sequence."""
+        """Return the ended request's sequence with the longest common prefix, or an empty sequence."""
         best = max(self._ended, key=lambda each: same(each.tokens, tokens), default=None)
         if best is None or not same(best.tokens, tokens):
             return Followed(self._engine, self._mapping)
@@ -174,7 +175,7 @@ class DraftModel:
         return best
 
     def _draft(self, found: list[_Drafting], rows: int, worth: float) -> None:
-        """Draft until a further step is not expected to save time."""
+        """Draft until another step is not expected to save time."""
         with ExitStack() as undo:
             for each in found:
                 sampler = each.one.sampler
@@ -194,7 +195,7 @@ class DraftModel:
                 active = self._step(active)
 
     def _caught_up(self, found: list[_Drafting]) -> list[tuple[_Drafting, list[int]]]:
-        """Evaluate tokens that the draft model lacks. Return the requests that have a first draft, with that draft."""
+        """Evaluate tokens missing from the draft cache. Return the requests with a first draft, and that draft."""
         left, parts = CATCH_UP, []
         most = self._engine.limits.rows // len(found)
         for each in found:
@@ -206,7 +207,7 @@ class DraftModel:
         return self._evaluated(parts)
 
     def _step(self, active: list[tuple[_Drafting, list[int]]]) -> list[tuple[_Drafting, list[int]]]:
-        """Evaluate the newest drafts. Return the requests that have another draft, with that draft."""
+        """Evaluate the newest drafts. Return the requests with another draft, and that draft."""
         return self._evaluated([(each, tokens, True) for each, tokens in active])
 
     def _evaluated(self, parts: list[tuple[_Drafting, list[int], bool]]) -> list[tuple[_Drafting, list[int]]]:
@@ -239,10 +240,10 @@ class DraftModel:
         return guessed
 
     def _goes_on(self, each: _Drafting) -> bool:
-        """Accept a request's newest draft, unless a grammar forbids it; return whether to draft another token."""
+        """Accept the request's newest draft unless a grammar forbids it; return whether to draft another token."""
         one = each.one
         draft = one.drafts[-1]
-        if one.sampler.valid([each.token for each in one.drafts]) < len(one.drafts):  # a grammar forbids it
+        if one.sampler.valid([each.token for each in one.drafts]) < len(one.drafts):  # the grammar forbids it
             one.drafts.pop()
             return False
         each.stands *= self.acceptance.expect(draft.trust)
@@ -251,7 +252,7 @@ class DraftModel:
 
 
 def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> DraftToken | None:
-    """Return the most likely token, after penalties if sampling is greedy; None if the logits are not usable."""
+    """Return the most likely token, after penalties if sampling is greedy; None if the logits are unusable."""
     token = int(logits.argmax())
     if not abs(float(logits[token])) < HIGHEST:
         return None

@@ -1,8 +1,8 @@
-"""Speculative decoding in a batch: drafts from n-grams of each request's own text, or from a draft model.
+"""Batched speculative decoding: drafts come from n-grams of each request's own text, or from a draft model.
 
-Verifying a draft takes one more row in the step. The row is added if the expected gain (the probability of acceptance
-times a request's share of the step's time) exceeds the time that the row adds. Drafters propose a single token per
-position, which is accepted if the sampler chooses the same one. So answers have the same tokens as with plain decoding.
+Verifying a draft adds one token to the step. The token is added if the expected gain (the probability of acceptance
+times a request's share of the step's time) exceeds the time that the token costs. Drafters propose a single token per
+position, which is accepted if the sampler chooses the same token. The output is therefore identical to plain decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from localllm.generation.speculation.ngram import NgramDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
 
-_FRESH = 48  # consecutive steps with drafts before one without, which updates the time of plain decoding
+_FRESH = 48  # maximum consecutive steps with drafts; a step without drafts then updates the cost of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
 
 
@@ -28,7 +28,7 @@ class Drafts:
         """`repeats`: draft from n-grams. `model` drafts for requests without n-gram drafts worth verifying."""
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(ngram.PRIORS)
-        self._stale = 0  # steps since the last one without drafts
+        self._stale = 0  # consecutive steps with drafts
 
     def begin(self, one: RequestState) -> None:
         """Start drafting for a request: index the n-grams of its prompt."""
@@ -51,10 +51,10 @@ class Drafts:
         self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
 
     def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
-        """Choose the n-gram drafts to verify; use the draft model for the requests without one."""
+        """Choose the n-gram drafts to verify; use the draft model for requests without such drafts."""
         rows = len(decoding)
         pace = sum(one.pace for one in decoding) / rows
-        worth = pace * self._costs.seconds(rows) / rows  # seconds saved by one more token
+        worth = pace * self._costs.seconds(rows) / rows  # seconds that one more accepted token saves
         rows += self._verify(decoding, rows, worth)
         rest = [one for one in decoding if not one.verified]
         if self._model is None or not rest or rows >= self._costs.most:
@@ -66,16 +66,16 @@ class Drafts:
         self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
-        """Record the time of a step with `rows` rows. Steps with prompt rows are ignored."""
+        """Record the duration of a step with `rows` tokens. Steps with prefill are ignored."""
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
 
     def plain_seconds(self, requests: int) -> float:
-        """Return the expected seconds of a step that decodes `requests` requests without drafts."""
+        """Return the expected duration, in seconds, of decoding `requests` requests in one step without drafts."""
         return self._costs.seconds(min(requests, self._costs.most))
 
     def judge(self, one: RequestState) -> None:
-        """Record which drafts were right, verified or not."""
+        """Record which drafts matched the sampled tokens, including drafts that were not verified."""
         acceptance = self._acceptance_of(one)
         for trust, right in one.outcome:
             acceptance.observe(trust, float(right))
@@ -101,17 +101,17 @@ class Drafts:
             stands *= self._acceptance.expect(draft.trust)
             if len(found) >= room or stands < _HOPELESS:
                 break
-        return found[: one.sampler.valid([draft.token for draft in found])]  # a grammar may forbid the rest
+        return found[: one.sampler.valid([draft.token for draft in found])]  # drop drafts that a grammar forbids
 
     def _acceptance_of(self, one: RequestState) -> Acceptance:
         return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
 
     def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
-        """Choose the drafts to verify in a step that has `rows` rows so far; return the number of rows added.
+        """Choose the drafts to verify in a step that has `rows` tokens so far; return the number of drafts chosen.
 
-        The drafts of all requests compete for rows: the most likely ones come first.
+        The drafts of all requests compete for the step; the most probable drafts come first.
         """
-        chances: list[tuple[float, int]] = []  # (probability that a draft and all before it are accepted, request)
+        chances: list[tuple[float, int]] = []  # (probability that a draft and all earlier ones are accepted, request)
         for number, one in enumerate(ones):
             stands, acceptance = 1.0, self._acceptance_of(one)
             for draft in one.drafts:

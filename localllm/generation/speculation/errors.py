@@ -1,4 +1,4 @@
-"""Errors of speculation."""
+"""Errors of speculative decoding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from localllm.base.notices import Notice, Setting
 
 
 class SpeculationError(LocalLLMError):
-    """Speculation is not possible as requested."""
+    """Speculative decoding is not possible as requested."""
 
 
 class NoDrafts(SpeculationError):
-    """The model does not support speculation. `what` is the kind of model, for the message."""
+    """The model does not support speculative decoding. `what` names the kind of model in the message."""
 
     def __init__(self, what: str) -> None:
         super().__init__(Notice(f"{what} takes no drafts; leave ", Setting("spec"), " out"))

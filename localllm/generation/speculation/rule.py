@@ -1,8 +1,8 @@
 """A drafted token. It is accepted if the sampler chooses the same token from the model's logits.
 
-So an answer has the same tokens, and uses the same random numbers, as with plain decoding. This is the rule of
-Leviathan, Kalman, Matias (arXiv 2211.17192) for deterministic drafters: a draft is accepted with its probability under
-the model.
+The answer therefore has the same tokens, and uses the same random numbers, as plain decoding. This is the acceptance
+rule of Leviathan, Kalman, Matias (arXiv 2211.17192) for a deterministic drafter: a draft is accepted with its
+probability under the target model.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ class DraftToken(NamedTuple):
     """A drafted token."""
 
     token: int
-    trust: int  # class of drafts with similar acceptance rates (policy.Acceptance)
+    trust: int  # class of drafts with a similar acceptance rate (policy.Acceptance)

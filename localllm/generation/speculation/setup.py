@@ -1,4 +1,4 @@
-"""Builds speculation for a model: costs and vocabulary mapping once per model, drafters once per core."""
+"""Sets up speculative decoding: costs and vocabulary mapping once per model, drafters once per core."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from localllm.generation.speculation.policy import outlook
 from localllm.generation.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
 from localllm.options import SpeculationOptions
 
-SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per pass, 2 % of this
+SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per forward pass, 2 % of this
 
 _ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationTarget:
-    """The parts of a model that speculation uses: engine and vocabulary."""
+    """The parts of a model that speculative decoding uses: engine and vocabulary."""
 
     engine: Engine
     vocabulary: Vocabulary
@@ -35,13 +35,13 @@ def _same_file(one: SpeculationTarget, other: SpeculationTarget) -> bool:
 
 
 class Speculation:
-    """Speculation for a model: the costs of its passes and of the draft model's, and the token mapping."""
+    """Speculative decoding for a model: the measured costs of the target and draft models, and the token mapping."""
 
     def __init__(
         self, target: SpeculationTarget, options: SpeculationOptions, drafting: SpeculationTarget | None
     ) -> None:
-        """If the vocabularies do not match, ignore the draft model in automatic mode, else raise SpeculationError."""
-        self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
+        """Mismatched vocabularies: ignore the draft model in automatic mode, or else raise SpeculationError."""
+        self.options, self._draft, self.refused = options, drafting, ""  # refused: why the draft model cannot be used
         self._mapping: Mapping | None = None
         self._itself = drafting is not None and _same_file(target, drafting)
         if self._itself and options.kind == "auto":
@@ -61,12 +61,12 @@ class Speculation:
 
     @property
     def _too_short(self) -> bool:
-        """Whether passes are too short for drafting to pay, in automatic mode."""
+        """Whether, in automatic mode, forward passes are too short for drafting to save time."""
         return self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Messages about options that will not be used as given, with the reasons."""
+        """Notices about options that are not applied as given, with the reasons."""
         given, most = self.options.draft_max, self.options.most_drafted
         clamped = Notice(
             Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass verifies no more"
@@ -75,7 +75,7 @@ class Speculation:
 
     @property
     def unused(self) -> str:
-        """A message that says why speculation or the draft model will not be used; "" if both may be."""
+        """The reason why speculation or the draft model will not be used; "" if both may be used."""
         one = f"{1e3 * self.costs.seconds(1):.2f} ms"
         if self.refused or self._itself:
             return self.refused or f"the draft model saves no time: {_ITSELF}"
@@ -94,7 +94,7 @@ class Speculation:
     def drafts(self) -> Drafts | None:
         """Return the drafter for a core's requests, which uses n-grams, the draft model or both.
 
-        Return None in automatic mode if passes are too short for drafting to save time.
+        Return None in automatic mode if forward passes are too short for drafting to save time.
         """
         if self._too_short:
             return None

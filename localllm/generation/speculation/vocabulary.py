@@ -1,7 +1,7 @@
-"""Maps the tokens of a draft model to the target's, if their vocabularies differ.
+"""Maps the tokens of a draft model to the target model's tokens if their vocabularies differ.
 
-Tokens correspond if they have the same bytes, begin and end tokens if they have the same role. Other target tokens are
-tokenized again for the draft model. Other draft tokens are never proposed.
+Tokens correspond if they have the same bytes; special begin and end tokens correspond if they have the same role. Other
+target tokens are retokenized for the draft model. Other draft tokens are never proposed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from localllm.generation.speculation.errors import SpeculationError
 from localllm.tokenizer import Tokenizer
 
-LEAST_SHARED = 0.25  # minimum share of draft tokens with a target token; with less, few drafts are usable
+LEAST_SHARED = 0.25  # minimum fraction of draft tokens that have a target token; below it, few drafts are usable
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model."""
+    """The vocabulary of a model."""
 
-    path: Path  # name of the model's file, for messages
-    size: int  # number of logits per row
+    path: Path  # path of the GGUF, for messages
+    size: int  # number of logits per position
     tokenizer: Tokenizer | None
 
 
 class Mapping:
-    """Maps tokens: `target_of`, int32 (draft vocabulary,), is the target's token or -1."""
+    """A token mapping: `target_of`, int32 (draft vocabulary,), gives the target token of each draft token, or -1."""
 
     def __init__(
         self, target_of: NDArray[np.int32], size: int, target: Tokenizer | None, draft: Tokenizer | None
@@ -38,23 +38,25 @@ class Mapping:
         self._size, self._target, self._draft = size, target, draft
         self._usable = np.flatnonzero(target_of >= 0)
         draft_of = np.full(size, -1, np.int32)
-        draft_of[target_of[self._usable[::-1]]] = self._usable[::-1]  # the first of several draft tokens
+        draft_of[target_of[self._usable[::-1]]] = self._usable[::-1]  # keep the first of several draft tokens
         self._draft_of: list[int] = draft_of.tolist()
         self._spelled: dict[int, tuple[int, ...]] = {}
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The tokens that the draft model requires before a text and the target does not add."""
+        """The tokens that the draft model requires before a text and the target model does not add."""
         missing = self._draft is not None and self._draft.add_bos and not (self._target and self._target.add_bos)
         return (self._draft.bos,) if missing and self._draft and self._draft.bos is not None else ()
 
     def to_draft(self, token: int) -> tuple[int, ...]:
-        """Return the draft tokens for a target token; none for a control token that the draft model does not have."""
+        """Return the draft tokens for a target token; empty for a control token missing from the draft model."""
         same = self._draft_of[token]
         return (same,) if same >= 0 else self._spell(token)
 
     def logits(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Map draft logits to logits (V,) over the target's tokens; -inf for tokens that the draft model lacks."""
+        """Map draft logits to logits (V,) over the target vocabulary, with -inf for tokens missing from the draft
+        model.
+        """
         if self.identical:
             return drafted
         result = np.full(self._size, -np.inf, np.float32)
@@ -96,16 +98,16 @@ def match_vocabularies(target: Vocabulary, draft: Vocabulary) -> Mapping:
 
 
 def _same_tokens(ours: Tokenizer, theirs: Tokenizer) -> dict[int, int]:
-    """Map draft tokens to target tokens with the same bytes or the same role."""
+    """Map draft tokens to the target tokens with the same bytes or the same special role."""
     by_bytes: dict[bytes, int] = {}
-    for token in reversed(range(ours.vocab_size)):  # of duplicates, the first
+    for token in reversed(range(ours.vocab_size)):  # keep the first of several duplicates
         by_bytes[ours.piece(token)] = token
     by_bytes.pop(b"", None)
     shared: dict[int, int] = {}
     for token in range(theirs.vocab_size):
         piece = theirs.piece(token)
         if token < ours.vocab_size and piece and ours.piece(token) == piece:
-            shared[token] = token  # duplicates with the same id keep their ids
+            shared[token] = token  # duplicates with equal ids map to each other
         elif piece in by_bytes:
             shared[token] = by_bytes[piece]
     for one, other in ((ours.bos, theirs.bos), (ours.eos, theirs.eos)):

@@ -1,4 +1,4 @@
-"""Second moments of matrix inputs: the sum of x x^T over a text determines how column errors accumulate."""
+"""Second moments of matrix inputs. The sum of x x^T over a text determines how column errors accumulate."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from localllm.quantize.calibration.observe import matrix_inputs
 
 F64 = NDArray[np.float64]
 
-MEMORY = 2 << 30  # bytes of moments held at a time
+MEMORY = 2 << 30  # maximum bytes of moments in memory
 
 
 def collect(
     model: Model, windows: Windows, names: Collection[str], progress: Callable[[str, int, int], None] | None = None
 ) -> dict[str, F64]:
-    """Return moments float64 (experts or 1, columns, columns) by name. Tensors with the same input share one array.
+    """Return second moments float64 (experts or 1, columns, columns) by name. Tensors with the same input share one
+    array.
 
-    `model` must be loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
+    `model` must be loaded with `observe=True`. Tensors that the forward pass does not multiply by are skipped.
     """
     found: dict[str, F64] = {}
     for inputs in matrix_inputs(model, windows, progress):
@@ -47,7 +48,7 @@ def collect(
 
 
 def portions(tensors: Mapping[str, Tensor], names: Sequence[str], limit: int = MEMORY) -> Iterator[list[str]]:
-    """Split `names`, in order, into portions whose moments fit `limit` bytes; each has at least one name."""
+    """Split `names`, in order, into portions whose moments fit in `limit` bytes. Each portion has at least one name."""
     portion: list[str] = []
     held = 0
     for name in names:

@@ -1,7 +1,7 @@
 """Importance matrices: the mean square of every input of every matrix, as in llama.cpp's imatrix files.
 
-`measure_imatrix` makes one with our own forward; `read_imatrix` and `write_imatrix` support both file formats, GGUF and
-the older .dat. A quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
+`measure_imatrix` measures a matrix with localllm's forward pass. `read_imatrix` and `write_imatrix` support both file
+formats, GGUF and the older .dat. A quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ F64 = NDArray[np.float64]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-_MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
-_MOST_TOKENS = 2.0**62  # maximum count: it must fit int64
-_LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
+_MOST = (1 << 31) - 1  # maximum of a count, since the older format stores int32
+_MOST_TOKENS = 2.0**62  # maximum count, which must fit in int64
+_LIMIT = 1 << 28  # maximum number of values in a file of the older format; a larger count means damage
 _MOST_BYTES = 4 * _LIMIT  # maximum bytes of such a file
 
 
 @dataclass(frozen=True, slots=True)
 class ImatrixEntry:
-    """One tensor: sums of squared inputs, and the number of rows summed; one row per expert."""
+    """One tensor: the sums of squared inputs, and the number of input vectors summed. Each expert has a row."""
 
     sums: F32  # (experts or 1, columns)
     counts: NDArray[np.int64]  # (experts or 1,)
 
     def importance(self) -> F32:
-        """Return mean squares float32 (experts or 1, columns); ones for an expert without rows, as in llama.cpp."""
+        """Return mean squares float32 (experts or 1, columns). An expert without inputs gets ones, as in llama.cpp."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1).astype(np.float32), np.float32(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """Entries by tensor name, and where they come from."""
+    """Entries by tensor name, and their origin."""
 
     entries: Mapping[str, ImatrixEntry]
-    chunks: int  # number of text windows that were measured
-    chunk_size: int  # tokens per window; 0 if the file does not say
+    chunks: int  # number of text windows measured
+    chunk_size: int  # tokens per window; 0 if the file has no value
     datasets: tuple[str, ...] = ()
 
     def importance(self, name: str, experts: int, columns: int) -> F32 | None:
-        """Return the column weights of a tensor, float32 (experts, columns); None if the tensor is not listed.
+        """Return the column weights of a tensor, float32 (experts, columns), or None if the tensor has no entry.
 
         Raises LocalLLMError if the entry has another shape.
         """
@@ -87,13 +87,14 @@ class _Sums:
 
 @dataclass(slots=True)
 class Collector:
-    """Accumulates inputs step by step. Outside the layers only the output matrix counts, and only with `output`."""
+    """Accumulates inputs step by step. Tensors outside the layers are skipped, except the output matrix if `output` is
+    set."""
 
     output: bool = False
     _found: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, inputs: Iterable[MatrixInputs], experts: Mapping[str, int]) -> None:
-        """`experts`: number of matrices per tensor of experts, by name."""
+        """Add the inputs of one step. `experts` is the number of matrices per tensor of experts, by name."""
         for each in inputs:
             names = [n for n in each.names if n.startswith("blk.") or (self.output and n == "output.weight")]
             if not names:
@@ -116,7 +117,7 @@ class Collector:
 
 
 def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
-    """Return the sums of squares (experts, columns), and the number of rows per expert."""
+    """Return the sums of squares (experts, columns), and the number of input vectors per expert."""
     width = inputs.x.shape[-1]
     if inputs.choices is None:
         return np.square(inputs.x, dtype=np.float64).sum(axis=0)[None], np.array([len(inputs.x)], np.int64)
@@ -158,9 +159,9 @@ def measure_imatrix(
 
 
 def write_imatrix(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
-    """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
+    """Write a file for llama-quantize and for localllm: the older format if the name ends in .dat, else GGUF.
 
-    Raises OutputError for an existing file without `overwrite`, and if the disk fails.
+    Raises OutputError for an existing file without `overwrite`, and if a write fails.
     """
     if path.suffix == ".dat":
         _write_dat(path, imatrix, overwrite)
@@ -182,7 +183,7 @@ def write_imatrix(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None
 
 
 def read_imatrix(path: Path) -> Imatrix:
-    """Read an importance matrix of either format, from us or llama.cpp; the content determines the format."""
+    """Read an importance matrix of either format, from localllm or llama.cpp. The content determines the format."""
     with open_regular(path) as file:
         magic = file.read(4)
     found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
@@ -228,7 +229,7 @@ def _read_gguf(path: Path) -> Imatrix:
 
 
 def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
-    """Write the older format: per tensor, the mean squares times the number of chunks, and that number."""
+    """Write the older format: per tensor, the mean squares times the number of chunks, and the number of chunks."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
         chunks = min(max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1), _MOST)

@@ -29,13 +29,14 @@ U8 = NDArray[np.uint8]
 
 
 class Method(Protocol):
-    """A method; `store` converts a tensor float32 (values,), (rows, columns) or (experts, rows, columns) to bytes."""
+    """Stores tensors. `store` converts a tensor float32 (values,), (rows, columns) or (experts, rows, columns) to
+    bytes."""
 
     def store(self, name: str, values: F32, format_name: str) -> U8: ...
 
 
 class Awq:
-    """Activation-aware scaling, then the format's quantizer with the importance of the scaled inputs."""
+    """Activation-aware scaling, followed by the format's quantizer with the importance of the scaled inputs."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Awq:
 
 
 class Gptq:
-    """Second-order error feedback. The forward over the text runs once per `memory` bytes of second moments."""
+    """Second-order error feedback. The forward passes over the text are repeated for every `memory` bytes of second
+    moments."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Gptq:
         moments = self._moments_of(name) if format_name not in NOT_ROUNDED else None
         if moments is None:
             return quant.quantize(np.ascontiguousarray(matrices.reshape(-1, columns)), format_name)
-        alike = np.ones(columns, np.float32)  # for an expert without rows, as in an importance matrix
+        alike = np.ones(columns, np.float32)  # for an expert without inputs, as in an importance matrix
         return np.concatenate(
             [
                 gptq.gptq_quantize(matrix, moments[i], format_name, self._feedback(moments, i))
@@ -99,20 +101,20 @@ class Gptq:
         )
 
     def _feedback(self, moments: NDArray[np.float64], expert: int) -> gptq.GptqFeedback:
-        """Return the feedback for an expert's moments, cached for adjacent tensors such as gate and up."""
+        """Return the feedback for an expert's moments. It is cached for adjacent tensors such as gate and up."""
         if self._shared is None or self._shared[0] is not moments or self._shared[1] != expert:
             self._shared = moments, expert, gptq.feedback(moments[expert])
         return self._shared[2]
 
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:
-            self._moments, self._shared = {}, None  # free them before allocating the next ones
+            self._moments, self._shared = {}, None  # free the moments before the next ones are allocated
             self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
         return self._moments.get(name)
 
 
 def _has_feedback(name: str) -> bool:
-    """Return whether GPTQ applies: to matrices of layers and the output matrix. Embeddings are excluded."""
+    """Return whether GPTQ applies to a tensor: to matrices of layers and the output matrix, but not to embeddings."""
     return name.startswith("blk.") or name == "output.weight"
 
 

@@ -14,7 +14,7 @@ class Effect:
 
     format: str
     bytes: int
-    error: float  # squared error of the outputs relative to their squares; for an embedding table, of its values
+    error: float  # squared error of the outputs relative to their squares; for an embedding table, of the values
     kld: float  # expected mean KL divergence if only this tensor is changed
 
 
@@ -22,7 +22,8 @@ Effects = Mapping[str, Sequence[Effect]]
 
 
 def best(effects: Effects, max_bytes: int) -> dict[str, str]:
-    """Return the formats with the least expected divergence within `max_bytes`; raise LocalLLMError if none fit."""
+    """Return the formats with the least expected divergence within `max_bytes`; raise LocalLLMError if no formats
+    fit."""
     chosen, steps = _ladder(effects)
     size = sum(_of(effects, name, format_name).bytes for name, format_name in chosen.items())
     if size > max_bytes:
@@ -69,9 +70,10 @@ def finest(effects: Effects) -> list[Effect]:
 
 
 def _ladder(effects: Effects) -> tuple[dict[str, str], list[tuple[float, str, Effect]]]:
-    """Return the coarsest formats, and the steps up from there, ordered by divergence gained per byte.
+    """Return the coarsest formats, and the steps up from them, ordered by divergence gained per byte.
 
-    A tensor's steps follow the lower convex hull of its effects, so each gains less per byte than the previous one.
+    The steps of a tensor follow the lower convex hull of its effects, so each step gains less per byte than the
+    previous one.
     """
     chosen, steps = {}, []
     for name, options in effects.items():

@@ -15,11 +15,11 @@ from localllm.plan import F32, Experts
 
 @dataclass(frozen=True, slots=True)
 class MatrixInputs:
-    """Rows that entered matrices in one step: views that the next step overwrites."""
+    """The input rows of matrices in one step. The arrays are views that the next step overwrites."""
 
-    names: tuple[str, ...]  # the file's tensors that read these rows
+    names: tuple[str, ...]  # names of the GGUF tensors that read these inputs
     x: F32  # (rows, width); for expert matrices (rows, used, width)
-    choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each
+    choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each input
 
 
 def matrix_inputs(
@@ -29,11 +29,11 @@ def matrix_inputs(
     stop: Callable[[], bool] | None = None,
     seen: Callable[[int, int, F32], None] | None = None,
 ) -> Iterator[list[MatrixInputs]]:
-    """Yield the inputs of matrices for every step over the windows. Each window starts with an empty cache, and with
+    """Yield the inputs of matrices for every step over the windows. Each window starts with an empty KV cache, and with
     BOS if the vocabulary requires it.
 
     `stop` is called after every window; if it returns true, the run ends. `seen` receives the logits of every step,
-    with the window's number and the position of the first row.
+    with the number of the window and the position of the first row.
     """
     if progress is not None:
         progress("observing", 0, len(windows.tokens))
@@ -69,7 +69,7 @@ def _inputs(model: Model) -> list[MatrixInputs]:
         if isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
-            choices = routing.choices // op.down.shared  # numbers of the file's matrices
+            choices = routing.choices // op.down.shared  # expert numbers in the GGUF tensor
             found.append(MatrixInputs((op.gate.weight.tensor, op.up.weight.tensor), x, choices))
             found.append(MatrixInputs((op.down.weight.tensor,), routing.hidden, choices))
             continue

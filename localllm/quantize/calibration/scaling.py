@@ -1,7 +1,7 @@
 """Activation-aware scaling of a whole model: find factors for every tensor, group by group, on a text.
 
-The factors are small vectors; `Scaling.apply` multiplies a tensor by them when it is read. The scaled tensors form an
-ordinary model with the same results until it is quantized.
+The factors are small vectors. `Scaling.apply` multiplies a tensor by them when the tensor is read. The scaled tensors
+form an ordinary model with the same results until it is quantized.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NOT_ROUNDED = ("F32", "F16", "BF16", "F64")
 
 @dataclass(slots=True)
 class Scaling:
-    """The factors of a tensor; each of `rows` and `columns` may have a leading dimension of experts."""
+    """The factors of a tensor. `rows` and `columns` may have a leading dimension of experts."""
 
-    rows: F32 | None = None  # (rows,) or (experts, rows); for a vector, its values
+    rows: F32 | None = None  # (rows,) or (experts, rows); for a vector, one factor per value
     columns: F32 | None = None  # (columns,) or (experts, columns)
 
     def apply(self, values: F32) -> F32:
-        """Return the scaled tensor; its shape is (values,), (rows, columns) or (experts, rows, columns)."""
+        """Return the scaled tensor. Its shape is (values,), (rows, columns) or (experts, rows, columns)."""
         if self.rows is not None:
             values = values * (self.rows if values.ndim == self.rows.ndim else self.rows[..., None])
         if self.columns is not None:
@@ -40,7 +40,7 @@ class Scaling:
         return values
 
     def importance(self, mean_squares: F32) -> F32:
-        """Return the mean squares of the inputs (..., columns) of the scaled tensor."""
+        """Return the mean squares (..., columns) of the inputs of the scaled tensor."""
         return mean_squares if self.columns is None else (mean_squares / self.columns**2).astype(np.float32)
 
 
@@ -51,9 +51,10 @@ def scale_model(
     progress: Callable[[str, int, int], None] | None = None,
     memory: int = MEMORY,
 ) -> dict[str, Scaling]:
-    """Find factors by tensor where they help. `formats` holds the format that every tensor will be stored in.
+    """Return the factors of the tensors that scaling improves. `formats` has the target format of every tensor.
 
-    `model` must be loaded with `observe=True`. The forward over the windows runs once per `memory` bytes of moments.
+    `model` must be loaded with `observe=True`. The forward passes over the windows are repeated for every `memory`
+    bytes of moments.
     """
     assert model.plan is not None
     tensors = model.file.tensors
@@ -71,7 +72,8 @@ def scale_model(
 
 
 def _portions(todo: list[FoldGroup], tensors: Mapping[str, Tensor], memory: int) -> list[list[FoldGroup]]:
-    """Split groups into runs whose moments fit `memory`. A group's readers share moments, so only the first counts."""
+    """Split groups into runs whose moments fit in `memory`. The readers of a group share moments, so only the first
+    reader counts."""
     first = {group.readers[-1]: group for group in todo}
     return [[first[name] for name in names] for names in portions(tensors, list(first), memory)]
 
@@ -112,7 +114,7 @@ def _values(tensor: Tensor) -> F32:
 
 
 def _add(found: dict[str, Scaling], group: FoldGroup, scale: F32, tensors: Mapping[str, Tensor]) -> None:
-    """Multiply the readers' columns by the factors, and divide the makers by them."""
+    """Multiply the columns of the readers by the factors, and divide the makers by them."""
     if (scale == 1).all():
         return
     for name in group.readers:

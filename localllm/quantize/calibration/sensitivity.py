@@ -5,8 +5,8 @@
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
         kld = trial.kld(formats)                      # measured with all formats together
 
-`fit_kld` repeats the last two until the measured divergence is within the limit. The model runs with its matrices as
-half-precision floats, and a tensor under trial has the values that it would have after storing.
+`fit_kld` repeats the last two calls until the measured divergence is within the limit. The model runs with its matrices
+in half precision, and a tensor under trial has the values that it would have after quantization.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRIES = 8  # attempts of `fit_kld` before it gives up
 
 
 class _Swapped:
-    """A `Tensor` that holds a matrix of the file as half-precision floats, or replacement values."""
+    """A `Tensor` that holds a matrix of the file in half precision, or replacement values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -56,13 +56,13 @@ class _Swapped:
         return quant.quantize(quant.dequantize(self._tensor.read(start, stop), self._tensor.format), RUNS_AS)
 
     def values(self) -> F32:
-        """Return the file's values in the tensor's shape."""
+        """Return the values in the file, in the shape of the tensor."""
         rows = math.prod(self.shape[:-1])
         return quant.dequantize(self._tensor.read(0, rows), self._tensor.format).reshape(self.shape)
 
 
 class Trial(Closing):
-    """A model whose tensors can be replaced by their stored values. Use it as a context manager."""
+    """A model whose tensors can be replaced by their quantized values. Use it as a context manager."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Trial(Closing):
         progress: Progress | None = None,
         force: bool = False,
     ) -> None:
-        """`text` is a text of at least two windows of `ctx_size` tokens, of which at most `windows` are used; or
-        windows.
+        """Load a model. `text` is either windows, or a text of at least two windows of `ctx_size` tokens. At most
+        `windows` windows are used.
 
-        `imatrix` is the importance that the quantizers will use. `force`: as in LoadOptions.
+        `imatrix` is the importance that the quantizers will use. `force` is as in LoadOptions.
         """
         self._progress, self._imatrix = progress, imatrix
         with ExitStack() as stack:
@@ -114,8 +114,8 @@ class Trial(Closing):
         """Return the effect of every listed format for every tensor, coarsest first.
 
         The divergence is measured for the format with the largest error, by running the model with only this tensor
-        changed. It is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525),
-        which gives the divergence of the other formats.
+        changed. The divergence is proportional to the squared error of the outputs (Malinovskii et al. 2024,
+        arXiv:2411.17525), which gives the divergence of the other formats.
         """
         names = [name for name in candidates if self._tensor(name) is not None]
         found: dict[str, list[Effect]] = {}
@@ -148,7 +148,8 @@ class Trial(Closing):
         return sorted(effects, key=lambda effect: effect.bytes)
 
     def kld(self, formats: Mapping[str, str]) -> float:
-        """Measure the mean KL divergence with these tensors stored in these formats, and all others as in the file."""
+        """Measure the mean KL divergence with these tensors stored in the given formats, and all other tensors as in
+        the file."""
         for name, format_name in formats.items():
             self._put({name: self._stored(name, self._tensor(name).values(), format_name)})
         kld = self._run()
@@ -171,7 +172,7 @@ class Trial(Closing):
         return quant.dequantize(np.concatenate(rows), format_name).reshape(values.shape)
 
     def _put(self, others: Mapping[str, F32 | None]) -> None:
-        """Replace the values of tensors; None restores the file's values."""
+        """Replace the values of tensors. None restores the values in the file."""
         assert self._model.plan is not None
         for name, values in others.items():
             self._swapped[name].other = (
@@ -192,7 +193,8 @@ class Trial(Closing):
 
 
 def _error(values: F32, stored: F32, moments: F64 | None) -> float:
-    """Return the squared error of the outputs relative to their squares; without inputs, the error of the values."""
+    """Return the squared error of the outputs relative to their squares. Without inputs, return the error of the
+    values."""
     if moments is None:
         return float(np.square(values - stored, dtype=np.float64).sum() / np.square(values, dtype=np.float64).sum())
     missed = total = 0.0
@@ -206,7 +208,7 @@ def _error(values: F32, stored: F32, moments: F64 | None) -> float:
 
 
 def fit_kld(trial: Trial, effects: Effects, max_kld: float) -> tuple[dict[str, str], float]:
-    """Return the smallest mix found whose measured divergence is at most `max_kld`, and its divergence."""
+    """Return the smallest mix whose measured divergence is at most `max_kld`, and this divergence."""
     aim, found = max_kld, None
     for _ in range(TRIES):
         formats = smallest(effects, aim)

@@ -1,7 +1,7 @@
-"""Places in a model where factors can be folded: matrices that read a value, and the tensors that produce it.
+"""Find the places in a model where factors can be folded: matrices that read a value, and the tensors that produce it.
 
-They are found in the plan of a forward, so all architectures are covered without being named: the weights of a norm,
-the rows of the value matrix before attention, the rows of the up matrix of a gated feed-forward, also in experts.
+They are found in the plan of a forward pass, so all architectures are covered. The producers are the weights of a norm,
+the rows of the value matrix before attention, and the rows of the up matrix of a gated feed-forward, also in experts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LINEAR_IN_UP = ("silu", "gelu", "sigmoid", "relu", "softplus", "identity")  # ga
 
 @dataclass(frozen=True, slots=True)
 class TensorRows:
-    """Rows start..stop of a file's tensor, or values of a vector; for a stack of experts, of every expert."""
+    """Rows start..stop of a tensor in the file, or values of a vector. For a stack of experts, these rows of every
+    expert."""
 
     name: str
     start: int
@@ -40,7 +41,7 @@ class TensorRows:
 
 @dataclass(frozen=True, slots=True)
 class FoldGroup:
-    """`readers` all multiply one value; dividing `makers` by factors divides that value by the same factors.
+    """`readers` all multiply one value. Dividing `makers` by factors divides this value by the same factors.
 
     If attention is in between, `heads_per_kv` heads read each value head of `head_dim` rows.
     """
@@ -117,13 +118,14 @@ def _after(
 
 
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
-    """Return the tensors that an operation multiplies by, each with the index of the value; -1 for a lookup table."""
+    """Return the tensors that an operation multiplies by, each with the index of the value, or -1 for a lookup
+    table."""
     lookups = [(op.table.tensor, -1)] if isinstance(op, Embed | EmbedNgrams) else []
     return [*lookups, *((weight.tensor, x.index) for x, weight in op.products)]
 
 
 def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
-    """Return the tensors that multiply a value; () if anything else also reads it."""
+    """Return the tensors that multiply a value, or () if anything else also reads the value."""
     names: dict[str, None] = {}
     for op in ops:
         own = [name for name, at in _multiplied(op) if at == index]
@@ -134,6 +136,6 @@ def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
 
 
 def _rows(weight: Weight, made: int) -> TensorRows:
-    """Return the rows or values of a weight that make `made` numbers, in every expert if it has experts."""
-    start = weight.row if weight.group else weight.first  # a stack's matrices may hold gate and up rows
+    """Return the rows or values of a weight that produce `made` values, in every expert if it has experts."""
+    start = weight.row if weight.group else weight.first  # the matrices of a stack may hold gate and up rows
     return TensorRows(weight.tensor, start, start + made)

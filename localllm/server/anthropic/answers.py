@@ -1,4 +1,4 @@
-"""The handlers of Anthropic's API. Any model name is accepted: with a single model loaded, all names mean it."""
+"""HTTP handlers of Anthropic's API. With a single model loaded, any model name is accepted and refers to that model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localllm.server.wire import frame
 
 
 class Messages:
-    """The handlers of messages."""
+    """HTTP handlers for messages and token counts."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings

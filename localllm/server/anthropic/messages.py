@@ -1,7 +1,7 @@
-"""Convert Anthropic's messages and blocks to the messages of `Turn`.
+"""Convert Anthropic's messages and content blocks to the messages of `Turn`.
 
-A user's message may contain tool results: they become separate messages before the user's text. Markers for Anthropic's
-cache (`cache_control`) are ignored.
+A user's message may contain tool results, which become separate messages before the user's text. Cache markers
+(`cache_control`) are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
 ROLES = ("user", "assistant", "system")
-SKIPPED = (  # blocks of tools that Anthropic runs itself, and encrypted reasoning
+SKIPPED = (  # blocks of tools that Anthropic runs, and encrypted reasoning
     "redacted_thinking",
     "server_tool_use",
     "web_search_tool_result",
@@ -31,7 +31,7 @@ SKIPPED = (  # blocks of tools that Anthropic runs itself, and encrypted reasoni
     "compaction",
 )
 RESULT = "tool_result"
-ERROR = "Error: "  # put before the result of a failed tool
+ERROR = "Error: "  # prefix of the result of a failed tool
 
 
 def read_messages(fields: Fields) -> list[Json]:
@@ -57,7 +57,7 @@ def read_blocks(fields: Fields, name: str) -> str:
 
 
 def _text(block: Fields) -> str | None:
-    """Return the text of a block; None for a type that is skipped."""
+    """Return the text of a block, or None if its type is skipped."""
     kind = block.text("type", "text")
     if kind == "search_result":
         return JOINT.join((block.text("title", ""), block.text("source", ""), read_blocks(block, "content")))
@@ -81,7 +81,7 @@ def _read(drafts: list[Draft], message: Fields) -> None:
 
 
 def _read_given(drafts: list[Draft], role: str, blocks: list[Fields]) -> None:
-    """Read the blocks of a user's message: tool results, then everything else."""
+    """Read the blocks of a user's message: tool results first, then all other blocks."""
     results = [_result(block) for block in blocks if block.data.get("type") == RESULT]
     texts = [text for block in blocks if block.data.get("type") != RESULT and (text := _text(block)) is not None]
     drafts += results

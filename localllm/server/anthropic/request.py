@@ -29,7 +29,7 @@ DISPLAYS = ("full", "summarized", "omitted")
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A parsed messages request. `shows_reasoning`: whether the response shows the reasoning."""
+    """A parsed messages request. `shows_reasoning` tells whether the response includes the reasoning."""
 
     turn: Turn
     stream: bool
@@ -37,7 +37,7 @@ class MessageRequest:
 
 
 def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:
-    """Read the body of a request; raise BadRequest with the field at fault."""
+    """Parse the body of a request; raise BadRequest that names the invalid field."""
     if fields.has("thread"):
         raise NoThreads("thread: not supported: nothing is stored; send the whole conversation as messages", "thread")
     if fields.has("compaction"):
@@ -79,7 +79,7 @@ def _generation(fields: Fields, client: str, most: int | None) -> Generation:
 
 
 def _structure(fields: Fields) -> Structure | None:
-    """Return the required structure of the answer: `output_config.format`, formerly `output_format`."""
+    """Return the required structure of the output: `output_config.format`, formerly `output_format`."""
     config = fields.inner("output_config")
     holder, name = (config, "format") if config.has("format") else (fields, "output_format")
     if not holder.has(name):
@@ -99,7 +99,7 @@ def _thinking(fields: Fields) -> Thinking:
 
 
 def _is_ours(tool: Fields) -> bool:
-    """Return whether the client runs a tool. Tools with their own type are Anthropic's and hidden from the model."""
+    """Return whether the client runs a tool. Tools with a type defined by Anthropic are hidden from the model."""
     return tool.text("type", "custom") == "custom"
 
 
@@ -108,7 +108,7 @@ def _tool(tool: Fields) -> Json:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Return whether the answer continues the last message, which is the case if its role is assistant."""
+    """Return whether the model continues the last message, which is the case if its role is assistant."""
     last: Mapping[str, Any] = messages[-1]
     if last.get("tool_calls"):
         raise fields.wrong("messages", "the last message has tool_use; send its tool_result as the user's message")

@@ -1,7 +1,7 @@
-"""Convert the events of a turn to a message: the events of a stream, and the complete message.
+"""Convert the events of a turn to a message, either as a stream of events or as a complete object.
 
-message_start; for each block content_block_start, content_block_delta ..., content_block_stop; then message_delta and
-message_stop. A ping follows the first content_block_start; pings also replace prompt progress events.
+A stream is message_start; for each block content_block_start, content_block_delta ..., content_block_stop; then
+message_delta and message_stop. A ping follows the first content_block_start, and pings replace prompt progress events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from localllm.generation.request import Event, Finished, Prefilled, Started, Tok
 from localllm.server.collected import Collected
 from localllm.server.turn import Json
 
-SIGNATURE = "bG9jYWxsbG0="  # for reasoning blocks; clients send it back, and it is not checked here
+SIGNATURE = "bG9jYWxsbG0="  # signature of reasoning blocks; clients send it back, and the server does not check it
 STOPPED = {
     "end": "end_turn",
     "stop": "stop_sequence",
@@ -26,7 +26,7 @@ PING: Json = {"type": "ping"}
 
 
 class _Block:
-    """A block of the message. `delta` is the type of its deltas, `field` the name of the text in them."""
+    """A content block. `delta` is the type of its deltas, and `field` is the name of the text in a delta."""
 
     __slots__ = ("_texts", "delta", "field", "start")
 
@@ -35,12 +35,12 @@ class _Block:
         self._texts: list[str] = []
 
     def add(self, text: str) -> Json:
-        """Append text; return the delta."""
+        """Append text, and return it as a delta."""
         self._texts.append(text)
         return {"type": self.delta, self.field: text}
 
     def json(self) -> Json:
-        """Return the block with all its text."""
+        """Return the complete block."""
         text = "".join(self._texts)
         match self.start["type"]:
             case "thinking":
@@ -52,7 +52,7 @@ class _Block:
 
 
 def arguments(text: str) -> Json:
-    """Return a call's arguments; empty if the token limit truncated them."""
+    """Return the arguments of a call, or an empty object if the token limit truncated them."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def arguments(text: str) -> Json:
 
 
 class MessageWriter:
-    """Converts events of a turn to Anthropic's events. `stops` are the client's stop strings."""
+    """Converts the events of a turn to Anthropic's events. `stops` are the stop strings of the request."""
 
     def __init__(self, id: str, model: str, stops: Sequence[str], shows_reasoning: bool) -> None:
         self._id, self._model, self._stops, self._shows_reasoning = id, model, stops, shows_reasoning
@@ -70,7 +70,7 @@ class MessageWriter:
         self._open: _Block | None = None
 
     def events(self, event: Event) -> Iterator[Json]:
-        """Yield Anthropic's events for an event of the turn."""
+        """Yield Anthropic's events for one event of the turn."""
         self._answer.add(event)
         match event:
             case Started():
@@ -135,7 +135,7 @@ class MessageWriter:
                 yield from self._delta(text)
 
     def _begin(self, kind: str) -> Iterator[Json]:
-        """Start a block of text or reasoning, unless one of this kind is open."""
+        """Start a block of text or reasoning, unless a block of this kind is open."""
         if self._open is not None and self._open.start["type"] == kind:
             return
         start = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})

@@ -1,6 +1,6 @@
-"""llama.cpp's own protocol: /completion, /infill, /tokenize, /props, /slots and llama-server's other paths.
+"""llama.cpp's native protocol: /completion, /infill, /tokenize, /props, /slots and other paths of llama-server.
 
-Its OpenAI paths, under /v1, and /rerank are in `openai`.
+llama.cpp's OpenAI paths, under /v1, and /rerank are in `openai`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer of /completion: chunks while it streams, and an object at its end."""
+"""One choice of /completion: the chunks of a stream, and the final object."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eo
 
 @dataclass(slots=True)
 class Cut:
-    """Ends an answer at a line with too little indentation, or at the first line break after a time limit."""
+    """Ends the output at a line with too little indentation, or at the first line break after a time limit."""
 
     indent: int
     milliseconds: int
-    fresh: bool = False  # the text so far ends within a line's leading white space
-    found: int = 0  # width of this line's leading white space
+    fresh: bool = False  # the text so far ends within the leading white space of a line
+    found: int = 0  # width of the leading white space of this line
 
     def take(self, text: str, elapsed_ms: float) -> tuple[str, bool]:
-        """Return the part of the text that belongs to the answer, and whether the answer ends here."""
+        """Return the part of the text that belongs to the output, and whether the output ends here."""
         at = 0
         while self.indent and at < len(text):
             if self.fresh and text[at] in " \t":
@@ -45,13 +45,13 @@ class Cut:
 
 @dataclass(slots=True)
 class Answer:
-    """The state of one answer. `index` numbers the answers of a request, `prompt` is the prompt as text."""
+    """The state of one choice. `index` is its number in the response, and `prompt` is the prompt as text."""
 
     wanted: Wanted
     model: ModelInfo
     index: int
     prompt: str
-    stop_tokens: int = 0  # tokens of the stop string, once known
+    stop_tokens: int = 0  # tokens of the stop string, once they are known
     clock: Clock = field(default_factory=Clock)
     prompt_tokens: int = 0
     text: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Answer:
         self.cut = Cut(self.wanted.indent, self.wanted.milliseconds)
 
     def take(self, event: Event) -> list[Json]:
-        """Process an event; return the chunks that a stream sends for it."""
+        """Process an event, and return the chunks that a stream sends for it."""
         match event:
             case Started():
                 self.clock.begin(event.reused_tokens)
@@ -109,7 +109,8 @@ class Answer:
         return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
 
     def _sent(self) -> list[Json]:
-        """Return chunks for the text and tokens since the last one. Text without tokens was held back until the end."""
+        """Return chunks for the text and tokens since the last chunk. Text without tokens was held back until the
+        end."""
         if self.sent == len(self.tokens):
             return []
         chunk = self._chunk("".join(self.text), self.tokens[self.sent :])
@@ -136,7 +137,7 @@ class Answer:
         return [self.final()]
 
     def final(self) -> Json:
-        """Return the final object of the answer. In a stream it only has text that was not sent before."""
+        """Return the final object. In a stream it only has text that was not sent before."""
         assert self.done is not None
         usage, stream = self.done.usage, self.wanted.stream
         shown = self.tokens[self.sent :] if stream else self.tokens if self.wanted.return_tokens else []
@@ -172,7 +173,7 @@ def _probability(logprob: Logprob) -> Json:
 
 
 def _sampled(logprob: Logprob) -> Json:
-    """Return the probabilities after sampling options; tokens with probability 0 are missing."""
+    """Return the probabilities after the sampling options. Tokens with probability 0 are missing."""
     return _chance(logprob) | {"top_probs": [_chance(each) for each in logprob.alternatives]}
 
 
@@ -189,7 +190,8 @@ def _named(logprob: Logprob) -> Json:
 
 
 def _chosen(whole: Json, names: tuple[str, ...]) -> Json:
-    """Return only these fields; "a/b" selects field b of a, under this name. Unknown names are skipped."""
+    """Return only these fields. "a/b" selects field b of a and returns it under that name. Unknown names are
+    skipped."""
     if not names:
         return whole
     found: Json = {}

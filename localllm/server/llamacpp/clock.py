@@ -1,4 +1,4 @@
-"""llama.cpp's `timings`: tokens, milliseconds and rates of a prompt and its answer."""
+"""llama.cpp's `timings`: tokens, milliseconds and tokens/s of prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from localllm.server.turn import Json
 
 @dataclass(slots=True)
 class Clock:
-    """Timings of an unfinished answer, updated from its events."""
+    """Timings of an unfinished request, updated from its events."""
 
     cached: int = 0
-    evaluated: int = 0  # prompt tokens, including cached ones
+    evaluated: int = 0  # prompt tokens evaluated so far, including cached tokens
     predicted: int = 0
     began: float = 0.0
     prompted: float = 0.0  # time of the last prompt progress
@@ -45,7 +45,8 @@ class Clock:
 
 
 def timings(usage: Usage) -> Json:
-    """Return an answer's timings. The prompt's step yields the first token, so n tokens take n - 1 decode steps."""
+    """Return the timings of a finished request. The prefill step yields the first token, so n tokens take n - 1 decode
+    steps."""
     prompt, steps = usage.prompt_tokens - usage.reused_tokens, max(usage.answer_tokens - 1, 0)
     prompt_ms, predicted_ms = usage.prompt_seconds * 1e3, usage.decode_seconds * 1e3
     found: Json = {

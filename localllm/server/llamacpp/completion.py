@@ -1,4 +1,4 @@
-"""POST /completion and /infill: continue prompts, or fill in the gap between two texts."""
+"""POST /completion and /infill: continue prompts, or fill in the text between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from localllm.server.merge import AT_ONCE, merged
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Json
 
-MAX_ANSWERS = 1024  # per request: prompts times n
+MAX_ANSWERS = 1024  # choices per request: prompts times n
 MAX_EXTRA = 4096  # files for infilling
 
 
 class Completions:
-    """The handlers of completions."""
+    """HTTP handlers of completions."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
@@ -76,13 +76,13 @@ class Completions:
     async def _events(
         self, answers: Sequence[Answer], streams: Sequence[AsyncIterator[Event]], n: int
     ) -> AsyncGenerator[Json, None]:
-        """Yield the chunks of all answers; each of `streams` has n answers."""
+        """Yield the chunks of all choices. Each of `streams` has n choices."""
         left = len(answers)
         async with aclosing(merged(streams, max(AT_ONCE // n, 1))) as events:
             async for number, event in events:
                 answer = answers[number * n + event.choice]
                 if answer.done is not None:
-                    continue  # the answer was ended early; the others continue
+                    continue  # this choice was ended early; the others continue
                 if isinstance(event, Finished) and event.stop and answer.wanted.probs and not answer.wanted.stream:
                     stop = await self.service.tokenize(answer.model.id, event.stop, False, False)
                     answer.stop_tokens = len(stop)

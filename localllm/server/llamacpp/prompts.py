@@ -1,6 +1,7 @@
-"""The formats of a prompt: a string, token ids, a mix of both, an object with a string; or a list of prompts.
+"""Read prompts. A prompt is a string, token ids, a mix of both, or an object with a string; a field has one prompt or a
+list.
 
-"text"   [12, 34]   [12, "text", 34]   {"prompt_string": "text"}   ["text", [12, 34], {"prompt_string": "text"}]
+"text" [12, 34] [12, "text", 34] {"prompt_string": "text"} ["text", [12, 34], {"prompt_string": "text"}]
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def _mixed(
 async def joined_prompt(
     service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
 ) -> list[int]:
-    """Return token ids, with the strings among them tokenized. `add_special` only applies if a string comes first."""
+    """Return token ids, after tokenizing the strings among them. `add_special` only applies if a string comes first."""
     texts = [item for item in items if isinstance(item, str)]
     if not texts:
         return [item for item in items if isinstance(item, int)]

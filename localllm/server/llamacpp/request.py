@@ -1,4 +1,5 @@
-"""Parse the fields of llama.cpp's /completion as its server-schema.cpp does: some are clamped, some refused."""
+"""Parse the fields of llama.cpp's /completion with the rules of its server-schema.cpp: values out of range are clamped
+or refused."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ MAX_BREAKERS = 256
 
 
 class Knob(NamedTuple):
-    """A field of the sampling options. A value outside its range is clamped, or refused if the range is `hard`."""
+    """A sampling field. A value outside the range is clamped or, if the range is `hard`, refused."""
 
     name: str  # llama.cpp's name
-    option: str  # our name
+    option: str  # name in SamplingOptions
     whole: bool = False
     least: float = -math.inf
     most: float = math.inf
@@ -63,7 +64,7 @@ KNOBS = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of a request, without its prompt."""
+    """The options of a request, without the prompt."""
 
     generation: Generation
     sampling: SamplingOptions  # merged with the model's defaults
@@ -83,10 +84,10 @@ class Wanted:
 
 
 async def wanted(fields: Fields, service: Service, model: str, settings: ServerSettings, client: str) -> Wanted:
-    """Read the fields of a completion."""
+    """Read the fields of a completion request."""
     _refuse(fields)
     sampling = _sampling(fields) | await _biases(fields, service, model)
-    whole = service.sampling_defaults(model).changed(sampling)  # raises OptionError for values that our options reject
+    whole = service.sampling_defaults(model).changed(sampling)  # OptionError for values that SamplingOptions rejects
     probs = fields.integer("n_probs", fields.integer("logprobs", 0, 0, MAX_PROBS), 0, MAX_PROBS)
     structure = _structure(fields)
     generation = Generation(
@@ -122,7 +123,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: ServerS
 
 
 def _refuse(fields: Fields) -> None:
-    """Refuse unsupported options that would change answers."""
+    """Refuse unsupported options that would change the output."""
     unsupported = {
         "lora": any(each.number("scale", 0) for each in fields.each("lora", 256)),
         "grammar_lazy": fields.flag("grammar_lazy", False),
@@ -166,7 +167,7 @@ def _breakers(fields: Fields) -> tuple[str, ...]:
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
-    """Return samplers from a list of names or a string of letters. Unknown ones are skipped, as in llama.cpp."""
+    """Return samplers from a list of names or a string of letters. Unknown samplers are skipped, as in llama.cpp."""
     value = fields.data["samplers"]
     if isinstance(value, str):
         return tuple(LETTERS[letter] for letter in value[:64] if letter in LETTERS)
@@ -187,7 +188,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 def _structure(fields: Fields) -> Structure | None:
-    """Return the structure. A grammar overrides a schema, as in llama.cpp. An empty schema is any object."""
+    """Return the structure. A grammar overrides a schema, as in llama.cpp. An empty schema allows any object."""
     if fields.has("grammar"):
         grammar = fields.text("grammar")
         return Structure(gbnf=grammar) if grammar.strip() else None
@@ -198,7 +199,7 @@ def _structure(fields: Fields) -> Structure | None:
 
 
 async def _biases(fields: Fields, service: Service, model: str) -> Json:
-    """Read `logit_bias`: a list of [token or text, number] pairs, or an object of them. False bans a token."""
+    """Read `logit_bias`: a list of [token or text, number] pairs, or an object with them. False bans a token."""
     value: Any = fields.data.get("logit_bias")
     if value is None:
         return {}
@@ -233,7 +234,7 @@ def _bias(value: Any) -> float | None:
 
 
 def _token(token: Any) -> int | str | None:
-    """Return the key of a bias: a token id, or a text that will be tokenized; None for anything else."""
+    """Return the key of a bias: a token id, or a text to be tokenized. Return None for any other value."""
     if isinstance(token, int) and not isinstance(token, bool):
         return token
     if not isinstance(token, str):
@@ -243,7 +244,7 @@ def _token(token: Any) -> int | str | None:
 
 
 def described(wanted: Wanted, end_tokens: Sequence[int], *, short: bool = False) -> Json:
-    """Return llama.cpp's `generation_settings`; `short`: in the form of /props and /slots."""
+    """Return llama.cpp's `generation_settings`, or the `short` form for /props and /slots."""
     sampling, generation = wanted.sampling, wanted.generation
     values: Mapping[str, Any] = sampling.values()
     most = -1 if generation.max_tokens is None else generation.max_tokens

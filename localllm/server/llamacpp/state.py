@@ -1,7 +1,7 @@
 """GET /health, /props, /slots, /metrics: the state of the server in llama.cpp's format.
 
-Answers have no fixed slot: the first entries of /slots are the running ones. POST /slots/{id} saves, restores or erases
-a slot's last sequence.
+Requests have no fixed slot: the first entries of /slots are the running requests. POST /slots/{id} saves, restores or
+erases the last sequence of a slot.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
 class StatusRoutes:
-    """The handlers of /health, /props, /slots and /metrics."""
+    """HTTP handlers of /health, /props, /slots and /metrics."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
         self.settings = settings
 
     async def health(self, request: Request, fields: Fields) -> Response | Json:
-        """Return OK, unless the only model is not loaded yet. With several models, each is loaded on demand."""
+        """Return OK, unless the only model is not loaded yet. If there are several models, each is loaded on demand."""
         models = self.service.models()
         if len(models) != 1 or models[0].state in ("loaded", "unloaded"):
             return {"status": "ok"}
@@ -133,7 +133,7 @@ class StatusRoutes:
         )
 
     async def change_slot(self, request: Request, fields: Fields) -> Json:
-        """Save a slot's last sequence to a file in the server's folder, restore it, or erase it."""
+        """Save the last sequence of a slot to a file in the server's folder, restore it, or erase it."""
         if not self.settings.slot_files:
             start = Setting("slot_save_path")
             raise NotSupported(Notice("This server does not support slots action: start it with ", start))
@@ -173,7 +173,8 @@ class StatusRoutes:
 
 
 def _template(model: ModelInfo) -> Json:
-    """Return the supported features under llama.cpp's names. Messages are adapted until the template accepts them."""
+    """Return the features of the template under llama.cpp's names. Messages are adapted until the template accepts
+    them."""
     tools, thinking = "tools" in model.capabilities, "thinking" in model.capabilities
     calls = ("tools", "tool_calls", "parallel_tool_calls", "object_arguments")
     return {

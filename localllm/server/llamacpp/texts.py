@@ -12,7 +12,7 @@ from localllm.server.turn import Json
 
 
 class Texts:
-    """The handlers of /tokenize, /detokenize and /apply-template."""
+    """HTTP handlers of /tokenize, /detokenize and /apply-template."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -40,13 +40,13 @@ class Texts:
         return {"content": b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")}
 
     async def apply_template(self, request: Request, fields: Fields) -> Json:
-        """Return the rendered prompt of a chat completion with the same body."""
+        """Return the rendered prompt of a chat completion request with the same body."""
         model = self.service.find(fields.text("model", "")).id
         return {"prompt": await self.service.render(model, read_chat(fields, "").turn)}
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes if these are not valid UTF-8."""
+    """Return a token's text, or its bytes if they are not valid UTF-8."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -18,7 +18,7 @@ MAX_PARTS = 10_000
 
 
 class Vectors:
-    """The handlers of embeddings."""
+    """HTTP handlers of embeddings."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
@@ -31,7 +31,7 @@ class Vectors:
         name = "input" if fields.has("input") else "content"
         if not fields.has(name):
             raise BadRequest('"input" or "content" must be provided', "input")
-        fields.choice("encoding_format", ("float", "base64"), "float")  # only /v1/embeddings supports base64
+        fields.choice("encoding_format", ("float", "base64"), "float")  # base64 is only supported by /v1/embeddings
         texts = [await read_inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
         norm = fields.integer("embd_normalize", 2, -1, 1000)
         found = await self.service.embed(model.id, texts, self.settings.pooling, norm == 2)
@@ -40,7 +40,7 @@ class Vectors:
 
 
 async def read_inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
-    """Return the tokens of one text to embed, which may also be an object with OpenAI's text parts."""
+    """Return the tokens of one text to embed. The text may also be an object with OpenAI's text parts."""
     if isinstance(value, dict) and "content" in value:
         parts = Fields(value, name).each("content", MAX_PARTS)
         value = "".join(_text(part) for part in parts)
@@ -57,7 +57,8 @@ def _text(part: Fields) -> str:
 
 
 def _normalized(vector: Sequence[float], norm: int) -> list[float]:
-    """Normalize a vector: -1 none, 0 scales the largest value to 32760 (16-bit range), p > 0 uses the p-norm."""
+    """Normalize a vector. `norm` -1: unchanged; 0: scale the largest value to 32760 (16-bit range); p > 0: use the
+    p-norm."""
     if norm == -1:
         return list(vector)
     if norm == 0:

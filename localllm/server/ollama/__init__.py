@@ -1,4 +1,4 @@
-"""Ollama's protocol: the paths under /api, following its docs/api.md of 2026-08."""
+"""Ollama's protocol: the paths under /api, as described in docs/api.md of 2026-08."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Wrap = Callable[[ReplyPart], Json]  # converts a part to the format of /api/chat
 
 
 class Answers:
-    """The handlers of /api/chat and /api/generate."""
+    """HTTP handlers of /api/chat and /api/generate."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
@@ -91,7 +91,7 @@ class Answers:
         return Turn(messages, generation, thinking=thinking_of(fields, model))
 
     async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
-        """Return the prompt of a turn as tokens, for the `context` that a client sends back in its next request."""
+        """Return the prompt tokens of a turn, for the `context` that a client sends back in its next request."""
         return await self.service.tokenize(model.id, await self.service.render(model.id, turn), False, True)
 
     # -- both -------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Answers:
     async def _reply(
         self, fields: Fields, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
-        """Stream the answer unless `stream` is false. `before`: the prompt's tokens, if the reply has a `context`."""
+        """Stream the reply, unless `stream` is false. `before` are the prompt tokens, if the reply has a `context`."""
         if fields.flag("stream", True):
             return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
         whole = ReplyPart()

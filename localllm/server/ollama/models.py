@@ -1,4 +1,4 @@
-"""Models in Ollama's format: /api/tags, /api/show, /api/ps; and operations that are unsupported here."""
+"""Models in Ollama's format: /api/tags, /api/show, /api/ps, and refusals of unsupported operations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo
 
 VERSION = "0.33.0"  # version of Ollama's API; clients require a minimum
-NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed
+NEVER = "2318-01-01T00:00:00Z"  # loaded models stay loaded until memory is needed
 
 
 class OllamaModels:
-    """The handlers of models."""
+    """HTTP handlers of models."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
@@ -55,7 +55,7 @@ class OllamaModels:
         return Response("Ollama is running", media_type="text/plain")
 
     async def pull(self, request: Request, fields: Fields) -> Response | Json:
-        """Pulling a local model succeeds; other models cannot be pulled."""
+        """Report success for a local model. Refuse to pull other models."""
         name = fields.text("model", fields.text("name", "")).removesuffix(":latest")
         if not any(name == model.id for model in self.service.models()):
             raise NotSupported(f"{name!r} is not here, and this server does not download models")

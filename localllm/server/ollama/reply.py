@@ -1,4 +1,4 @@
-"""Ollama's replies: chunks of an answer, its end with durations in nanoseconds, and models."""
+"""Ollama's replies: the chunks of a response, its end with durations in nanoseconds, and models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from localllm.server.turn import Json, ModelInfo
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
 LOWEST = -3.4028234663852886e38  # represents minus infinity, which JSON lacks
-CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # Ollama's names, which are also ours
+CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # names that Ollama and localllm share
 
 
 @dataclass(slots=True)
 class ReplyPart:
-    """A message's content: the whole, or the new part in a chunk."""
+    """The content of a message: the whole message, or the new part in a chunk."""
 
     content: str = ""
     thinking: str = ""
@@ -41,7 +41,7 @@ class ReplyPart:
 
 @dataclass(slots=True)
 class EventReader:
-    """Converts events to parts. Ollama sends a tool call in one piece, so its arguments are collected."""
+    """Converts events to parts. Ollama sends a tool call in one piece, so the arguments of a call are collected."""
 
     name: str  # the model's name as in the request
     logprobs: bool
@@ -53,7 +53,7 @@ class EventReader:
     arguments: list[str] = field(default_factory=list)
 
     def take(self, event: Event) -> list[ReplyPart]:
-        """Return the parts for an event. A call that is still open at the end of the answer becomes a separate part."""
+        """Return the parts for an event. A call that is still open at the end of the output becomes a separate part."""
         said, last = ReplyPart(), ReplyPart()
         match event:
             case Started():
@@ -87,7 +87,7 @@ class EventReader:
                     part.thinking += piece.text
 
     def _close(self, part: ReplyPart) -> None:
-        """Close the open call. If its JSON is incomplete, its text is added to the content, so nothing is lost."""
+        """Close the open call. If its JSON is incomplete, the text is added to the content, so that nothing is lost."""
         if self.open is None:
             return
         text = "".join(self.arguments)
@@ -138,12 +138,12 @@ def _token(logprob: Logprob) -> Json:
 
 
 def now() -> str:
-    """Return the time in Ollama's format."""
+    """Return the current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def listed(model: ModelInfo) -> Json:
-    """Return a model's entry for /api/tags. A name without a tag gets the tag `latest`."""
+    """Return the entry of a model for /api/tags. A name without a tag gets the tag `latest`."""
     name = model.id if ":" in model.id else f"{model.id}:latest"
     return {
         "name": name,
@@ -173,7 +173,7 @@ def details(model: ModelInfo) -> Json:
 
 
 def human(count: int) -> str:
-    """Return a number of parameters in Ollama's format: 7.6B, 137M, 22.57M."""
+    """Return a parameter count in Ollama's format: 7.6B, 137M, 22.57M."""
     for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
         if count >= unit:
             return f"{count / unit:.{0 if count % unit == 0 else digits}f}{letter}"

@@ -23,7 +23,7 @@ LEVELS = ("low", "medium", "high", "max")
 
 
 class Knob(NamedTuple):
-    """An option of Ollama's that the sampling options also have."""
+    """An Ollama option with an equivalent in SamplingOptions."""
 
     name: str
     option: str
@@ -44,12 +44,13 @@ KNOBS = (
     Knob("mirostat_tau", "mirostat_tau"),
     Knob("mirostat_eta", "mirostat_eta"),
 )
-# Old options that change answers, with the value that disables them. Other options concern loading.
+# Old options that change the output, with the value that disables them. The remaining options concern loading.
 OFF = {"tfs_z": 1}
 
 
 def model_of(fields: Fields, service: Service) -> ModelInfo:
-    """Find the model of a request. "name:latest" also means "name", since untagged models are listed so."""
+    """Return the model of a request. "name:latest" also means "name", since models without a tag are listed with
+    `latest`."""
     name = fields.text("model", fields.text("name", ""))
     known = {model.id for model in service.models()}
     short = name.removesuffix(":latest")
@@ -57,14 +58,14 @@ def model_of(fields: Fields, service: Service) -> ModelInfo:
 
 
 def model_name(fields: Fields, model: ModelInfo) -> str:
-    """Return the model's name as in the request, which replies repeat."""
+    """Return the model name from the request, which replies repeat."""
     return fields.text("model", "") or model.id
 
 
 def generation_of(
     fields: Fields, service: Service, model: ModelInfo, settings: ServerSettings, client: str
 ) -> Generation:
-    """Read `options`, `format` and `logprobs`. Unknown options are ignored, as Ollama does."""
+    """Read `options`, `format` and `logprobs`. Unknown options are ignored, as in Ollama."""
     options = Fields(fields.object("options", {}), "options")
     for name, off in OFF.items():
         if options.number(name, off) != off:
@@ -125,9 +126,9 @@ def thinking_of(fields: Fields, model: ModelInfo) -> Thinking:
 
 
 def messages_of(fields: Fields) -> list[Json]:
-    """Return the messages in OpenAI's format. Calls without an id get one; a tool's message answers the oldest call."""
+    """Return the messages in OpenAI's format. Calls without an id get one; a tool message answers the oldest call."""
     found: list[Json] = []
-    unanswered: list[tuple[str, str]] = []  # (id, name) of calls
+    unanswered: list[tuple[str, str]] = []  # (id, name) of each unanswered call
     for each in fields.each("messages", MAX_MESSAGES):
         refuse_images(each)
         role = each.text("role").lower()
@@ -162,7 +163,7 @@ def _calls(message: Fields, prefix: str) -> list[Json]:
 
 
 def _answered(message: Fields, unanswered: list[tuple[str, str]]) -> Json:
-    """Return the call that a tool's message answers: by id, else by name, else the oldest."""
+    """Return the call that a tool message answers: by id, else by name, else the oldest call."""
     id, name = message.text("tool_call_id", ""), message.text("tool_name", message.text("name", ""))
     same = next((call for call in unanswered if call[0] == id or (not id and call[1] == name)), None)
     call = same or (unanswered[0] if unanswered and not id and not name else None)
@@ -173,7 +174,7 @@ def _answered(message: Fields, unanswered: list[tuple[str, str]]) -> Json:
 
 
 def tools_of(fields: Fields, model: ModelInfo) -> Sequence[Json]:
-    """Return the tools, which are in OpenAI's format."""
+    """Return the tools, which have OpenAI's format."""
     found = []
     for tool in fields.each("tools", MAX_TOOLS):
         tool.choice("type", ("function",), "function")
@@ -192,7 +193,7 @@ def refuse_images(fields: Fields) -> None:
 
 
 def check_keep_alive(fields: Fields) -> bool:
-    """Check `keep_alive`, a number of seconds or a string such as "5m"; return whether it is 0, which means unload."""
+    """Check `keep_alive`, a number of seconds or a string such as "5m". Return whether it is 0, which means unload."""
     value = fields.data.get("keep_alive")
     if value is None:
         return False
@@ -204,6 +205,6 @@ def check_keep_alive(fields: Fields) -> bool:
             return float(number or "x") == 0
         except ValueError:
             if any(letter.isdigit() for letter in value):
-                return False  # such as 1h30m
+                return False  # more than one unit, such as 1h30m
             raise fields.wrong("keep_alive", 'expected a number of seconds, or a text such as "5m"') from None
     return value == 0

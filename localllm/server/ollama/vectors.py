@@ -19,7 +19,7 @@ MAX_INPUTS = 2048
 
 
 class Vectors:
-    """The handlers of embeddings."""
+    """HTTP handlers of embeddings."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service = service
@@ -72,8 +72,8 @@ class Vectors:
             except PromptTooLong as error:
                 if not truncate:
                     raise too_long from None
-                # Lengths are in bytes, so a text whose beginning has multi-byte characters is still too long after
-                # this.
+                # Lengths are in bytes, so a text that begins with multi-byte characters is still too long after this
+                # cut.
                 text = text[: len(text) * error.context // error.prompt_tokens]
         if len(ids) > model.context and not truncate:
             raise too_long
@@ -81,7 +81,7 @@ class Vectors:
 
 
 def _shortened(vector: Sequence[float], size: int) -> list[float]:
-    """Keep the first `size` numbers, scaled to length 1; 0: keep the vector unchanged."""
+    """Keep the first `size` values, scaled to length 1. With `size` 0, keep the vector unchanged."""
     if not 0 < size < len(vector):
         return list(vector)
     kept = vector[:size]

@@ -1,7 +1,8 @@
-"""OpenAI's API: chat completions, completions, responses, embeddings and models; and the rerank API of Jina and Cohere.
+"""OpenAI's API: chat completions, completions, responses, embeddings and models. Also the rerank API of Jina and
+Cohere.
 
-Each request becomes a `Turn` or a `Completion`, and its events become OpenAI's objects. Extensions by llama.cpp and
-vLLM are supported.
+Each request becomes a `Turn` or a `Completion`, whose events become OpenAI's objects. Extensions by llama.cpp and vLLM
+are supported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Usage and timings of answers: OpenAI's `usage`, and llama.cpp's `timings` and `prompt_progress`."""
+"""Usage and timings: OpenAI's `usage`, and llama.cpp's `timings` and `prompt_progress`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Clock = Callable[[], float]
 
 
 def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
-    """Return `usage`: the tokens of the prompts, each counted once regardless of `n`, and of all answers.
+    """Return `usage`: the tokens of all choices and of the prompts, where each prompt counts once regardless of `n`.
 
-    The answers to one prompt are adjacent.
+    The choices of one prompt are adjacent.
     """
     per_prompt = len(answers) // prompts
     firsts = [answers[number * per_prompt] for number in range(prompts)]
@@ -32,7 +32,7 @@ def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
 
 
 def timings(usage: Usage) -> Json:
-    """Return llama.cpp's `timings`. The decode rate excludes the first token, which has no interval."""
+    """Return llama.cpp's `timings`. The decode speed excludes the first token, which has no interval."""
     evaluated = usage.prompt_tokens - usage.reused_tokens
     found = {
         "cache_n": usage.reused_tokens,
@@ -55,7 +55,7 @@ def _ratio(amount: float, count: float) -> float:
 
 
 class Stopwatch:
-    """Measures an answer while it arrives, for `timings_per_token` and `return_progress`."""
+    """Measures a choice during generation, for `timings_per_token` and `return_progress`."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock

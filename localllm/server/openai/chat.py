@@ -21,7 +21,7 @@ from localllm.server.turn import Json, ModelInfo, Turn
 
 
 class Chat:
-    """The handlers of chat completions."""
+    """HTTP handlers of chat completions."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings

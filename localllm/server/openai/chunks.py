@@ -1,4 +1,4 @@
-"""Chat completions from the events of a turn: the chunks of a stream, and the complete object."""
+"""Convert the events of a turn to a chat completion: the chunks of a stream, or the complete object."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 
 class ChatStream:
-    """Converts the events of `n` answers to chunks.
+    """Converts the events of `n` choices to chunks.
 
     The chunk with the role is sent with the first token, unless progress is requested. Benchmark tools treat the first
-    chunk as the end of the prompt, and a failing prompt can still set the HTTP status.
+    chunk as the end of prefill, and an error during prefill can still set the HTTP status.
     """
 
     def __init__(self, head: ReplyHead, n: int, show: Show, clock: Clock = time.perf_counter) -> None:
         self.answers = [Collected() for _ in range(n)]
         self._head, self._show = head, show
         self._watches = [Stopwatch(clock) for _ in range(n)]
-        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log probabilities not yet sent
+        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log probabilities not sent yet
         self._begun = [False] * n  # whether the chunk with the role was sent
 
     def chunks(self, event: Event) -> Iterator[Json]:
@@ -54,7 +54,7 @@ class ChatStream:
                 yield from self._end(event)
 
     def last(self) -> Iterator[Json]:
-        """Yield the chunk after all answers, with the usage if requested."""
+        """Yield the chunk after all choices, which has the usage if requested."""
         if self._show.usage:
             body = self._head.body(CHUNK, ()) | {"usage": usage_of(self.answers)}
             yield body | {"timings": timings(self.answers[0].usage)}
@@ -108,7 +108,7 @@ def finish_reason(done: Finished, legacy: bool = False) -> str:
 
 
 class WholeChat:
-    """Assembles the answers of a turn into one object."""
+    """Assembles the choices of a turn into one object."""
 
     def __init__(self, head: ReplyHead, n: int, show: Show) -> None:
         self._answers = [Collected() for _ in range(n)]
@@ -139,7 +139,7 @@ class WholeChat:
 
 
 def message(answer: Collected, legacy: bool = False) -> Json:
-    """Return an answer as a message. Its content is null if it only contains calls."""
+    """Return a choice as a message. Its content is null if it only has tool calls."""
     calls: Sequence[Any] = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls.values()

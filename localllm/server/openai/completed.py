@@ -1,6 +1,6 @@
-"""Completions from the events of their answers: the chunks of a stream, and the complete object.
+"""Convert events to completions: the chunks of a stream, or the complete object.
 
-Choice number `prompt * n + answer` is answer number `answer` to prompt number `prompt`.
+Choice `prompt * n + i` is the i-th choice for prompt number `prompt`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KIND = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as part of the answer. `first` is the text of its first token, which has no log probability."""
+    """The prompt as part of the output. `first` is the text of its first token, which has no log probability."""
 
     text: str
-    first: str | None = None  # None: not shown, because it is an added BOS
+    first: str | None = None  # None: the first token is an added BOS, which is not shown
 
 
 class _Choice:
-    """A choice, as far as its events have arrived."""
+    """A choice, with the events received so far."""
 
     def __init__(self, echo: Echo | None) -> None:
         self.answer = Collected()
@@ -48,7 +48,7 @@ class CompletionWriter:
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
 
     def add(self, prompt: int, event: Event) -> int:
-        """Add an event of a prompt; return the number of its choice."""
+        """Add an event of a prompt, and return the number of its choice."""
         number = prompt * self._n + event.choice
         choice = self._choices[number]
         choice.answer.add(event)
@@ -88,7 +88,7 @@ class CompletionWriter:
             yield self._chunk(number, text) | timings
 
     def last(self) -> Iterator[Json]:
-        """Yield the chunk after all choices, with the usage if requested."""
+        """Yield the chunk after all choices, which has the usage if requested."""
         if self._show.usage:
             body = self._head.body(KIND, ()) | {"usage": self._usage()}
             yield body | {"timings": timings(self._choices[0].answer.usage)}

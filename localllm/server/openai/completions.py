@@ -39,7 +39,7 @@ class CompletionRequest:
 
 
 def read_completion(fields: Fields, client: str, most: int | None = None) -> CompletionRequest:
-    """Read the body of a completions request; raise BadRequest with the field at fault."""
+    """Parse the body of a completions request; raise BadRequest that names the invalid field."""
     prompts = read_inputs(fields, "prompt", MAX_PROMPTS)
     asked = read_generation(fields, client, most)
     name = "n_probs" if fields.has("n_probs") else "logprobs"
@@ -54,7 +54,7 @@ def read_completion(fields: Fields, client: str, most: int | None = None) -> Com
 
 
 class Completions:
-    """The handler of completions."""
+    """HTTP handler of completions."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings

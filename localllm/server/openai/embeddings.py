@@ -24,7 +24,7 @@ NOUNS = {"embedding": "embeddings", "rerank": "ranking"}
 
 
 class Embeddings:
-    """The handlers of embeddings and reranking."""
+    """HTTP handlers of embeddings and reranking."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
@@ -51,7 +51,8 @@ class Embeddings:
         }
 
     async def rank(self, request: Request, fields: Fields) -> Json | list[Any]:
-        """Return the documents sorted by score, in Jina's and Cohere's format; with `texts` in TEI's."""
+        """Return the documents sorted by score, in the format of Jina and Cohere or, if the request has `texts`, of
+        TEI."""
         model = self._model(fields, "rerank")
         query = fields.text("query")
         tei = fields.has("texts") and not fields.has("documents")
@@ -70,11 +71,11 @@ class Embeddings:
             | ({"document": {"text": documents[each]}} if shown else {})
             for each in order
         ]
-        named = fields.text("model", "") or model  # the name in the request, as with Jina, Cohere and llama.cpp
+        named = fields.text("model", "") or model  # the name in the request, as in the APIs of Jina, Cohere, llama.cpp
         return {"object": "list", "model": named, "results": results, "usage": _usage(result.tokens)}
 
     def _model(self, fields: Fields, capability: str) -> str:
-        """Return the requested model's id; raise NotSupported if it lacks this capability."""
+        """Return the id of the requested model; raise NotSupported if the model lacks this capability."""
         found = self._service.find(fields.text("model", ""))
         if capability not in found.capabilities:
             raise NotSupported(f"model {found.id} cannot do this; it needs a model for {NOUNS[capability]}")
@@ -103,7 +104,7 @@ def _document(fields: Fields, place: str, item: Any) -> str:
 
 
 def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
-    """Return the first `dimensions` numbers, scaled to length 1, for models trained for truncation (Matryoshka)."""
+    """Return the first `dimensions` values, scaled to length 1, for models trained for truncation (Matryoshka)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     if dimensions > len(vector):

@@ -1,7 +1,7 @@
 """The fields that chat, completions and responses share: sampling, limits and stop strings.
 
-These are fields of OpenAI, llama.cpp and vLLM under their own names. Unknown fields are ignored, as compatible servers
-do; known ones with an invalid value are refused.
+Fields keep the names that OpenAI, llama.cpp and vLLM use. Unknown fields are ignored, as in compatible servers; known
+fields with an invalid value are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.server.interface import Service
 from localllm.server.openai.structure import read_structure
 from localllm.server.turn import Generation
 
-# Numeric fields of requests and the matching option of SamplingOptions.
+# Numeric request fields and the matching field of SamplingOptions.
 NUMBERS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -55,7 +55,7 @@ CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
 MAX_STOPS = 128
 MAX_ALTERNATIVES = 100  # top log probabilities per token
 MAX_ANSWERS = 128
-MAX_BIASES = 1000  # texts in the biases, since each is tokenized
+MAX_BIASES = 1000  # maximum number of biases given as text, since each text is tokenized
 MAX_INT = 2**31 - 1
 CLIENT_LENGTH = 256
 
@@ -71,7 +71,7 @@ class GenerationRequest:
 def read_generation(fields: Fields, client: str, most: int | None = None) -> GenerationRequest:
     """Read the common fields except `logprobs`, which differs between chat and completions.
 
-    `most` is the token limit for requests without one.
+    `most` is the token limit for requests that set none.
     """
     biases, texts = read_biases(fields)
     sampling = read_sampling(fields) | ({"logit_bias": biases} if biases else {})
@@ -120,7 +120,7 @@ def _checked(fields: Fields, name: str, option: str, value: Any) -> Any:
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
-    """Return the names of samplers, which can also be llama.cpp's single letters."""
+    """Return the names of samplers. The request may also use llama.cpp's single letters."""
     value = fields.data["samplers"]
     letters = isinstance(value, str) and sampler_name(value) is None
     spelled = tuple(value) if letters else fields.texts("samplers")
@@ -134,7 +134,7 @@ def _samplers(fields: Fields) -> tuple[str, ...]:
 
 
 def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:
-    """Return the first of several limit fields; None for -1, `most` if no field is set."""
+    """Return the first limit that is set, None if it is -1, or `most` if no field is set."""
     for name in names:
         if fields.has(name):
             value = fields.integer(name, None, -1)
@@ -143,13 +143,13 @@ def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> i
 
 
 def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
-    """Return the stop strings without duplicates and empty ones."""
+    """Return the stop strings, without duplicates and empty strings."""
     stops = fields.short_texts(name, MAX_STOPS)
     return tuple(dict.fromkeys(stop for stop in stops if stop))
 
 
 def read_client(fields: Fields, client: str, *names: str) -> str:
-    """Return the client of a request: the connection's client, plus the user that the request names."""
+    """Return the client of a request: the client of the connection and the user that the request names."""
     found = next((name for each in names or CLIENTS if (name := fields.text(each, ""))), "")
     return f"{client}/{found}"[:CLIENT_LENGTH] if found else client
 
@@ -199,7 +199,7 @@ def _bias(fields: Fields, bias: Any) -> float:
 
 
 async def settled(asked: GenerationRequest, service: Service, model: str, vocabulary: int) -> Generation:
-    """Return the generation with all biases by token id; ids outside the vocabulary are dropped."""
+    """Return the generation with all biases by token id. Ids outside the vocabulary are dropped."""
     generation = asked.generation
     given = generation.sampling.get("logit_bias", {})
     if not given and not asked.bias_texts:

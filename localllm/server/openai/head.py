@@ -1,4 +1,4 @@
-"""The common fields of all objects in one response: id, time, model and fingerprint."""
+"""The common fields of all objects in a response: id, time, model and fingerprint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """The common fields of a response and its chunks."""
+    """The common fields of a response and of its chunks."""
 
     id: str
     created: int  # seconds since 1970

@@ -1,7 +1,7 @@
 """Parse the prompts of completions and the inputs of embeddings, in all formats that clients send.
 
 One input: "text", [12, 34], [12, "text", 34], {"prompt_string": "text"}, {"content": [{"type": "text", "text": "t"}]}.
-Several inputs: a list of inputs; a list that contains a number is one input.
+Several inputs are a list of inputs. A list that contains a number is one input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_ID = 2**31 - 1
 
 
 def read_inputs(fields: Fields, name: str, most: int) -> list[Input]:
-    """Return the inputs of a field, at least one; raise BadRequest with the path of an invalid one."""
+    """Return the inputs of a field, at least one; raise BadRequest with the path of an invalid input."""
     value = fields.data.get(name)
     if value is None:
         raise fields.wrong(name, "required, but missing")
@@ -56,7 +56,7 @@ def _object(fields: Fields) -> str:
 
 
 async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
-    """Return the token ids of an input; special tokens are added at the start only if a text comes first."""
+    """Return the token ids of an input. Special tokens are added only if the input starts with text."""
     vocabulary = service.find(model).vocabulary or MAX_ID
     for item in mixed:
         if isinstance(item, int) and item >= vocabulary:

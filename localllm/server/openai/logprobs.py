@@ -59,7 +59,7 @@ class Lists:
         return len(self._tokens)
 
     def add_first(self, token: str) -> None:
-        """Add the first token of a prompt, which has no prediction."""
+        """Add the first token of a prompt, for which no prediction exists."""
         self._add(token, None, None)
 
     def add(self, logprob: Logprob) -> None:
@@ -76,7 +76,7 @@ class Lists:
         self._offset += len(token)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the lists and start new ones; None if they are empty."""
+        """Return the lists and start new ones. Return None if they are empty."""
         if not self._tokens:
             return None
         found = {

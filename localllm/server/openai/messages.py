@@ -1,4 +1,5 @@
-"""Convert messages of chat completions, in OpenAI's current, older and related formats, to `Turn`'s format."""
+"""Convert the messages of chat completions, in OpenAI's current and older formats and in similar formats, to the format
+of `Turn`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NAME_LENGTH = 256
 
 
 def read_messages(fields: Fields) -> list[Json]:
-    """Return the messages of a request with string contents, `tool_calls` with ids, and roles as templates use them."""
+    """Return the messages of a request with string contents, ids on all `tool_calls`, and the roles that templates
+    use."""
     if not fields.list("messages"):
         raise fields.wrong("messages", "expected at least one message")
     return [_message(each) for each in fields.each("messages")]
@@ -68,12 +70,12 @@ def tool_call(id: str, name: str, arguments: str) -> Json:
 
 
 def legacy_id(name: str) -> str:
-    """Return an id for a call without one, as in messages with `function_call`."""
+    """Return an id for a tool call without one, as in messages with `function_call`."""
     return f"call_{name}"
 
 
 def read_arguments(fields: Fields) -> str:
-    """Return a call's arguments as JSON text; some clients send an object."""
+    """Return the arguments of a tool call as JSON text; some clients send an object."""
     value = fields.data.get("arguments")
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
@@ -81,5 +83,5 @@ def read_arguments(fields: Fields) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """Return the arguments of the function that represents a custom tool, whose input is one string."""
+    """Return the arguments of the function that represents a custom tool. The input of a custom tool is one string."""
     return json.dumps({"input": text}, ensure_ascii=False)

@@ -16,7 +16,7 @@ _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv":
 
 
 class OpenAIModels:
-    """The handlers of the model list and of a single model."""
+    """HTTP handlers of the model list and of a single model."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings
@@ -35,7 +35,7 @@ class OpenAIModels:
         }
 
     async def one(self, request: Request, fields: Fields) -> Json:
-        """Return the model with this name. Unknown names are errors here, unlike in requests for answers."""
+        """Return the model with this name. An unknown name is an error here, unlike in generation requests."""
         name = request.path_params["model"]
         models, aliases = self._service.models(), self._settings.aliases
         found = next((model for model in models if model.id == name or name in aliases), None)
@@ -44,7 +44,7 @@ class OpenAIModels:
         return self._entry(found)
 
     def _entry(self, model: ModelInfo) -> Json:
-        """Return an entry of `data`, with llama.cpp's aliases and tags from the command line."""
+        """Return an entry of `data` with llama.cpp's `aliases` and `tags`, which the command line sets."""
         return model_json(model) | {"aliases": list(self._settings.aliases), "tags": list(self._settings.tags)}
 
 
@@ -97,5 +97,5 @@ def tag_json(model: ModelInfo) -> Json:
 
 
 def parameter_size(count: int) -> str:
-    """Return a number of parameters such as 8.0B or 135.0M."""
+    """Return a parameter count such as 8.0B or 135.0M."""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

@@ -17,19 +17,19 @@ CONTINUATIONS: tuple[Continued, ...] = ("content", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Optional parts of a response, and whether it streams."""
+    """The optional parts of a response, and whether it is a stream."""
 
     stream: bool = False
-    usage: bool = False  # in a stream: a final chunk with the usage
-    timings: bool = False  # in a stream: with every chunk
-    progress: bool = False  # in a stream: chunks during prefill
+    usage: bool = False  # a stream ends with a chunk that has the usage
+    timings: bool = False  # every chunk of a stream has timings
+    progress: bool = False  # a stream has chunks during prefill
     legacy: bool = False  # `function_call` instead of `tool_calls`
     ping_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A parsed chat completions request. `turn` lacks biases that still need tokenizing; `asked` has them."""
+    """A parsed chat completions request. `turn` lacks the biases that must still be tokenized; `asked` has them."""
 
     turn: Turn
     asked: GenerationRequest
@@ -37,7 +37,7 @@ class ChatRequest:
 
 
 def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatRequest:
-    """Read the body of a chat completions request; raise BadRequest with the field at fault."""
+    """Parse the body of a chat completions request; raise BadRequest that names the invalid field."""
     messages = read_messages(fields)
     variables = dict(fields.object("chat_template_kwargs", {}))
     tools = read_tools(fields)
@@ -73,7 +73,7 @@ def read_show(fields: Fields, legacy: bool = False) -> Show:
 
 
 def read_chat_logprobs(fields: Fields) -> int | None:
-    """Return the number of top log probabilities per token; None if the request wants no log probabilities."""
+    """Return the number of top log probabilities per token, or None if the request wants no log probabilities."""
     if fields.has("n_probs"):
         return fields.integer("n_probs", None, 0, MAX_ALTERNATIVES) or None
     if not fields.flag("logprobs", False):
@@ -84,7 +84,7 @@ def read_chat_logprobs(fields: Fields) -> int | None:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Return whether the answer continues the last message: by default, if that is the assistant's."""
+    """Return whether the model continues the last message. By default it does if that message is the assistant's."""
     value: Any = fields.data.get("continue_final_message")
     if isinstance(value, str) and value not in CONTINUATIONS:
         raise fields.wrong("continue_final_message", f"expected true, false or one of {', '.join(CONTINUATIONS)}")
@@ -105,12 +105,12 @@ def _continued(fields: Fields, messages: list[Json]) -> bool:
 
 
 def _continues(fields: Fields) -> Continued:
-    """Return the part of the last message that the answer continues; "" chooses by the message's content."""
+    """Return the part of the last message that the model continues. "" means that the message's content decides."""
     value = fields.data.get("continue_final_message")
     return next((part for part in CONTINUATIONS if part == value), "")
 
 
 def _variables(fields: Fields, variables: Json) -> Json:
-    """Return the template's variables, which include `add_generation_prompt`."""
+    """Return the template variables, including `add_generation_prompt`."""
     prompted = fields.optional_flag("add_generation_prompt")
     return variables if prompted is None else variables | {"add_generation_prompt": prompted}

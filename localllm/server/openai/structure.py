@@ -1,4 +1,4 @@
-"""The required structure of an answer, from the fields of OpenAI (`response_format`), llama.cpp and vLLM."""
+"""Read the required structure of the output from the fields of OpenAI (`response_format`), llama.cpp and vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ FORMATS = ("text", "json_object", "json_schema")
 
 
 def read_structure(fields: Fields) -> Structure | None:
-    """Return the answer's required structure; None if unconstrained. Raise BadRequest for contradicting fields."""
+    """Return the required structure of the output, or None if unconstrained. Raise BadRequest for contradicting
+    fields."""
     found = {name: structure for name, read in READERS.items() if (structure := read(fields, name)) is not None}
     if len(found) > 1:
         first, second = list(found)[:2]
@@ -27,19 +28,19 @@ def read_structure(fields: Fields) -> Structure | None:
 
 
 def schema_structure(schema: Any, wrong: Callable[[str], BadRequest]) -> Structure:
-    """Return the structure of a JSON schema. An empty one allows any object, as in llama.cpp."""
+    """Return the structure of a JSON schema. An empty schema allows any object, as in llama.cpp."""
     if not isinstance(schema, dict):
         raise wrong("expected a JSON schema, which is an object")
     return Structure(schema=schema) if schema else Structure(any_object=True)
 
 
 def grammar_structure(source: str) -> Structure:
-    """Return the structure of a grammar in llama.cpp's format, or in Lark's if it lacks `name ::= ...`."""
+    """Return the structure of a grammar in llama.cpp's format or, if it has no `name ::= ...`, in Lark's."""
     return Structure(gbnf=source) if _GBNF.search(source) else Structure(lark=source)
 
 
 def choice_structure(choices: tuple[str, ...], wrong: Callable[[str], BadRequest]) -> Structure:
-    """Return the structure for a choice between texts."""
+    """Return the structure of a choice between texts."""
     if not choices:
         raise wrong("expected at least one text")
     if sum(map(len, choices)) > CHOICES_LENGTH:

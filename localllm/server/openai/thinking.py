@@ -18,12 +18,12 @@ EFFORTS = {  # value in a request: value in templates
 }
 BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
 SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # values of `thinking`
-FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether content keeps reasoning
+FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether reasoning stays inline
 MAX_BUDGET = 2**31 - 1
 
 
 def read_thinking(fields: Fields, variables: Json) -> Thinking:
-    """Read the reasoning fields of chat completions. The template's `variables` can have `enable_thinking`."""
+    """Read the reasoning fields of chat completions. The template `variables` may have `enable_thinking`."""
     inline = FORMATS[fields.choice("reasoning_format", tuple(FORMATS), "auto")]
     inner = Fields(variables, "chat_template_kwargs")
     enabled = inner.optional_flag("enable_thinking")
@@ -37,7 +37,7 @@ def read_thinking(fields: Fields, variables: Json) -> Thinking:
 
 
 def with_effort(fields: Fields, name: str, enabled: bool | None = None, budget: int | None = None) -> Thinking:
-    """Return the options for an effort: "none" disables reasoning, other values enable it."""
+    """Return the options for a reasoning effort: "none" disables reasoning, other values enable it."""
     if not fields.has(name):
         return Thinking(enabled, "", budget)
     effort = EFFORTS[fields.choice(name, tuple(EFFORTS))]

@@ -1,4 +1,4 @@
-"""Convert tools and tool_choice from the formats of chat completions to `Turn`'s."""
+"""Convert `tools` and `tool_choice` of chat completions to the format of `Turn`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a turn. `legacy`: the request has `functions`, and expects `function_call` in the answer."""
+    """The tools of a turn. `legacy` is set if the request has `functions` and expects `function_call` in the
+    response."""
 
     tools: tuple[Json, ...] = ()
     choice: ToolChoice = "auto"
@@ -80,7 +81,7 @@ def _choice(fields: Fields, tools: tuple[Json, ...]) -> ToolUse:
 
 
 def words_choice(fields: Fields, tools: tuple[Json, ...], field: str) -> ToolUse:
-    """Return the tool use for a keyword: none, auto or required."""
+    """Return the tool use for one of the keywords none, auto and required."""
     word = WORDS[fields.choice(field, tuple(WORDS))]
     if word == "required" and not tools:
         raise fields.wrong(field, "required, but the request has no tool that is supported")
@@ -88,14 +89,14 @@ def words_choice(fields: Fields, tools: tuple[Json, ...], field: str) -> ToolUse
 
 
 def forced_choice(fields: Fields, tools: tuple[Json, ...], name: str) -> ToolUse:
-    """Return the tool use that forces one tool."""
+    """Return the tool use that forces a call of one tool."""
     if name not in map(name_of, tools):
         raise fields.wrong("name", f"the request has no tool {name!r}")
     return ToolUse(tools, "required", name)
 
 
 def allowed_choice(fields: Fields, tools: tuple[Json, ...], names: Sequence[str]) -> ToolUse:
-    """Return the tool use restricted to some of the tools: the model sees only these."""
+    """Return the tool use restricted to some of the tools, so that the model sees only those."""
     known = set(map(name_of, tools))
     if missing := [name for name in names if name not in known]:
         raise fields.wrong("tools", f"the request has no tool {missing[0]!r}")

@@ -1,7 +1,7 @@
-"""The web page: a chat in the browser, made of static files. It uses the server's own /v1 API, as any client does.
+"""The web page: a chat in the browser, made of static files. Like any client, it uses the server's /v1 API.
 
-`/` serves the page to browsers, which accept HTML; other clients get the next route's response. The files are under
-/web/. Only names present in `page/` when the server starts are served, so no path can lead elsewhere.
+`/` serves the page to browsers, which accept HTML; other clients get the response of the next route. The files are
+under /web/. Only names present in `page/` when the server starts are served, so no path can leave the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX = "index.html"
 
 
 def routes(service: Service, settings: ServerSettings) -> list[Route]:
-    """Return the routes of the page; empty if it is disabled."""
+    """Return the routes of the page, or none if it is disabled."""
     if not settings.web:
         return []
     files = read_files(PAGE)
@@ -43,7 +43,7 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
 
 
 class _PageRoute(Route):
-    """Matches browsers only: `/` also answers the probe that clients use to find an Ollama server."""
+    """Matches browsers only, since `/` also answers the probe that clients use to find an Ollama server."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return no match for a request that does not explicitly accept HTML."""

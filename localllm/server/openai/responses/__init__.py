@@ -1,1 +1,2 @@
-"""OpenAI's responses API: items in, items out. Nothing is stored, so a request contains the full conversation."""
+"""OpenAI's responses API, whose input and output are lists of items. Nothing is stored, so a request contains the full
+conversation."""

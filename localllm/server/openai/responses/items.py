@@ -1,4 +1,4 @@
-"""Convert the input of a response, a string or a list of items, to messages.
+"""Convert the input of a responses request, a string or a list of items, to messages.
 
 Consecutive items of the assistant (reasoning, text, calls) form one message.
 """
@@ -13,12 +13,12 @@ from localllm.server.fields import Fields
 from localllm.server.openai.messages import ROLES, custom_arguments, read_arguments, tool_call
 from localllm.server.turn import Json
 
-NAMESPACE = "__"  # joins the name of a namespace and of a tool in it
+NAMESPACE = "__"  # separates the name of a namespace and of a tool in it
 OWN = ("type", "id", "call_id", "status")  # fields of a call that are not arguments
 
 
 def read_input(fields: Fields) -> list[Json]:
-    """Return the messages of `input`; empty if it is empty."""
+    """Return the messages of `input`, which may be empty."""
     value = fields.data.get("input")
     if value is None:
         raise fields.wrong("input", "required, but missing")
@@ -33,7 +33,7 @@ def read_input(fields: Fields) -> list[Json]:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """Return the model's name for a tool in a namespace."""
+    """Return the name of a namespaced tool as the model sees it."""
     return f"{namespace}{NAMESPACE}{name}" if namespace else name
 
 
@@ -90,7 +90,7 @@ def _custom_call(drafts: list[Draft], item: Fields) -> None:
 
 
 def _other_call(drafts: list[Draft], item: Fields) -> None:
-    """Keep a call of a built-in tool that the client ran, such as local_shell; calls run by OpenAI are skipped."""
+    """Keep a call of a built-in tool that the client ran, such as local_shell. Calls that OpenAI ran are skipped."""
     if item.has("call_id"):
         arguments = {name: value for name, value in item.data.items() if name not in OWN}
         kind = item.text("type").removesuffix("_call")

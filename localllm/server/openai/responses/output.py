@@ -33,15 +33,15 @@ class Item:
         raise NotImplementedError
 
     def opened(self) -> Iterator[Json]:
-        """Start the item."""
+        """Yield the events that start the item."""
         yield {"type": "response.output_item.added", "output_index": self._index, "item": self.json()}
 
     def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
-        """Append text to the item."""
+        """Append text to the item, and yield the events."""
         raise NotImplementedError
 
     def closed(self, status: Status) -> Iterator[Json]:
-        """End the item."""
+        """Yield the events that end the item."""
         self.status = status
         yield {"type": "response.output_item.done", "output_index": self._index, "item": self.json()}
 
@@ -86,7 +86,7 @@ class ReasoningItem(Item):
 
 
 class Message(Item):
-    """A message with the answer's text."""
+    """A message with the text of the output."""
 
     PREFIX = "msg_"
 

@@ -1,4 +1,4 @@
-"""Parse a request for a response to a `Turn` and the fields that the response repeats."""
+"""Parse a responses request to a `Turn` and the fields that the response repeats."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A parsed request. `turn` lacks biases that still need tokenizing; `asked` has them."""
+    """A parsed request. `turn` lacks the biases that must still be tokenized; `asked` has them."""
 
     turn: Turn
     asked: GenerationRequest
     show: Show
     tools: Mapping[str, Named]
-    repeated: Json  # request fields repeated in the response
-    empty: bool  # empty input: the client only probes whether this API exists
+    repeated: Json  # request fields that the response repeats
+    empty: bool  # the input is empty, since the client only probes whether this API exists
 
 
 def read_response(fields: Fields, client: str, most: int | None = None) -> ResponseRequest:
-    """Read the body of a request; raise BadRequest with the field at fault."""
+    """Parse the body of a request; raise BadRequest that names the invalid field."""
     for name, instead in STORED.items():
         if fields.has(name):
             raise fields.wrong(name, f"not supported: {instead}")
@@ -87,7 +87,7 @@ def _instructed(fields: Fields, messages: list[Json]) -> list[Json]:
 
 
 def _continued(fields: Fields, messages: list[Json]) -> bool:
-    """Return whether the answer continues the last message: if it is a text of the assistant."""
+    """Return whether the model continues the last message, which must be text of the assistant."""
     last: Mapping[str, Any] = messages[-1] if messages else {}
     if last.get("tool_calls"):
         raise fields.wrong("input", "the last item is a call; send its output as an item of type function_call_output")

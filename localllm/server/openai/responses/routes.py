@@ -23,7 +23,7 @@ from localllm.server.wire import frame
 
 
 class Responses:
-    """The handlers of responses."""
+    """HTTP handlers of responses."""
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service, self._settings = service, settings

@@ -1,7 +1,7 @@
-"""The tools of a response: functions, functions in namespaces, and custom tools, whose input is a string.
+"""The tools of a responses request: functions, functions in namespaces, and custom tools, whose input is a string.
 
-A custom tool is presented to the model as a function with one string, `input`. Tools that OpenAI runs itself
-(web_search and similar) are skipped: the model does not see them.
+The model sees a custom tool as a function with one string argument, `input`. Tools that OpenAI runs (web_search and
+similar) are skipped, and the model does not see them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHOSEN = ("function", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool under the client's name."""
+    """A tool under the name that the client uses."""
 
     name: str
     namespace: str = ""

@@ -1,4 +1,4 @@
-"""A response from the events of a turn: the events of a stream, which end with the complete response."""
+"""Convert the events of a turn to the events of a response. The last event holds the complete response."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ResponseWriter:
         self._number = -1
 
     def events(self, event: Event) -> Iterator[Json]:
-        """Yield the response's events for an event of the turn."""
+        """Yield the response events for one event of the turn."""
         self._answer.add(event)
         self._watch.add(event)
         for made in self._events(event):
@@ -57,13 +57,13 @@ class ResponseWriter:
             yield self._numbered(self._response_event(kind))
 
     def failed(self, refusal: Refusal) -> Iterator[Json]:
-        """Yield the end of a response that fails after its start."""
+        """Yield the events that end a response that failed after its start."""
         self._status = "failed"
         self._error = {"code": CODES.get(refusal.kind, "server_error"), "message": refusal.message}
         yield self._numbered(self._response_event("failed"))
 
     def response(self) -> Json:
-        """Return the response as it is now."""
+        """Return the response in its current state."""
         finished = self._status not in ("in_progress", "failed")
         length = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
