@@ -16,34 +16,34 @@ SLACK = 3.0  # largest gap between limit and count; lower the limit after a room
 # Limits in phrases per 10,000 words, including strings that users see.
 FIGURES = {
     "localllm": 8.0,
-    "localllm/base": 10.5,
-    "localllm/cli": 22.5,  # 5 without the strings that users see
+    "localllm/base": 10.0,
+    "localllm/cli": 19.5,  # 5 without the strings that users see
     "localllm/constrained": 0.0,
-    "localllm/convert": 7.0,
+    "localllm/convert": 6.5,
     "localllm/diffusion": 0.0,
     "localllm/engine": 4.0,
     "localllm/evaluation": 0.0,
-    "localllm/explain": 23.5,  # 0 without the strings that users see
+    "localllm/explain": 22.5,  # 0 without the strings that users see
     "localllm/generation": 0.0,
-    "localllm/gguf": 10.5,
-    "localllm/hub": 4.5,
+    "localllm/gguf": 5.5,
+    "localllm/hub": 4.0,
     "localllm/loading": 12.5,  # 0 without the strings that users see
     "localllm/options": 19.5,  # 0 without the strings that users see
     "localllm/output": 5.5,
-    "localllm/quantize": 4.0,
-    "localllm/sampling": 5.0,
+    "localllm/quantize": 0.0,
+    "localllm/sampling": 4.5,
     "localllm/sandbox": 0.0,
     "localllm/saved": 0.0,
-    "localllm/server": 5.5,
+    "localllm/server": 3.0,
     "localllm/template": 0.0,
-    "localllm/tokenizer": 3.5,
-    "backends": 10.0,
-    "benchmarks": 7.0,
+    "localllm/tokenizer": 0.0,
+    "backends": 4.5,
+    "benchmarks": 6.0,
     "docs": 11.5,
-    "models": 5.5,
+    "models": 4.0,
     "plan": 0.0,
     "quant": 7.0,
-    "tests": 12.0,
+    "tests": 9.0,
 }
 
 
