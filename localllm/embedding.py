@@ -121,7 +121,7 @@ def rank_pair(tokenizer: Tokenizer, metadata: Mapping[str, Any], query: str, doc
     if isinstance(template, str):
         text, texts = _filled(template, {"{query}": query, "{document}": document})
         control = {token for token in tokenizer.special.values() if tokenizer.is_control(token)}
-        control.discard(metadata.get(_UNKNOWN, -1))  # any text can become the unknown token
+        control.discard(metadata.get(_UNKNOWN, -1))  # unknown characters are encoded as it
         return tokenizer.encode(text, add_special=False, parse_special=True, guard=_Guard(control, texts))
     first, second = tokenizer.encode(query), tokenizer.encode(document)
     if tokenizer.add_bos and second[:1] == [tokenizer.bos]:

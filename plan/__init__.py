@@ -17,7 +17,6 @@ from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.connections import HyperConnection
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds, flattened
-from localllm.plan.matrix_scan import Wkv, WkvLayer
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
@@ -53,6 +52,7 @@ from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLa
 from localllm.plan.summary import Summary, summarize
 from localllm.plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
 from localllm.plan.weights import Tensor, Weight
+from localllm.plan.wkv import Wkv, WkvLayer
 
 __all__ = [
     "BLOCK",

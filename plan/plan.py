@@ -13,12 +13,12 @@ from itertools import pairwise
 from localllm.plan.attention import Attention
 from localllm.plan.batch import BLOCK
 from localllm.plan.fused import flattened
-from localllm.plan.matrix_scan import WkvLayer
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import Embed, Send
 from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
+from localllm.plan.wkv import WkvLayer
 
 
 @dataclass(frozen=True, slots=True)

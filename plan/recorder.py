@@ -10,7 +10,6 @@ from localllm.plan.attention import Append, Attention, IndexerTopK, Rotate
 from localllm.plan.batch import BLOCK
 from localllm.plan.connections import HyperConnection, hyper_connection_width
 from localllm.plan.experts import Experts, Gating, Stack
-from localllm.plan.matrix_scan import Wkv
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
@@ -43,6 +42,7 @@ from localllm.plan.pooling import Pool
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, SelectiveScan
 from localllm.plan.values import Rope, Rows, Value
 from localllm.plan.weights import Tensor, Weight
+from localllm.plan.wkv import Wkv
 
 
 class Recorder:

@@ -256,7 +256,7 @@ def _tensor(cursor: _Cursor, index: int) -> TensorInfo:
     dimensions = cursor.u32(field)
     if not 1 <= dimensions <= layout.MAX_DIMENSIONS:
         raise cursor.error(field, f"{dimensions} dimensions; supported: 1 to {layout.MAX_DIMENSIONS}")
-    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # GGUF lists columns first
+    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # GGUF stores dimensions innermost first
     type_id = cursor.u32(field)
     try:
         fmt = quant.by_type_id(type_id)

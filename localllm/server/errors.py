@@ -68,7 +68,7 @@ class Forbidden(LocalLLMError):
 
 
 class _Later(LocalLLMError):
-    """The request may succeed if it is repeated after some seconds."""
+    """A temporary failure: the client may retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)

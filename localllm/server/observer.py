@@ -118,7 +118,7 @@ class ObservedAnswers:
             self._observer.end(each, each.usage(), BROKEN_OFF)
 
     def event(self, event: Event) -> None:
-        """Record an event before it reaches the protocol."""
+        """Update the metrics from an event before the API handler gets it."""
         each, metrics = self._answers[event.choice], self._observer.metrics
         match event:
             case Started():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a GGUF without a tokenizer, which only takes token ids
+NO_TEXT_MODELS = ("none", "no_vocab", "test")  # values for models that accept only token ids
 
 # How token texts represent the bytes of a text.
 SPACES = "U+2581 for a space, <0x..> for a byte"

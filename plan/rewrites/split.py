@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 
 from localllm.plan.attention import Append, Attention, IndexerTopK
 from localllm.plan.fused import Fused
-from localllm.plan.matrix_scan import Wkv
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
 from localllm.plan.pooling import Pool
 from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
+from localllm.plan.wkv import Wkv
 
 Place = TypeVar("Place", bound=Hashable)
 # Operations with a cache layer.

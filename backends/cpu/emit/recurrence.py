@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
 from localllm.backends.cpu.kernels import channels, pooling, scan
-from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
+from localllm.backends.cpu.kernels import wkv as matrices
 from localllm.backends.cpu.lowering import Lowering, vector_of
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES

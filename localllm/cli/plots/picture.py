@@ -26,7 +26,7 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """Operations per byte above which arithmetic is the limit, or 0 if unknown."""
+        """The ridge point: operations per byte above which a kernel is compute-bound; 0 if unknown."""
         return self.gop / self.gb if self.gb else 0.0
 
 

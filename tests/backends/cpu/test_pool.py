@@ -98,7 +98,7 @@ def test_a_thread_that_waits_long_at_a_barrier_sleeps(
 ) -> None:
     """One thread has all the work, four milliseconds in a product of few rows, and the other waits.
 
-    A thread spins for 20 microseconds on some machines and for 600 on others.
+    Threads spin for 20 to 600 microseconds, depending on the machine, before they sleep. So the wait is long enough.
     """
     monkeypatch.setattr(pool, "IDLE_SPINS", 1 << 40)  # workers sleep only at barriers
     plan = record(WIDE, lambda r, x: r.linear(x, ONE_PANEL))

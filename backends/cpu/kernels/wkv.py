@@ -118,7 +118,7 @@ def wkv(of: WkvLayer, before: bool) -> PlanKernel[WkvArguments]:
                 with f.loop(0, line, 64) as i:
                     f.store(tag + i, f.splat(f.to_float(offset)))
 
-    return kernel(f"matrix_scan_{_name(of)}{'_before' * before}", WkvArguments, body)
+    return kernel(f"wkv_{_name(of)}{'_before' * before}", WkvArguments, body)
 
 
 def _own(of: WkvLayer, states: Value, block: Value, head: Value) -> Value:
