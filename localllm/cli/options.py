@@ -13,6 +13,7 @@ from localllm.base.notices import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
 from localllm.options.kinds import PATH, TEXT, Kind, integer, one_of, several
+from localllm.options.load import FORCED, NEAREST_RULE
 
 if TYPE_CHECKING:
     from localllm.template import Family
@@ -71,8 +72,8 @@ class OpeningOptions(Options):
     force: bool = same(
         LoadOptions,
         "force",
-        help="allow a harmful cache type, the nearest known tokenizer rule, or a card that fails its check; with run, "
-        "replace a saved --prompt-cache; with explain, replace the --html FILE",
+        help=f"{FORCED} using a harmful cache type, {NEAREST_RULE}, using a card that fails its check; "
+        "with run, replacing a saved --prompt-cache; with explain, replacing the --html FILE",
     )
 
     @property

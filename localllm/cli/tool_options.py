@@ -22,7 +22,7 @@ from localllm.options.kinds import (
     pair_of,
     several,
 )
-from localllm.options.load import CACHE_TYPE
+from localllm.options.load import CACHE_TYPE, FORCED, NEAREST_RULE
 
 _file = partial(option, "", kind=PATH, offers="files")
 PICTURES = (".svg", ".png", ".html")
@@ -84,7 +84,7 @@ class BenchOptions(Options):
     load: LoadOptions = group(
         LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
     )
-    force: bool = option(False, "--force", help="overwrite the --plot FILE, and take the nearest known tokenizer rule")
+    force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --plot FILE, {NEAREST_RULE}")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
     verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
 
@@ -128,9 +128,7 @@ class PerplexityOptions(Options):
     )  # fmt: skip
     kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
     save_base: str = _file("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
-    force: bool = option(
-        False, "--force", help="overwrite the --save-base FILE, and take the nearest known tokenizer rule"
-    )
+    force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --save-base FILE, {NEAREST_RULE}")
     json: bool = same(ShowOptions, "json")
 
 
@@ -142,7 +140,7 @@ class ImatrixOptions(Options):
     )
     chunks: int = same(PerplexityOptions, "chunks")
     process_output: bool = option(False, "--process-output", help="include the output matrix")
-    force: bool = option(False, "--force", help="overwrite FILE, and take the nearest known tokenizer rule")
+    force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting FILE, {NEAREST_RULE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ class QuantizeOptions(Options):
     words: tuple[str, ...] = _words(
         help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
     )
-    force: bool = option(False, "--force", help="overwrite OUT, and take the nearest known tokenizer rule")
+    force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting OUT, {NEAREST_RULE}")
     dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"

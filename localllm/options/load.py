@@ -12,6 +12,8 @@ from localllm.options.speculation import SpeculationOptions
 BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8", "auto")  # `backends.cache`
 CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
+FORCED = "do what is refused otherwise:"  # the meaning of --force, before the list of a command
+NEAREST_RULE = "taking the nearest known tokenizer rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,6 @@ class LoadOptions(Options):
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
         False, "--force",
-        help="allow a cache type that harms the model, the nearest known tokenizer rule, or a card that fails a check",
+        help=f"{FORCED} using a cache type that harms the model, {NEAREST_RULE}, using a card that fails its check",
     )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")

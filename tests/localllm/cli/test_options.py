@@ -13,6 +13,7 @@ from localllm.cli.foreign import FOREIGN
 from localllm.cli.options import ModelName, RunOptions
 from localllm.cli.table import COMMANDS
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
+from localllm.options.load import FORCED
 from localllm.options.sampling import NAMES
 
 
@@ -112,3 +113,16 @@ def test_who_guesses_ahead() -> None:
     assert (found, found.kind) == (SpeculationOptions("d.gguf", None, 5), "auto")
     assert run("m.gguf", "hi", "--spec", "ngram")[1].speculation.kind == "ngram"
     assert run("m.gguf", "hi")[1].speculation.kind == "off"
+
+
+def test_force_has_one_meaning() -> None:
+    """Each command lists what `--force` allows, after the same words."""
+    forcing = [
+        each.option.help
+        for command in COMMANDS.values()
+        for group in command.groups
+        for each in declared(group)
+        if "--force" in each.option.flags
+    ]
+    assert len(forcing) > 8
+    assert [text for text in forcing if not text.startswith(FORCED)] == []
