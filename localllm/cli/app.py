@@ -1,8 +1,8 @@
 """The command line as a Typer application, built from the table of commands and their option groups.
 
 Typer only parses the arguments. The command runs later (`CommandCall.run`), outside of Typer, so that only
-`localllm.cli.main` handles errors and exit codes. The options of a command are built when it is looked up. It adds
-three features to Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
+`localllm.cli.main` handles errors and exit codes. The options of a command are built when it is looked up. This module
+adds three features to Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and one-line errors.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class UsageError(Exception):
 class Command(NamedTuple):
     """A command: its arguments, a one-line summary, more help, its option groups, and the function that runs it.
 
-    If `placed` is true, the function first gets a mapping of names to sources, for options that are not on the command
-    line.
+    If `placed` is true, the first argument of the function maps each option that is not on the command line to its
+    source.
     """
 
     arguments: str
@@ -83,8 +83,8 @@ def read_command_line(
 ) -> CommandCall | None:
     """Parse a command line. Return None after printing a help page; raise UsageError if the command line is invalid.
 
-    `fill` adds options from other sources than the command line, and may change the command. The result for sampler
-    options is a dict of the given options only, because a model file has defaults too.
+    `fill` adds options from other sources than the command line, and may change the command. Sampler
+    options are returned as a dict of the given options only, because the model file may have defaults for the others.
     """
 
     class Group(_Group):

@@ -12,10 +12,10 @@ from localllm.cli.values import keys_of, plain_key
 from localllm.options import DeclaredOption, Options, declared
 
 OWN = "config"  # the command that shows the configuration; its own options cannot be configured
-ALIKE = {"web": "serve"}  # commands that have the options of another command and are configured under its name
-SHARED = ""  # the key, in place of a command name, of options that several commands share
+ALIKE = {"web": "serve"}  # command -> the command whose options and configuration it uses
+SHARED = ""  # key of the shared options, in place of a command name
 EACH_TIME = ("force", "yes", "config")  # options that only the command line can set
-APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # change a measurement, so they are never shared
+APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # options that change a measurement; never shared
 _SHOWN = 3  # maximum number of commands in a message
 
 

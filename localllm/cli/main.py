@@ -113,7 +113,7 @@ def _configured(name: str, given: Mapping[str, Any]) -> Filled:
         if found.values.get(option):
             raise UsageError(f"{flag} needs a prompt; without one, run opens a chat")
     model = {key: found.values[key] for key in ("words", "model", "hf_repo") if key in found.values}
-    return filled(COMMANDS, "chat", {**given, **model})  # with the chat options that the configuration sets
+    return filled(COMMANDS, "chat", {**given, **model})  # adds the configured options of `chat`
 
 
 def _lacks_prompt(values: Mapping[str, Any]) -> bool:

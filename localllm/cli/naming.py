@@ -32,7 +32,7 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 
 def _is_model(word: str) -> bool:
-    """Return whether a word is a model, or cannot be anything else."""
+    """Return whether a word names a model, or has a form that only a path or a model name can have."""
     from localllm.hub import StoreFolders, everything
     from localllm.hub.reference import REFERENCE
     from localllm.hub.search import is_path, matches
@@ -56,8 +56,8 @@ def _nearest(word: str, commands: Collection[str]) -> str:
 
 
 def one_model(given: options.ModelName, default: str = "") -> str:
-    """Return the one MODEL given, after fetching it from the hub if needed. Raise UsageError unless there is exactly
-    one."""
+    """Return the given MODEL, after downloading it from the hub if needed. Raise UsageError unless exactly one is
+    given."""
     names = [name for name in (*given.words, given.model, given.hf_repo) if name]
     if len(names) > 1:
         raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")

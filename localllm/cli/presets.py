@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Gives less likely words a chance. min_p keeps the text coherent, so the other truncation samplers are off.
+    # A high temperature makes unlikely tokens likelier. min_p keeps the text coherent, so top_k and top_p are off.
     "creative": {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
-    # Always takes the most likely token, so the output is the same every time.
+    # Greedy sampling always chooses the most likely token, so the output is reproducible.
     "precise": {"temperature": 0.0},
-    # Stays close to the most likely token. Code repeats itself, so repetition is not penalized.
+    # A low temperature prefers the most likely tokens. Code repeats itself, so repetition is not penalized.
     "coding": {
         "temperature": 0.2, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "dry_multiplier": 0.0,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from localllm.base.files.regular import read_given
 from localllm.cli.app import UsageError
 
-MOST = 1 << 18  # bytes; a usual configuration has a few hundred
+MOST = 1 << 18  # maximum bytes of a file; a usual configuration has a few hundred bytes
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _ENDS = re.compile(r"\"\"\"|'''|[\]}]")  # tokens that can end a multi-line value
 

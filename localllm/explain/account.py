@@ -22,8 +22,10 @@ MOST_SHARE = 1.05  # maximum plausible share of a limit; a larger share means th
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Resources used by some operations in some forward passes. Rates and shares are 0 if the limit or the time is
-    unknown."""
+    """The time, bytes and operations of some operations in some forward passes.
+
+    Rates and shares are 0 if the limit or the time is unknown.
+    """
 
     kind: str
     calls: int  # operations per forward pass
@@ -35,27 +37,27 @@ class Spent:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second."""
+        """The bandwidth in bytes per second."""
         return self.bytes / self.seconds if self._plausible else 0.0
 
     @property
     def rate(self) -> float:
-        """Operations per second."""
+        """The compute rate in operations per second."""
         return self.operations / self.seconds if self._plausible else 0.0
 
     @property
     def intensity(self) -> float:
-        """Operations per byte read."""
+        """The arithmetic intensity: operations per byte read."""
         return self.operations / self.bytes if self.bytes else 0.0
 
     @property
     def memory_seconds(self) -> float:
-        """Minimum seconds to read the bytes."""
+        """The minimum time in seconds to read the bytes at the measured bandwidth."""
         return self.bytes / self.roofs.bytes if self.roofs.bytes else 0.0
 
     @property
     def compute_seconds(self) -> float:
-        """Minimum seconds for the operations, at the rate of int8 products."""
+        """The minimum time in seconds for the operations at the measured rate of int8 products."""
         return self.operations / self.roofs.operations if self.roofs.operations else 0.0
 
     @property
@@ -102,12 +104,12 @@ class Phase:
 class DraftTotals:
     """Statistics of speculative decoding."""
 
-    drafted: int  # verified drafts
+    drafted: int  # number of drafted tokens that were verified
     accepted: int
-    unverified: int  # drafts not worth verifying
+    unverified: int  # drafted tokens that were not verified, since verification would not pay off
     rounds: int  # number of verify passes
-    tokens: int  # answer tokens after the first
-    passes: int  # forward passes of the draft model
+    tokens: int  # number of answer tokens after the first token
+    passes: int  # number of forward passes of the draft model
     one_row: float  # median seconds of a forward pass over one token; 0 without such a pass
     several_rows: float  # median seconds of a verify pass
     drafting: float  # seconds of the draft model's forward passes

@@ -16,7 +16,7 @@ from localllm.sampling.chain import Candidates, enabled_names, softmax
 
 
 class Seen(NamedTuple):
-    """Statistics of the candidates for one token. The fields match `record.Choice`."""
+    """Statistics of the candidates for one token. The fields match `record.TokenChoice`."""
 
     candidates: tuple[Candidate, ...]
     others: int
@@ -48,11 +48,11 @@ def chain_of(options: SamplingOptions) -> tuple[str, ...]:
 
 
 class _Spread(NamedTuple):
-    """Candidates expanded to the whole vocabulary."""
+    """The logits and probabilities of the candidates, expanded to the whole vocabulary."""
 
     name: str
-    logits: NDArray[np.float32]  # (V,), -inf for removed tokens
-    p: Doubles  # (V,)
+    logits: NDArray[np.float32]  # (vocabulary,), -inf for removed tokens
+    p: Doubles  # (vocabulary,), probabilities; 0 for removed tokens
 
     @property
     def alive(self) -> NDArray[np.bool_]:

@@ -1,8 +1,9 @@
-"""Compute the bytes and operations of a plan's operations in one forward pass, from the plan alone. A run adds the
-time.
+"""Compute the bytes and operations of a plan's operations in one forward pass, from the plan alone. The
+recorder measures the time.
 
 Bytes are memory traffic: the weights once per forward pass, and the KV cache once for all tokens of a sequence.
-Activations stay in the processor's caches and are not counted; neither are lookups in the file before a forward pass.
+Activations stay in the processor's caches and are not counted. Lookups in the file before a forward pass are not
+counted either.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 class CacheRead:
     """Reads of one layer of the KV cache by an operation."""
 
-    bytes: int  # bytes per position; for a compressed pool, the share of one position
+    bytes: int  # bytes per position; if an entry compresses several positions, the share of one
     flops: int  # operations per position
-    window: int  # positions visible to a token; 0: all
+    window: int  # positions visible to a token (sliding window or top-k); 0: all
     each: bool = False  # whether every token reads different positions
 
     def total_bytes(self, rows: int, seen: int) -> int:
@@ -58,7 +59,7 @@ class Cost:
 
     kind: str  # the role of its weights, or the name of the operation
     batch: bool  # whether it runs on all tokens, not only on tokens with logits
-    weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a token reads `used` of `of` equal shares
+    weights: tuple[tuple[int, int, int], ...]  # (bytes, used, of): a token reads `used` of `of` equal parts (experts)
     per_row: int  # bytes of an embedding or recurrent state per token
     cache: tuple[CacheRead, ...]
     flops: int  # operations per token

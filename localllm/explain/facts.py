@@ -1,4 +1,4 @@
-"""An explanation as plain data for JSON."""
+"""The data of an explanation as JSON values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.explain.record import StepRecord
 
 
 def facts(it: Explanation) -> dict[str, Any]:
-    """Return all data of the HTML page. Times are in seconds, sizes in bytes."""
+    """Return all data that the HTML page shows. Times are in seconds, sizes in bytes."""
     account, record = it.account, it.account.record
     drafts = account.drafts
     return {

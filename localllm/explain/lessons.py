@@ -9,7 +9,7 @@ from localllm.explain.account import Account, Phase, Spent
 from localllm.explain.text import amount, plural, share, time
 from localllm.plan import BLOCK
 
-MUCH = 0.2  # minimum share of waiting to mention
+MUCH = 0.2  # share of the time spent waiting from which a lesson mentions it
 
 
 class Lesson(NamedTuple):

@@ -45,8 +45,8 @@ class Candidate:
 
     token: int
     model: float  # probability from the model's logits
-    drawn: float  # probability after all samplers; 0 if removed
-    removed_by: str  # name of the sampler that removed it, or ""
+    drawn: float  # probability after all samplers; 0 if a sampler removed the candidate
+    removed_by: str  # name of the sampler that removed the candidate, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class TokenChoice:
     token: int
     began: float
     ended: float
-    step: int  # number of the forward pass that computed the logits
-    row: int  # row that has these logits, in that forward pass
+    step: int  # index of the forward pass that computed the logits
+    row: int  # row of the logits in the output of this forward pass
     candidates: tuple[Candidate, ...]  # the model's most likely tokens, and other relevant tokens
     others: int  # number of all other candidates
     others_mass: float  # the probability of all other candidates from the model's logits
     stages: tuple[StageRecord, ...]
     draft: int | None = None  # the token drafted at this position
-    verified: bool = False  # whether the draft was verified
+    verified: bool = False  # whether a forward pass verified the drafted token
     drafter: str = ""
 
     @property
@@ -81,11 +81,11 @@ class Record:
     """All observations of one answer."""
 
     prompt: list[int] = field(default_factory=list)
-    seed: int = 0  # the seed in use
+    seed: int = 0  # the seed that the sampler used
     chain: tuple[str, ...] = ()  # the samplers with their settings, in order
     reused: int = 0  # prompt tokens found in the KV cache
     reused_blocks: int = 0
-    prepared: float = 0.0  # time at which the prompt was tokenized
+    prepared: float = 0.0  # time at which tokenizing the prompt ended
     steps: list[StepRecord] = field(default_factory=list)
     choices: list[TokenChoice] = field(default_factory=list)
     held: int = 0  # tokens in the KV cache at the end

@@ -125,6 +125,6 @@ class _Steps:
             recorder.stepped(StepRecord(self.who, began, ended, first, tokens, logit_rows, cycles))
 
     def _clock(self) -> NDArray[np.int64] | None:
-        """Return the cycles of each kernel call so far (calls, 2)."""
+        """Return the cycles of each kernel call so far, (calls, 2): total and waiting."""
         executable = self.engine.executable
         return executable.clocks() if isinstance(executable, Clocked) else None

@@ -9,7 +9,7 @@ from localllm.explain.record import Record
 from localllm.explain.text import plural, time
 
 WIDTH, LEFT, LANE, HEIGHT = 1000, 90, 26, 18
-LEAST = 0.6  # minimum width of a bar
+LEAST = 0.6  # minimum width of a bar in SVG units
 TICKS = 5
 KEYS = (
     ("prompt", "prompt"),

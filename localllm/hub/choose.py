@@ -21,7 +21,7 @@ _SHOWN = 40  # maximum names in a list
 
 class VariantChoice(NamedTuple):
     variant: Variant
-    reason: str  # one line, or "" if the user named the model
+    reason: str  # why this model was chosen, in one line, or "" if the user named it
 
 
 def choose_variant(

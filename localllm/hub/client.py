@@ -23,7 +23,7 @@ from localllm.hub.hub_cache import COMMIT
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_SECONDS = 30  # timeout for a list of files
+_SECONDS = 30  # timeout for a request for the list of files
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _AGENT: dict[str, Any] = {"library_name": "localllm", "library_version": __version__}
 
@@ -133,10 +133,10 @@ class Hub:
                 at += len(piece)
 
     def whole(self, listing: Listing, file: Remote, cache: Path) -> Path:
-        """Let the library store a file in the cache, and return its path in the cache.
+        """Let huggingface_hub store a file in its cache, and return the path there.
 
-        An existing blob is linked. Otherwise the file is downloaded, and restarted from the beginning if the connection
-        is lost.
+        If the blob exists, only a link to it is made. Otherwise the file is downloaded; if the connection is lost, the
+        download restarts from the beginning.
         """
         from huggingface_hub import hf_hub_download
 
@@ -188,7 +188,7 @@ class Hub:
 
 
 def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None:
-    """Return a file as a Remote, or None if the hub's description is unusable."""
+    """Return a file as a Remote, or None if the hub's response has invalid values for it."""
     large = lfs is not None
     size, digest = (lfs.size, lfs.sha256) if large else (size, blob)
     usable = (
@@ -224,7 +224,7 @@ def _refused(host: str, repo: str, status: int) -> str:
 
 
 def _lost(error: Exception) -> str:
-    """Describe how a connection ended."""
+    """Return the reason why a connection was lost, for an error message."""
     match type(error).__name__:
         case "ConnectError" | "ConnectTimeout" | "ProxyError":
             return f"cannot connect ({_reason(error)})"

@@ -10,4 +10,4 @@ class StoreError(LocalLLMError):
 
 
 class NotHere(StoreError):
-    """No usable model with this name is on this computer. Downloading the model helps."""
+    """No usable model with this name is on this computer, so the caller may download it."""

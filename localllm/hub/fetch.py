@@ -23,8 +23,8 @@ from localllm.base.units import size
 from localllm.hub.client import Hub, Interrupted, Listing, Remote
 from localllm.hub.errors import StoreError
 
-TRIES = 5  # attempts without a new byte
-_CHUNK = 1 << 20  # bytes per read of an earlier run's partial file
+TRIES = 5  # consecutive attempts without a new byte, after which the download fails
+_CHUNK = 1 << 20  # bytes per read when a partial file is hashed again
 
 
 class FetchHooks(NamedTuple):
@@ -36,7 +36,7 @@ class FetchHooks(NamedTuple):
 
 
 class _Partial:
-    """A growing file and the checksum of its content."""
+    """A partial file and the checksum of the bytes received so far."""
 
     def __init__(self, file: BinaryIO, wanted: Remote) -> None:
         self._file, self._wanted = file, wanted

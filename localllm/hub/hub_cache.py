@@ -1,4 +1,4 @@
-"""The cache of huggingface_hub: models--USER--REPO/snapshots/COMMIT/FILE links to blobs/HASH; refs/main is a commit.
+"""The cache of huggingface_hub: models--USER--REPO/snapshots/COMMIT/FILE links to blobs/HASH; refs/main names a commit.
 
 The cache is read without the library, whose import takes a second and which would follow links that lead elsewhere.
 """

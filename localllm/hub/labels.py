@@ -22,11 +22,11 @@ _LABEL = re.compile(
 # Multimodal projectors, importance matrices, vocabularies, and draft heads for another model.
 _NO_MODEL = re.compile(r"mmproj|imatrix|^ggml-vocab-|^(mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
 
-_VARIED = "ud-"  # prefix of mixtures that vary from layer to layer
+_VARIED = "ud-"  # prefix of labels of mixtures whose quantization varies by layer
 
 
 class Labelled(Protocol):
-    """An object that a quantization can match."""
+    """A model that can be selected by its quantization or file name."""
 
     @property
     def label(self) -> str: ...  # quantization in upper case, or ""

@@ -1,4 +1,4 @@
-"""LM Studio's models: PUBLISHER/REPO/FILE.gguf."""
+"""LM Studio's store of models, with the layout PUBLISHER/REPO/FILE.gguf."""
 
 from __future__ import annotations
 

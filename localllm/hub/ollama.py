@@ -1,4 +1,4 @@
-"""Ollama's models: manifests/HOST/NAMESPACE/MODEL/TAG are JSON and name layers, stored as blobs/sha256-HEX.
+"""Ollama's store of models: manifests/HOST/NAMESPACE/MODEL/TAG is JSON that names layers, stored as blobs/sha256-HEX.
 
 One layer is a GGUF file. Templates and parameters in other layers are ignored, since the GGUF file has its own.
 """

@@ -21,7 +21,7 @@ from localllm.hub.stored_model import StoredModel
 
 RECORD = ".localllm.json"
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# How to remove models that localllm did not download.
+# Advice in error messages: how to remove models of other programs.
 _OTHERS = {"Ollama": "`ollama rm {name}` removes it", "LM Studio": "remove it there"}
 
 

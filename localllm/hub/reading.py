@@ -1,6 +1,6 @@
-"""Read other programs' folders safely: open nothing outside a folder, and limit names, sizes and depth.
+"""Read the stores of other programs safely: open nothing outside a store, and limit names, sizes and depth.
 
-Otherwise a program that can write one file of a store could make localllm read any file, or read endlessly.
+Without these checks, a program with write access to a store could make localllm read any file, or read endlessly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from localllm.base.files.regular import open_regular
 
-MAX_JSON = 1 << 20  # bytes; manifests have a few hundred
+MAX_JSON = 1 << 20  # maximum bytes of a JSON file; manifests have a few hundred bytes
 MAX_ENTRIES = 100_000  # maximum files and folders to visit per store
 MAX_DEPTH = 6
 

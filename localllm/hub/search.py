@@ -31,7 +31,7 @@ def everything(places: StoreFolders) -> list[StoredModel]:
     found = []
     for each in _scanned(places):
         store = seen.setdefault(os.path.realpath(each.path), each.store)
-        if each.problem or store == each.store:  # Ollama may have several names for a file
+        if each.problem or store == each.store:  # Ollama may have several names for one file, and all are kept
             found.append(each)
     return found
 

@@ -14,7 +14,7 @@ class StoredModel:
     store: str
     paths: tuple[Path, ...]  # files of the model, in order; localllm opens the first
     bytes: int = 0
-    label: str = ""  # quantization, from a name or a manifest
+    label: str = ""  # quantization, from the file name or a manifest
     used: float = 0.0  # last access or change, in seconds since 1970
     repo: str = ""  # USER/REPO, if known
     file: str = ""  # path within the repository or folder, without part number and ".gguf"

@@ -1,5 +1,6 @@
-"""The options. Each is declared once: name, type, default, unit, help, flags and allowed values. Importing this is
-quick.
+"""The option declarations: name, type, default, unit, help, flags and allowed values of every option.
+
+Importing this package is quick.
 
 May import: base.
 Begin with: declare.py, then load.py and sampling.py; structure.py and thinking.py hold the structural and reasoning

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.options.thinking import Thinking
 
 
-_MOST = 2**63 - 1  # clients send their largest integer to mean "no limit"
+_MOST = 2**63 - 1  # maximum of a token limit; clients send their largest integer to mean "no limit"
 
 
 def _limit(text: str) -> int | None:
@@ -95,7 +95,7 @@ def _thinks(value: Any) -> bool:
     return value in EFFORTS if isinstance(value, str) else isinstance(value, int) and value >= 0
 
 
-_MOST_FILE = 1 << 20  # characters
+_MOST_FILE = 1 << 20  # maximum characters of a schema or grammar file
 EFFORTS = ("low", "medium", "high")
 SCHEMA = Kind(str, checked(_is_schema, "a dict, or the name of a file with JSON"), "FILE")
 THINK = Kind(_think, checked(_thinks, f"True, False, a number of tokens, or one of {', '.join(EFFORTS)}"), "HOW")

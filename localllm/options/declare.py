@@ -31,7 +31,7 @@ class Option(NamedTuple):
     shown: str = ""  # the default as shown in help; a `Notice` if it names other options
     offers: str = ""  # shell completion: models, files, types, backends, cache_types
     key: str = ""  # name of the default value in a model file
-    flag: str = ""  # the flag shown in messages
+    flag: str = ""  # the flag that messages name
     argument: bool = False  # a positional argument, without a flag
 
 

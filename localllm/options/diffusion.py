@@ -35,7 +35,7 @@ _EPS = optional(number(float, lambda value: 0 < value < 1, "a number above 0 and
 
 @dataclass(frozen=True, slots=True)
 class DiffusionOptions(Options):
-    """How a diffusion model fills in a text. None means the default."""
+    """How a text diffusion model denoises its canvas. None means the default."""
 
     TITLE: ClassVar[str] = "Diffusion"
     diffusion_steps: int | None = option(

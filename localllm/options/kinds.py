@@ -95,7 +95,7 @@ def listed(kind: Kind) -> Kind:
 
 
 def above(least: float) -> Kind:
-    """Return a kind for finite numbers above `least`; `least` is the value if nothing is given."""
+    """Return a kind for finite numbers above `least`. In Python, `least` itself means that nothing is given."""
     says = f"a number above {least:g}"
 
     def read(text: str) -> float:

@@ -15,17 +15,17 @@ from localllm.base.notices import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
-LETTERS = {  # llama.cpp's letters, in llama.cpp's order
+LETTERS = {  # llama.cpp's letter for each sampler, in llama.cpp's order
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
     "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
 NAMES = tuple(LETTERS.values())
-ORDER = NAMES[:-2]  # the default: all samplers except infill and adaptive-p
+ORDER = NAMES[:-2]  # default sampler chain: all samplers except infill and adaptive-p
 SPELLINGS = {name.replace("_", ""): name for name in NAMES} | {  # llama.cpp's spellings, without - and _
     "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p",
 }  # fmt: skip
 MOST_LETTERS = 64
-BREAKER_BYTES = 40  # llama.cpp truncates longer sequence breakers; localllm refuses them
+BREAKER_BYTES = 40  # maximum length of a DRY sequence breaker; llama.cpp truncates longer ones
 
 
 def _finite(value: float) -> bool:

@@ -28,7 +28,7 @@ def _key(text: str) -> str:
 
 
 def _keys_problem(values: Any) -> str:
-    """Return the error in the keys, without quoting the keys."""
+    """Return the error in the API keys, or "". The error does not quote any key."""
     good = isinstance(values, tuple) and all(_is_key(value) for value in values)
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 

@@ -11,7 +11,7 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, integer, one_of
 
 KINDS = ("off", "ngram", "draft", "auto")
-MOST_DRAFTED = 15  # 16 tokens with the preceding token; costs are measured up to 16 tokens
+MOST_DRAFTED = 15  # a verify pass has one token more, and costs are measured up to 16 tokens
 
 
 @dataclass(frozen=True, slots=True)

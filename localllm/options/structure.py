@@ -14,9 +14,9 @@ class StructureError(LocalLLMError):
 
 
 class NotFinished(StructureError):
-    """The compiling child process was killed or got no CPU time, which does not depend on the grammar.
+    """The child process that compiles grammars was killed or got no CPU time. The grammar is not the cause.
 
-    Retry after `retry_after` seconds.
+    A temporary failure: the client may retry after `retry_after` seconds.
     """
 
     retry_after = 1
@@ -24,10 +24,10 @@ class NotFinished(StructureError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The required structure of the output. Exactly one field is set. `lark`, `gbnf` and `regex` are sources."""
+    """The required structure of the output. Exactly one field is set; `lark`, `gbnf` and `regex` are source texts."""
 
     schema: Mapping[str, Any] | None = None
-    any_object: bool = False  # any JSON object
+    any_object: bool = False  # the output must be a JSON object of any shape
     gbnf: str = ""  # llama.cpp's grammar format
     lark: str = ""
     regex: str = ""
@@ -39,9 +39,9 @@ class ConstraintSpec:
 
     structure: Structure | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    parallel: bool = True  # several calls are allowed
+    parallel: bool = True  # whether several calls are allowed
     reasoning_tokens: int | None = None
-    forced: bool = True  # a call is required; otherwise calls are optional
+    forced: bool = True  # whether a call is required; otherwise calls are optional
 
     @property
     def free(self) -> bool:

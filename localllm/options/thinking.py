@@ -1,4 +1,4 @@
-"""Reasoning options of a request, and the template variables for them. Each template supports different variables."""
+"""Reasoning options of a request, and the chat template variables that express them, which differ by template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Thinking:
 
     enabled: bool | None = None
     effort: str = ""  # low, medium, high: for templates that support it; "none": no reasoning
-    budget: int | None = None  # maximum tokens of reasoning
+    budget: int | None = None  # maximum number of reasoning tokens
     inline: bool | None = None  # leave reasoning in the content, in the model's format; None: the server's setting
 
     @classmethod

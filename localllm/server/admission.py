@@ -36,11 +36,11 @@ class Admission:
     bodies: Lane = field(default_factory=lambda: Lane("bodies", heavy=True))  # large bodies are read one at a time
     seconds: float = 0.0  # average duration of a request
     clock: Callable[[], float] = monotonic
-    # client -> tokens still to be regained, and the time of that count
+    # client -> used tokens that are not refilled yet, and the time of this count
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def enter(self, client: str) -> None:
-        """Count a request. Raise Draining or TooManyRequests, with the expected seconds until a retry can succeed."""
+        """Count a new request. Raise Draining or TooManyRequests, with the seconds after which a retry may succeed."""
         if self.draining:
             raise Draining("the server is stopping", RETRY_SECONDS)
         if self.open >= self.limits.requests:
@@ -65,7 +65,7 @@ class Admission:
                 self.spent = {name: each for name, each in self.spent.items() if self._owed(name)}
 
     def _owed(self, client: str) -> float:
-        """Return the number of tokens that a client has used and not yet regained."""
+        """Return the number of tokens that a client has used and that its budget has not refilled yet."""
         tokens, when = self.spent.get(client, (0.0, 0.0))
         return max(0.0, tokens - (self.clock() - when) * self.limits.client_tokens / 60)
 
@@ -77,7 +77,7 @@ class Admission:
         )
 
     def leave(self, client: str, seconds: float) -> None:
-        """Count the end of a request and the seconds it took."""
+        """Count the end of a request, and add its duration to the moving average."""
         self.seconds += _WEIGHT * (seconds - self.seconds) if self.seconds else seconds
         self.open -= 1
         self.clients[client] -= 1
@@ -90,8 +90,10 @@ class Admission:
 
 
 class Gate:
-    """Middleware that counts requests that do work, which have a body. Health checks, lists and metrics are always
-    answered."""
+    """Middleware that applies the limits to requests with a body, which cause most of the work.
+
+    Requests without a body, such as health checks, lists and metrics, are always answered.
+    """
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self.app = app

@@ -1,7 +1,6 @@
-"""The ASGI application: the web page and the routes of every protocol over one service, behind the checks that apply to
-all requests.
+"""The ASGI application: the web page and the routes of every API over one service, behind the checks for all requests.
 
-request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> a protocol's route
+request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> the route of an API
 """
 
 from __future__ import annotations

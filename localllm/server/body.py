@@ -26,7 +26,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # a string, o
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 400  # maximum digits of an integer
 LARGE = 256 << 10  # bytes; parsing a larger body would cause a noticeable pause in streams
-BODIES = "localllm.bodies"  # key in the ASGI scope of the lane for large bodies
+BODIES = "localllm.bodies"  # key of the lane for large bodies in the ASGI scope
 
 
 async def read_json(request: Request, limits: ServerLimits) -> Json:

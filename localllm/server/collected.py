@@ -1,4 +1,4 @@
-"""Collect the events of one choice: its full output for a non-streamed response, and token counts for all responses."""
+"""Collect the events of one choice: the full output for non-streamed responses, and token counts for all responses."""
 
 from __future__ import annotations
 

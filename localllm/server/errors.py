@@ -18,22 +18,24 @@ class BadRequest(LocalLLMError):
 
 
 class NoThreads(BadRequest):
-    """A request refers to a conversation stored on the server. `details` asks Anthropic's clients to send the full
-    history."""
+    """The request refers to a conversation stored on the server, which stores none.
+
+    `details` tells Anthropic's clients to send the full history.
+    """
 
     details: ClassVar[Mapping[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class UnknownModel(LocalLLMError):
-    """Unknown model name."""
+    """The request names an unknown model."""
 
 
 class NotFound(LocalLLMError):
-    """Unknown path, or unsupported method."""
+    """The path is unknown or does not support the method."""
 
 
 class NotSupported(LocalLLMError):
-    """The protocol defines this, but the server or the model does not support it."""
+    """A feature that the API defines but the server or the model does not support."""
 
 
 class PromptTooLong(ContextFull):

@@ -16,7 +16,7 @@ from localllm.server.turn import Json
 T = TypeVar("T")
 C = TypeVar("C", bound=str)
 ITEMS = 100_000  # maximum length of a list
-SHORT = 1000  # characters of a search text, such as a stop string
+SHORT = 1000  # maximum characters of a search text, such as a stop string
 
 
 class Fields:

@@ -1,4 +1,4 @@
-"""Shared by all protocols: a handler gets the fields of a request, and returns JSON or a stream.
+"""HTTP helpers for all APIs. A handler gets the fields of a request, and returns JSON or a stream.
 
     def routes(service, settings):
         return post(("/v1/chat/completions",), chat, settings.limits)
@@ -31,7 +31,7 @@ __all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_j
 
 T = TypeVar("T")
 Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
-CLIENT = "localllm.client"  # key of the client in the ASGI scope; see `security.py`
+CLIENT = "localllm.client"  # key of a request's client in the ASGI scope, set by `security.py`
 GONE = 499  # nginx's status for a closed connection, which appears only in logs
 
 
@@ -90,7 +90,7 @@ def reply(value: Json | list[Any], status: int = 200, headers: dict[str, str] | 
 
 
 def refused(refusal: Refusal, path: str) -> Response:
-    """Return an error response in the format of the path's protocol."""
+    """Return an error response in the format of the API that the path belongs to."""
     return reply(shape_of(path).body(refusal), refusal.status, refusal.headers)
 
 

@@ -45,7 +45,7 @@ class Info:
 
 
 def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
-    """Describe a model file, and the context if the model is loaded. A damaged file has the state "failed".
+    """Return the entry of a model file, with the context if the model is loaded. A damaged file has the state "failed".
 
     `embeds` is true if the server loads models for embeddings.
     """

@@ -1,4 +1,4 @@
-"""The service interface that all protocols use."""
+"""The service interface that the handlers of all APIs use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.server.turn import Completion, EmbedResult, ModelInfo, SlotAction,
 
 
 class Service(Protocol):
-    """The service behind the protocols. It raises LocalLLMError; `refusal.py` assigns status and kind to the errors."""
+    """The service behind the APIs. It raises LocalLLMError; `refusal.py` assigns HTTP status and kind to the errors."""
 
     observer: ServiceObserver  # called for each event of a request
 
@@ -21,8 +21,10 @@ class Service(Protocol):
         ...
 
     def find(self, name: str) -> ModelInfo:
-        """Return the model with this name. A single model matches every name; raise UnknownModel if there are several
-        models."""
+        """Return the model with this name. If the server has only one model, it matches every name.
+
+        With several models, raise UnknownModel for an unknown name.
+        """
         ...
 
     def answer(self, model: str, turn: Turn) -> AsyncIterator[Event]:

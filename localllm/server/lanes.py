@@ -20,10 +20,10 @@ from localllm.base.machine.heap import return_pages
 from localllm.server.accounts import ACCOUNT
 
 T = TypeVar("T")
-LARGE = 1 << 15  # characters or values; larger jobs go to the large lane
+LARGE = 1 << 15  # characters or values above which a job goes to the large lane
 MOST_ACCOUNTS = 1000  # accounts whose used time is remembered
-IDLE_SECONDS = 1.0  # how long an idle thread waits for a job before it ends
-RETURN_SECONDS = 1.0  # minimum seconds between two returns of memory
+IDLE_SECONDS = 1.0  # time that an idle thread waits for a job before it ends
+RETURN_SECONDS = 1.0  # minimum time between two calls that return memory to the system
 
 
 class Lane:
@@ -33,7 +33,7 @@ class Lane:
         """Create an empty lane. `heavy` jobs take much memory, which the C library would otherwise keep."""
         self._name, self._heavy = name, heavy
         self._waiting: dict[str, deque[_Job]] = {}  # account -> its jobs
-        self._used: dict[str, float] = {}  # account -> seconds used, raised to `_now` after it was idle
+        self._used: dict[str, float] = {}  # account -> seconds used; at least `_now` after idling
         self._now = 0.0  # seconds used by the newest job's account before that job
         self._changed = threading.Condition()
         self._closed = False

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-AT_ONCE = 64  # running or queued choices of one request
-AHEAD = 64  # buffered events of all streams
+AT_ONCE = 64  # maximum running or queued choices of one request
+AHEAD = 64  # maximum buffered events of all streams together
 
 
 async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:

@@ -23,7 +23,7 @@ from localllm.generation.statistics import Usage
 from localllm.server.limits import LOOKING
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-GAPS = (  # seconds between two tokens; finer buckets, since small differences matter in decoding
+GAPS = (  # seconds between two tokens; finer buckets than SECONDS, since inter-token latencies are short
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
@@ -33,8 +33,7 @@ Loads = Callable[[], Mapping[str, interfaces.Load]]  # loads of the schedulers b
 
 
 class Tally:
-    """The totals behind llama.cpp's metrics. Any thread may add to them. Reading starts the next interval of the
-    speeds."""
+    """The totals behind llama.cpp's metrics. Any thread may add to them. Each call of `rates` starts a new interval."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -13,17 +13,17 @@ from localllm.server.metrics import Metrics
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 
 A = TypeVar("A", Turn, Completion)
-BROKEN_OFF = "broken off"  # finish reason if generation failed or the client disconnected
+BROKEN_OFF = "broken off"  # finish reason of a choice whose generation failed or whose client disconnected
 
 
 @dataclass(eq=False, slots=True)
 class Open:
     """An unfinished choice."""
 
-    number: int  # counts up from 0
+    number: int  # consecutive number of the choice, from 0
     model: str
     generation: Generation
-    running: bool = False  # otherwise queued
+    running: bool = False  # whether the choice is running; otherwise it is queued
     prompt_tokens: int = 0
     reused: int = 0
     evaluated: int = 0

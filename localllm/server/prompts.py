@@ -17,7 +17,7 @@ from localllm.template.origin import MODEL, OWN, Text, joined
 from localllm.template.reasoning import begin, with_thinking
 from localllm.template.tool_messages import CallForm, call_form, fitted
 
-FILL = {  # role of a token: its keys in GGUF files
+FILL = {  # role of an infilling token: its metadata keys in GGUF files
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
     "suffix": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
     "middle": ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
@@ -66,8 +66,8 @@ class Prompts:
     """Builds the prompts of one model."""
 
     def __init__(self, model: Model, beside: bool = False) -> None:
-        """Create the prompt builder of a model. If `beside` is true, it renders in a separate child process, so that it
-        does not wait for the model's."""
+        """Create the prompt builder of a model. If `beside` is true, templates are rendered in a separate child
+        process, so that rendering does not wait for the model's own child process."""
         self._model, self._beside = model, beside
         self._own_template: ChatTemplate | None = None
         self._encoder: ChatEncoder | None = None
@@ -92,7 +92,7 @@ class Prompts:
 
     @property
     def format(self) -> AnswerFormat:
-        """The model's format of reasoning and tool calls."""
+        """The format in which the model writes reasoning and tool calls."""
         if self._format is None:
             self._format = find_format(self.template.source)
         return self._format
@@ -122,7 +122,7 @@ class Prompts:
         return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
 
     def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
-        """Return a prompt that ends with the partial message, and the end of the prompt before it."""
+        """Return the prompt with the partial message appended, and the end of the prompt before that message."""
         reasoning, content = (str(message.get(name) or "") for name in ("reasoning_content", "content"))
         whole = content if part == "content" or (part == "" and content) else None
         found = begin(self.format, prompt_tail(prompt), reasoning, whole)
@@ -197,7 +197,7 @@ class Prompts:
         for name, text in reversed(files):
             if len(found) >= room:
                 break
-            text = text[-room * self._model.tokenizer.longest :]  # a longer text cannot fit
+            text = text[-room * self._model.tokenizer.longest :]  # `room` tokens cover at most this many characters
             named = self._plain(_SNIPPET) if separator is None else [separator, *self._plain(f"{name}\n")]
             found = [*named, *self._plain(text), *found]
         else:

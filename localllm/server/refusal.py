@@ -1,4 +1,4 @@
-"""Map an exception to a refusal: HTTP status and kind of error, independent of the protocol.
+"""Map an exception to a refusal: HTTP status and kind of error, independent of the API.
 
     refusal_of(BadRequest("...", "messages"))  ->  Refusal(400, "invalid_request", "...", "messages")
 
@@ -35,13 +35,13 @@ Kind = Literal[
     "unavailable",
     "internal",
 ]
-MESSAGE = 2000  # maximum length of a message, which may quote the request
+MESSAGE = 2000  # maximum characters of an error message, which may quote the request
 log = logging.getLogger("localllm.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error in a form that does not depend on the protocol."""
+    """An error in a form that does not depend on the API."""
 
     status: int
     kind: Kind
@@ -54,12 +54,12 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.kind == "unsupported":  # otherwise the clients of OpenAI and Anthropic retry every 5xx
+        if self.kind == "unsupported":  # OpenAI's and Anthropic's clients otherwise retry every 5xx status
             found["X-Should-Retry"] = "false"
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-# The first matching class decides. localllm's other errors concern the request, such as a template or an option.
+# The first matching class determines the status. The request causes all other LocalLLMErrors, such as a bad option.
 TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.BadRequest, 400, "invalid_request"),
     (errors.UnknownModel, 404, "not_found"),

@@ -53,7 +53,7 @@ class ModelRegistry:
         infos = [(path, info_of(name, path, embeds=embeds)) for name, path in models]
         self._entries = {info.id: _Entry(path, info, bytes=info.file_bytes) for path, info in infos}
         self._load, self._memory = load, memory
-        self._loading: list[_Entry] = []  # changed by the loading threads
+        self._loading: list[_Entry] = []  # entries that are being loaded; the loading threads change the list
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
 
@@ -138,7 +138,7 @@ class ModelRegistry:
             try:
                 entry.served = await in_daemon(partial(self._opened, entry), Served.close)
                 entry.bytes = entry.served.bytes
-                await self._make_room(entry)  # the KV cache may need more than the free memory
+                await self._make_room(entry)  # the loaded model, with its KV cache, may exceed the memory limit
             except BaseException:
                 opened, entry.served = entry.served, None
                 if opened is not None:

@@ -1,7 +1,7 @@
 """Run the application on uvicorn: listen, serve, and stop on signals.
 
 The first SIGTERM or SIGINT stops accepting connections and lets running requests finish; the second ends them.
-Connections that do not send a complete header in time are closed, which uvicorn leaves to a proxy. No single address
+Connections that do not send complete headers in time are closed, because uvicorn has no such timeout. No single address
 can use up all connections.
 """
 
@@ -39,7 +39,7 @@ else:
     resource = _resource
 
 HEADER_BYTES = 64 * 1024
-FILES = 64  # file descriptors needed besides connections
+FILES = 64  # file descriptors reserved for everything except connections
 PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 2.0  # seconds between probes of a half-closed client
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FULL = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
@@ -120,7 +120,7 @@ def start(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=settings.drain_seconds or None,
         h11_max_incomplete_event_size=HEADER_BYTES,
-        limit_concurrency=None,  # `Connections` limits them
+        limit_concurrency=None,  # `Connections` limits the connections instead
     )
     server = _Server(config, admission)
     return server, partial(_serve, server, list(sockets), ready)

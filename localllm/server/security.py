@@ -1,8 +1,8 @@
 """Access checks before a request is read.
 
-Host     a page can point its own name at this machine (DNS rebinding), so names must be known. A numeric address
-         cannot be rebound.
-Origin   browsers send the origin of a page; other sites' pages are refused unless allowed
+Host     only known names and numeric addresses are accepted, because a web page can point its own host name at this
+         machine (DNS rebinding).
+Origin   browsers send the origin of a page; pages of other sites are refused unless they are allowed
 API key  if keys are set, a request must have one of them
 """
 

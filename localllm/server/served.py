@@ -44,7 +44,7 @@ F32 = NDArray[np.float32]
 P = TypeVar("P", str, "str | Sequence[int]")
 R = TypeVar("R")
 Made = Callable[[], Constraint] | None
-PART = 1 << 13  # characters and token ids per batch of texts to embed
+PART = 1 << 13  # maximum characters and token ids per batch of texts to embed
 
 
 class Served(Closing):
@@ -161,7 +161,7 @@ class Served(Closing):
         structure, budget = turn.generation.structure, turn.thinking.budget
         asked = ConstraintSpec(structure, tools, turn.parallel_calls, budget, forced)
         visible = format_.visible(self.model.tokenizer.special)
-        # If `resumed`, the content is decoded from its tokens, with leading spaces.
+        # `resumed` keeps the leading space of the generated text.
         request = replace(self._request(prompt, turn.generation), visible=visible, resumed=True)
         readers = partial(
             AnswerReader,
@@ -255,7 +255,7 @@ class Served(Closing):
             tokenizer, data = model.tokenizer, model.file.metadata
             tokens = sum(
                 len(rank_pair(tokenizer, data, query, document)) for document in some
-            )  # counts the query each time
+            )  # each pair includes the query
             return [float(score) for score in model.rank(query, some)], tokens
 
         scores, tokens, steps = await self._in_parts(model, documents, run, len(query))
@@ -334,7 +334,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """A model with a different grammar compiler."""
+    """The model's interface for constraints, with a different grammar compiler."""
 
     tokenizer: Tokenizer
     grammars: GrammarVocabulary

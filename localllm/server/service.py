@@ -1,4 +1,4 @@
-"""The service behind all protocols. It finds the model of a request, loads it if needed, and generates the output.
+"""The service behind all APIs. It finds the model of a request, loads it if needed, and generates the output.
 
 Where a request sets no reasoning options or template variables, the server's options apply (`Usual`).
 """
@@ -83,8 +83,7 @@ class ModelService:
     async def _events(
         self, model: str, generation: Generation, prepare: Callable[[Served], Awaitable[Prepared]]
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events of all choices of a request, with their parsed parts. Protocols read this iterator
-        directly."""
+        """Yield the events of all choices of a request, with their parsed parts. API handlers read this iterator."""
         with self.observer.begin(model, generation) as watched:
             async with self.registry.using(model) as served:
                 submit = served.scheduler.submit

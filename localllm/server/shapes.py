@@ -1,6 +1,6 @@
-"""Write a refusal in each protocol's format: as the body of an error response, and as an event in a failing stream.
+"""Write a refusal in each API's error format: as the body of an error response, or as an event in a failing stream.
 
-The path determines the protocol.
+The path of the request determines the API.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from localllm.server.refusal import Kind, Refusal
 from localllm.server.turn import Json
 from localllm.server.wire import frame, line
 
-# The names of the kinds in OpenAI's and llama.cpp's formats. For a full context, programs check OpenAI's `code`, and
-# llama.cpp's tests check this `type`, on paths of both protocols.
+# The `type` of each kind of error in OpenAI's and llama.cpp's formats. For a full context, clients check OpenAI's
+# `code`, and llama.cpp's tests check this `type` on the paths of both APIs.
 OPENAI: dict[Kind, str] = {
     "invalid_request": "invalid_request_error",
     "context_length_exceeded": "exceed_context_size_error",
@@ -51,7 +51,7 @@ ANTHROPIC: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The error format of a protocol."""
+    """The error format of an API."""
 
     body: Callable[[Refusal], Json]
     event: Callable[[Refusal], bytes]  # used after a stream has started
@@ -86,7 +86,7 @@ anthropic = Shape(_anthropic, lambda refusal: frame(_anthropic(refusal), "error"
 ollama = Shape(_ollama, lambda refusal: line(_ollama(refusal)))
 llamacpp = Shape(_llamacpp, lambda refusal: frame(_llamacpp(refusal)))
 
-# The first matching prefix decides. Paths without a match have llama.cpp's format.
+# The first matching prefix determines the format. Other paths use llama.cpp's format.
 PREFIXES: tuple[tuple[str, Shape], ...] = (
     ("/v1/messages", anthropic),
     ("/v1/", openai),

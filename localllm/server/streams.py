@@ -23,10 +23,10 @@ ABORT = "localllm.abort"  # extension of localllm's uvicorn protocol that closes
 
 
 def sse(events: AsyncIterator[bytes | Json], limits: ServerLimits, ping_seconds: float | None = None) -> Response:
-    """Send events as they come: a dict as one `data:` event, and bytes (see `wire.frame`) unchanged.
+    """Send each event as soon as it is available: a dict as one `data:` event, and bytes (see `wire.frame`) unchanged.
 
     The source should await its first event before it yields anything, so that earlier errors can set the status. It is
-    always closed. An error after the first event is sent in the stream, in the format of the path's protocol.
+    always closed. An error after the first event is sent in the stream, in the error format of the path's API.
     """
     return _Stream(events, limits, "text/event-stream", frame, PING, ping_seconds)
 

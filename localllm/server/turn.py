@@ -1,9 +1,9 @@
-"""One turn of a conversation, in the form that all protocols share.
+"""One turn of a conversation, in the form that all APIs share.
 
-    OpenAI, Anthropic, Ollama, llama.cpp  ->  Turn  ->  Service.answer  ->  Event ...  ->  the protocol's own events
+    OpenAI, Anthropic, Ollama, llama.cpp  ->  Turn  ->  Service.answer  ->  Event ...  ->  the API's own events
 
-A protocol converts its request to a `Turn` (or a `Completion`) and converts the events back. It does not see templates,
-tokens and the scheduler. The events come from `localllm.generation.request`, with their parts. A choice that fills its
+An API handler converts its request to a `Turn` (or a `Completion`) and converts the events back. It does not see
+templates, tokens or the scheduler. The events are defined in `localllm.generation.request`. A choice that fills its
 context ends with the reason "length".
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from localllm.options.structure import Structure as Structure  # re-exported for protocols
+from localllm.options.structure import Structure as Structure  # re-exported for the API packages
 from localllm.options.thinking import Thinking as Thinking
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ SlotAction = Literal["save", "restore", "erase"]
 class Generation:
     """The common options of turns and plain completions."""
 
-    # fields of SamplingOptions; other fields default to the values in the file
+    # fields of SamplingOptions by name; missing fields default to the values in the model file
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Generation:
     structure: Structure | None = None
     n: int = 1  # choices for the same prompt
     reuse: bool = True
-    slot: int = -1  # slot number, as for saving and restoring; -1: any free slot
+    slot: int = -1  # number of the slot to use; -1: any free slot
     priority: int = 0
     client: str = ""
 
@@ -76,7 +76,7 @@ class Completion:
 
 
 class ModelInfo(Protocol):
-    """The description of a model for protocols."""
+    """The description of a model for API handlers."""
 
     id: str
     created: int  # modification time of the file in seconds since 1970

@@ -12,7 +12,7 @@ from localllm.cli.chat.entry import LineReader
 from localllm.cli.chat.talk import STATS, Talk, tell
 from localllm.cli.terminal.console import RED, say
 
-_WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a path such as /etc/hosts does not match
+_WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a slash command, but not a path such as /etc/hosts
 LEAVE = ("/bye", "/exit", "/quit")
 
 
@@ -20,7 +20,7 @@ class SlashCommand(NamedTuple):
     """A slash command: its names, argument, help line and action."""
 
     words: tuple[str, ...]
-    argument: str  # "": no argument; in brackets: optional
+    argument: str  # placeholder in help; "": no argument; in brackets: optional argument
     help: str
     call: Callable[[Talk, str], None]
     offers: Callable[[Talk, str], Iterable[str]] = lambda talk, begun: ()  # completion of the argument

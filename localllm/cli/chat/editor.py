@@ -35,7 +35,7 @@ class Editor:
         output = create_output(raw(sys.stdout) if sys.stdout.isatty() else raw(sys.stderr))
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", PROMPT)],
-            multiline=True,  # Enter is bound below
+            multiline=True,  # `_keys` rebinds Enter, which would only add a line
             prompt_continuation=[("class:prompt", CONTINUED)],
             style=Style([("prompt", "ansicyan bold"), ("", "bold")]),
             completer=_completer(offers),
@@ -47,7 +47,7 @@ class Editor:
             key_bindings=_keys(),
             output=output,
         )
-        self._session.app.renderer.cpr_not_supported_callback = None  # suppress the warning; such a terminal works
+        self._session.app.renderer.cpr_not_supported_callback = None  # no warning: the editor works without CPR
 
     def read(self) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""Text from files, from an external editor, and to the clipboard."""
+"""Read text from files and from an external editor, and copy text to the clipboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import raw
 
-_MOST_COPIED = 74_994  # bytes; several terminals ignore longer texts
+_MOST_COPIED = 74_994  # maximum bytes to copy; several terminals ignore longer clipboard texts
 
 
 def text_of(path: Path, most: int) -> str:

@@ -1,4 +1,4 @@
-"""Conversations that survive a crash. After every turn, their text is written to private files in the state folder."""
+"""Save conversations after every turn, to private files in the state folder, so that they survive a crash."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Journal:
         once."""
         if self._failed or messages == self._kept:
             return
-        changed = _written(self._path) != self._seen  # another chat has written the file
+        changed = _written(self._path) != self._seen  # whether another chat has written the file
         if not any(message["role"] == "user" for message in messages):
             if self._path is not None and not changed:
                 self._path.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class ChatSettings:
         display: DisplayOptions,
     ) -> None:
         self._model, self._conversation = model, conversation
-        self._asked = dict(sampling)  # options set by the user, which override the file's values
+        self._asked = dict(sampling)  # options set by the user, which override the model file's defaults
         self._groups: dict[type[Options], Options] = {
             AnswerOptions: answering,
             SpeculationOptions: speculation,
@@ -81,7 +81,7 @@ class ChatSettings:
             SpeculationOptions: self._speculate,
         }
         if group in apply:
-            apply[group](changed)  # an unusable value changes nothing
+            apply[group](changed)  # raises for an unusable value, before anything is changed
         if group is SamplingOptions:
             self._asked[each.name] = value
         self._groups[group] = changed
@@ -106,7 +106,7 @@ class ChatSettings:
         if group is SamplingOptions:
             return self._model.sampling_defaults.options({**self._asked, name: value})
         values: dict[str, Any] = {name: value}
-        if group is SpeculationOptions:  # a loaded draft model stays loaded under any drafter
+        if group is SpeculationOptions:  # a loaded draft model stays loaded when another drafter is selected
             draft = self._model.draft
             usable = (value if name == "spec" else getattr(self._groups[group], "spec")) != "ngram"  # noqa: B009
             values["model_draft"] = draft.file.path if draft is not None and usable else ""

@@ -1,4 +1,4 @@
-"""The private folder that keeps chat data between sessions, at the system's usual place for application state."""
+"""The private folder that keeps chat data between sessions, in the system's standard location for application state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.cli.terminal.console import YELLOW, say
 
 
 def state_folder() -> Path | None:
-    """Return the folder. It is created if needed, and only its owner can access it. If that fails, print a note and
+    """Return the state folder, created if needed and accessible to its owner only. If that fails, print a note and
     return None."""
     from platformdirs import user_state_path
 

@@ -57,8 +57,8 @@ class Talk:
         self.name, self.model, self.conversation, self.settings = name, model, conversation, settings
         self.stats, self.quiet, self.journal = stats, quiet, journal
         self._roof = MeasuredRoof(model)
-        self._refused = ""  # a turn that did not fit in the context
-        self._cut = False  # the last answer stopped at a full context
+        self._refused = ""  # text of a turn that did not fit in the context
+        self._cut = False  # whether the last answer stopped at a full context
         self._attached: list[str] = []  # texts of files that precede the next message
 
     def greet(self) -> None:
@@ -84,7 +84,7 @@ class Talk:
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                with answer(cancel) as reply:  # a signal that ends the program also keeps the text written so far
+                with answer(cancel) as reply:  # if a signal ends the program, `finally` saves the partial answer
                     end = write(reply, self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
@@ -234,7 +234,7 @@ class Talk:
 
 
 def tell(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns on stderr."""
+    """Print a table on stderr, with aligned columns."""
     room = width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
     for line in in_columns(rows, indent=0, room=room).split("\n"):
         say(line)

@@ -1,4 +1,4 @@
-"""The options of `localllm run` in one value, which the runners for each kind of model share."""
+"""The options of `localllm run` as one value, which is passed to the runner for the kind of model."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ class Asking(NamedTuple):
 
 
 def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:
-    """Raise LocalLLMError for typed instructions to a model that only continues plain text. Configured instructions get
-    a note."""
+    """Raise LocalLLMError if the user typed instructions for a model that only continues plain text.
+
+    If the instructions are configured, print a note that they have no effect.
+    """
     if not answering.system_prompt:
         return
     name = next((each for each in ("system_prompt", "system_prompt_file") if each in where), "")

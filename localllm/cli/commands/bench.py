@@ -1,8 +1,8 @@
 """`localllm bench`: tokens/s with llama-bench's tests, names and columns, and the share of the memory bandwidth used.
 
 Decode tests compare the bytes read with the bandwidth measured around each test. Prefill tests report operations per
-second. With a drafter, three texts also measure the speedup of speculative decoding. `bench_against.py` alternates
-localllm and llama-bench.
+second. With a drafter, three more tests measure the speedup of speculative decoding, each on one text.
+`bench_against.py` alternates localllm and llama-bench.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from localllm.plan import Summary, summarize
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result of one test. Fields that llama-bench has too have the same names."""
+    """The result of one test. Fields that also exist in llama-bench have the same names."""
 
     build_commit: str
     cpu_info: str
@@ -70,15 +70,15 @@ class BenchResult:
     samples_ns: tuple[int, ...]
     speculation: str = ""  # the drafter, if the test uses one
     plain_ts: float = 0.0  # tokens/s of the same answers without speculation
-    n_drafted: int = 0  # drafted tokens
-    n_accepted: int = 0  # accepted tokens
-    p50_ns: int = 0  # time between decoded tokens: median, then the 90th and 99th percentile
+    n_drafted: int = 0
+    n_accepted: int = 0  # drafted tokens that were accepted
+    p50_ns: int = 0  # median inter-token latency; the 90th and 99th percentile follow
     p90_ns: int = 0
     p99_ns: int = 0
     load_ns: int = 0  # time to open the model and to compile kernels that were not cached
     peak_bytes: int = 0  # peak main memory since the model was opened
-    joules_per_token: float = 0.0  # energy of processor and memory; 0 if not measured
-    n_gpu_layers: str = "auto"  # as requested
+    joules_per_token: float = 0.0  # energy of processor and memory per token; 0 if not measured
+    n_gpu_layers: str = "auto"  # as given on the command line
     run_operations: int = 0  # operations of one run; 0 with speculation
     run_bytes: int = 0  # bytes read from memory in one run (`bench_work`)
     machine_gb_per_s: float = 0.0  # read bandwidth of this machine, measured for --plot
@@ -232,7 +232,7 @@ def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...], ga
 
 
 class _Run(NamedTuple):
-    """The nanoseconds of one run, and of each token decoded in it."""
+    """The duration of one run, and of each decoded token in it, in nanoseconds."""
 
     ns: int
     gaps: list[int]
@@ -241,7 +241,8 @@ class _Run(NamedTuple):
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> _Run:
     """Time one run over `tokens`, with `test.depth` tokens already in the KV cache."""
     rest, gaps = tokens[test.depth :], []
-    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # tokens dropped by sliding windows
+    # `rewind` may go further back than the depth, because sliding-window layers have dropped older KV entries.
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])
     start = last = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest[: test.prompt])
@@ -272,17 +273,17 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 
 def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
-    """Return a column that is empty for tests that are not limited by memory bandwidth."""
+    """Return a column that is empty for prefill tests, which are not limited by memory bandwidth."""
     return lambda r: text(r) if r.bytes_per_token else ""
 
 
 def _share(r: BenchResult) -> str:
-    """Return the percentage of the bandwidth, or "" if other programs disturbed the bandwidth measurement."""
+    """Return the share of the memory bandwidth in percent, or "" if other programs disturbed its measurement."""
     return f"{100 * r.roof_share:.0f}" if r.roof_share <= MeasuredRoof.MOST_SHARE else ""
 
 
 def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
-    """Return the milliseconds between decoded tokens."""
+    """Return a column with an inter-token latency in milliseconds, which is empty for tests without decode."""
     return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
 
 
@@ -322,8 +323,10 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 
 def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
-    """Return the columns to show. As in llama-bench, the KV cache types appear if they are not the default; measured
-    values appear if measured."""
+    """Return the columns to show. As in llama-bench, the KV cache types appear only if they are not the default.
+
+    Columns of optional measurements appear only if they were measured.
+    """
     cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
     layers = () if own.gpu_layers != ("auto",) else ("ngl",)
     absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
@@ -348,8 +351,10 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
 
 
 def _records(names: tuple[str, ...]) -> Show:
-    """Return a function that prints each result as a block, after the name of a new model. A table would be too
-    wide."""
+    """Return a function that prints each result as a block of lines, for terminals too narrow for the table.
+
+    The name of the model precedes the first block of each model.
+    """
     last: tuple[str, ...] = ()
 
     def show(result: BenchResult) -> None:

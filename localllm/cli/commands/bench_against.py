@@ -76,7 +76,7 @@ def against(own: BenchOptions, names: Sequence[str], tests: Sequence[Test]) -> N
 
 
 def find_program(name: str) -> str:
-    """Return the path of a file, or the path to a program on the PATH. Raise LocalLLMError if it is not found."""
+    """Return the path to a program, given by its path or by its name on the PATH; raise LocalLLMError if not found."""
     found = shutil.which(os.path.expanduser(name))
     if found is None:
         where = "cannot be run" if os.path.exists(name) else "not found on the PATH"
@@ -106,7 +106,7 @@ class _Markdown:
         self._rows.append((r.model_type, str(r.n_threads), *placed, r.test, *rates, r.peer))
 
     def __exit__(self, *error: object) -> None:
-        if self._rows:  # also after Ctrl-C, with the results so far
+        if self._rows:  # after Ctrl-C, the table has the results so far
             told = [i for i, name in enumerate(self.HEADER) if {row[i] for row in self._rows} != {self.USUAL.get(name)}]
             header, *rows = (tuple(row[i] for i in told) for row in (self.HEADER, *self._rows))
             print(text_table(header, rows, header[1:-1], room()), flush=True)
@@ -161,7 +161,7 @@ def _words(own: BenchOptions, path: Path, threads: int, test: Test) -> list[str]
 
 
 def _changed(own: BenchOptions) -> list[str]:
-    """Return localllm's options that were changed."""
+    """Return the placement options that differ from the defaults, for localllm's command line."""
     usual, words = LoadOptions().values(), list[str]()
     for name in ("backend", "gpu_layers", "n_cpu_moe", "device"):
         value = own.load.values()[name]

@@ -42,12 +42,14 @@ class Guessed:
     drafted: int
     accepted: int
     rounds: int  # number of verify steps
-    gaps_ns: tuple[int, ...]  # times between tokens in speculative runs
+    gaps_ns: tuple[int, ...]  # inter-token latencies of the speculative runs
 
 
 def measure_speculation(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
-    """Time `count` tokens after the first token. Raise LocalLLMError if the two texts differ, which would be a bug of
-    localllm."""
+    """Time `count` tokens after the first token, with and without speculation.
+
+    Raise LocalLLMError if the two modes generate different texts, which would be a bug.
+    """
     speculation, ids = model.speculation, model.tokenize(TEXTS[text])
     times: dict[bool, list[int]] = {False: [], True: []}
     gaps: list[int] = []
@@ -64,7 +66,8 @@ def measure_speculation(model: Model, text: str, count: int, repetitions: int, w
                 moments.append(perf_counter_ns())
             taken = moments[-1] - moments[0]
         if guessing:
-            gaps.extend(after - before for before, after in pairwise(moments[:-1]))  # the last piece has no token
+            # The last time is left out, since the last piece has no token.
+            gaps.extend(after - before for before, after in pairwise(moments[:-1]))
         usage = reply.usage
         drafted, accepted, rounds = drafted + usage.drafted, accepted + usage.accepted, rounds + usage.rounds
         return said, taken

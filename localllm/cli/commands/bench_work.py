@@ -43,7 +43,7 @@ def weights_read(plan: Plan, rows: int) -> int:
 
 
 def _middle(test: Test) -> float:
-    """Return the number of tokens that attention reads, averaged over the decoded tokens."""
+    """Return the number of cached tokens that attention reads, averaged over the decoded tokens."""
     return test.depth + test.prompt + (test.answer + 1) / 2
 
 
@@ -61,7 +61,7 @@ def _prompt(model: Model, test: Test) -> TestWork:
     output = 2 * model.config.vocabulary * model.config.width
     positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
     operations = test.prompt * (summary.flops_per_token - output) + -(-test.prompt // batch) * output
-    stored = memory.weights_per_token / summary.bytes_per_token  # bytes of the backend's format per byte of the file
+    stored = memory.weights_per_token / summary.bytes_per_token  # bytes in the backend's format per byte in the file
     read = 0.0
     for first in range(0, test.prompt, batch):
         rows = min(batch, test.prompt - first)

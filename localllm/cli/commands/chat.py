@@ -44,7 +44,10 @@ def chat(
     sampling: Mapping[str, Any],
     format_: Family | None = None,
 ) -> None:
-    """Chat until the user leaves, after the turns of `going_on`. `format_` replaces the chat template."""
+    """Chat until the user leaves, continuing the saved conversation `going_on` if given.
+
+    `format_` replaces the chat template of the model.
+    """
     check_place(keeping)
     with renderer() as confined:
         confined.start()  # start while the model loads

@@ -24,10 +24,10 @@ TITLE = "all commands"
 
 
 class ConfigRow(NamedTuple):
-    """An option in the listing."""
+    """A line of the listing: an option, its value and its source."""
 
     each: DeclaredOption
-    found: ConfiguredValue | None  # None: the default
+    found: ConfiguredValue | None  # the configured value and its source; None: the default applies
 
     @property
     def origin(self) -> tuple[str, str]:
@@ -36,7 +36,7 @@ class ConfigRow(NamedTuple):
 
 
 def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
-    """Show the options of one command or of all commands, or print the file's path or only the result of the check."""
+    """Show the options of one or all commands, print the path of the configuration file, or only check the file."""
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])
@@ -48,7 +48,7 @@ def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
         hint = nearest_name(wanted, [*known, PATH, CHECK])
         raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")
     given = {"preset": own.preset} if own.preset else {}
-    sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # check all
+    sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # checks all values
     if wanted == CHECK:
         state = "no errors" if sources.has_file else "no such file, so the defaults count"
         print(printable(f"{sources.path}: {state}", None))
@@ -66,8 +66,8 @@ def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[
 
 
 def _shortened(sections: Mapping[str, list[ConfigRow]]) -> dict[str, list[ConfigRow]]:
-    """Return every option once: shared options first, then the options of one command, and shared options with a
-    different source there."""
+    """Return every option once: the shared options, then for each command its own options and the shared options that
+    have a different source for this command."""
     shared = {row.each.name: row.origin for row in sections[SHARED]}
     own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}
@@ -86,7 +86,7 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRo
 
 
 def _value(row: ConfigRow) -> str:
-    """Return a value in the form that a flag takes or that help shows as a default. A key stays hidden."""
+    """Return a value as typed after a flag, or a default as shown in help. Of API keys, only the number is shown."""
     option, default = row.each.option, row.each.default
     if row.found is None:
         return typed(option.shown) or (str(default).lower() if isinstance(default, int | float) else "-")
@@ -103,7 +103,7 @@ def _value(row: ConfigRow) -> str:
 
 
 def _source(row: ConfigRow, sources: Sources) -> str:
-    """Return the source of a value. A value in the file only gets the file name, because the header shows its path."""
+    """Return the source of a value as text. The header shows the path of the file, so here the file name is enough."""
     source, where = row.origin
     where = where.replace(str(sources.path), sources.path.name)
     if source == "default" and row.each.option.key:

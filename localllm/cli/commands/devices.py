@@ -16,7 +16,7 @@ from localllm.cli.options import DevicesOptions
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import in_columns, size
 
-MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
+MEASURED = 256 << 20  # bytes copied per measurement: several times the size of any CPU cache
 
 
 def devices(own: DevicesOptions) -> None:

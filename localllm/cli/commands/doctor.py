@@ -97,7 +97,7 @@ def confinement() -> list[str]:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Return the instruction set that kernels are compiled for, and the features that better instruction sets need."""
+    """Return the instruction set that kernels are compiled for, and the CPU features missing for faster ones."""
     from localllm.backends.cpu.isa import X86_ROWS, host
 
     isa = host()

@@ -31,7 +31,7 @@ class Cache:
     folder: Path
     files: tuple[Path, ...]  # files that `clean` may delete
     bytes: int
-    others: int  # number of files that localllm does not know
+    others: int  # number of other files in the folder, which `clean` keeps
 
     def facts(self) -> dict[str, object]:
         return {
@@ -126,7 +126,7 @@ def clean(caches: list[Cache]) -> tuple[int, int]:
             count, freed = count + 1, freed + size
         emptied = {folder for path in cache.files for folder in path.parents if cache.folder in folder.parents}
         for folder in sorted(emptied, reverse=True):
-            with suppress(OSError):  # not empty
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
     return count, freed
 

@@ -55,8 +55,10 @@ def check_devices(output: str) -> None:
 
 
 def _devices(missing: dict[str, str]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Yield (backend, number, function that opens the device) for every device. Add the reasons to `missing`: backend
-    -> reason."""
+    """Yield (backend, number, function that opens the device) for every device.
+
+    For each backend without a device, add the reason to `missing`.
+    """
     from localllm.backends.base import BackendError
 
     for backend, found in openings().items():

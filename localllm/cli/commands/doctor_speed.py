@@ -16,13 +16,13 @@ from localllm.backends.base import BackendError
 from localllm.base.machine.memory import SystemMemory
 from localllm.cli.flags import typed
 
-READ = 256 << 20  # bytes, if memory permits: several times the size of any processor cache
+READ = 256 << 20  # bytes read per pass, if memory permits: several times the size of any CPU cache
 PASSES = 9
 SECONDS = 0.02  # duration of one measurement of products
 FIRST_TURNS = 1 << 12
-FIRST_PASSES = 8  # a program that interrupts a measurement makes it a thousand times as long
+FIRST_PASSES = 8  # passes for a first estimate; the fastest counts, since interruptions slow some passes a lot
 STEADY = 1.25  # maximum ratio of the best measurement to the median
-OURS = 0.9  # minimum share of the time in which the measuring threads had a processor
+OURS = 0.9  # minimum share of the time in which the measuring threads were running
 LOAD = 0.5  # maximum number of runnable programs before the measurement
 
 
@@ -37,7 +37,7 @@ class Speed:
 
 
 def measure_speed(main: SystemMemory) -> Speed:
-    """Measure for about half a second."""
+    """Measure the memory bandwidth and int8 operations per second, which takes about half a second."""
     from localllm.backends.cpu.backend import CpuBackend
     from localllm.backends.cpu.memory import Arena
     from localllm.backends.cpu.roofs import product_rates, read_rates
@@ -51,7 +51,7 @@ def measure_speed(main: SystemMemory) -> Speed:
         library, pool = backend.library, backend.pool
         arena = Arena(max(1 << 20, min(READ, main.free // 8 or READ)), "a measurement of bandwidth")
         at = arena.take(arena.size)
-        arena.view(at, arena.size)[:] = 1  # the system maps unwritten pages to one zero page
+        arena.view(at, arena.size)[:] = 1  # write every page, since unwritten pages all map to one cached zero page
         reading = _watch(pool.threads, lambda: read_rates(library, pool, at, arena.size, PASSES))
         rate = max(product_rates(library, pool, FIRST_TURNS, FIRST_PASSES))
         per_turn = product_operations(pool.threads)
@@ -66,7 +66,7 @@ def measure_speed(main: SystemMemory) -> Speed:
 
 
 def product_operations(threads: int) -> int:
-    """Return the operations of one iteration of `product_rates`."""
+    """Return the number of int8 operations that all threads execute in one iteration of `product_rates`."""
     from localllm.backends.cpu.kernels.peak import OPERATIONS
 
     return threads * OPERATIONS
@@ -74,7 +74,7 @@ def product_operations(threads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpeed:
-    """The results of some measurements, and the share of the time in which each thread had a processor."""
+    """The results of some measurements, and the share of the time in which each thread was running."""
 
     rates: list[float]
     ours: float

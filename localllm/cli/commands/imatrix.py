@@ -46,7 +46,7 @@ def imatrix(own: ImatrixOptions, name: str, opening: MeasuringOptions) -> None:
 
 
 def _perplexity(windows: Windows, progress: RunningProgress) -> Callable[[int, int, F32], None]:
-    """Return a display of the perplexity so far, computed as in `localllm perplexity`."""
+    """Return a callback that shows the perplexity so far, computed as in `localllm perplexity`."""
     running = RunningPerplexity(progress)
 
     def seen(window: int, start: int, logits: F32) -> None:

@@ -1,4 +1,4 @@
-"""The URL of the web page, and opening it in a browser."""
+"""Build the URL of the web page, and open it in a browser."""
 
 from __future__ import annotations
 

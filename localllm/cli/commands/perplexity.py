@@ -72,7 +72,7 @@ def perplexity(own: PerplexityOptions, name: str, opening: MeasuringOptions) -> 
         parts, running = list[Scores](), RunningPerplexity(progress)
         interrupted = False
         try:
-            with saving as keep:  # does not write the file after Ctrl-C
+            with saving as keep:  # after Ctrl-C, no base-logits file is written
                 for part in evaluate(windows, source, base, progress, keep):
                     parts.append(part)
                     running.add(float(part.nll.sum()), len(part.nll))
@@ -126,7 +126,7 @@ def _load(name: str, opening: MeasuringOptions, own: PerplexityOptions, ctx_size
 
 @contextmanager
 def _logits_file(name: str) -> Iterator[LogitsFile | None]:
-    """Open the base if it is a file of log-probabilities. Return None if it is a model or is not given."""
+    """Yield the opened base-logits file, or None if the base is a model or is not given."""
     path = resolve(name) if name else None
     if path is None or not path.is_file() or not is_logits_file(path):
         yield None

@@ -112,7 +112,7 @@ def _measuring(own: QuantizeOptions) -> str:
 
 
 def _texts(own: QuantizeOptions) -> tuple[str, str]:
-    """Read the calibration and report texts first, because the work before their use may take long."""
+    """Return the calibration and report texts, read early so that an unreadable file fails before the long work."""
     option = _measuring(own)
     if option and not own.file:
         raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")

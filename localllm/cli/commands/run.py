@@ -83,7 +83,7 @@ def _loaded(name: str, asked: Asking) -> Model:
 
 
 class AskedReply(NamedTuple):
-    """A request whose answer is generated while it is read."""
+    """A submitted request. Iterating over `reply` generates the answer."""
 
     reply: Reply
     prompt: list[int]  # prompt tokens, if the prompt is continued as plain text

@@ -63,7 +63,7 @@ def serve(
             danger = f"other users can write {folder}, and delete the prompts that are kept there"
             say(f"note: {danger}; chmod go-w {folder}", YELLOW)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that a loading error is one line
+    logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that a loading error prints one line
     metrics, admission = Metrics(), Admission(settings.limits)
 
     def opened(path: Path) -> Served:

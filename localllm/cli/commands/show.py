@@ -242,7 +242,7 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
 
 
 def _each(value: Any) -> str:
-    """Return a value that all layers share, or the distinct values of the layers."""
+    """Return the value if it is the same for all layers, else the distinct values of the layers."""
     return " or ".join(str(one) for one in sorted(set(value))) if isinstance(value, list) else str(value)
 
 

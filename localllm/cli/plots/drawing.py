@@ -1,4 +1,4 @@
-"""Draw a picture with matplotlib as SVG or PNG. The SVG is reproducible: it has no dates, and its ids are hashes.
+"""Draw a plot with matplotlib as SVG or PNG. The SVG is reproducible: it has no dates, and its ids are hashes.
 
 An SVG has the colours of both themes. Its style sheet swaps foreground and background if the reader's theme is dark,
 and the data colours have enough contrast on both backgrounds. Text remains text, not outlines. A PNG has a white
@@ -32,7 +32,7 @@ from localllm.cli.plots.style import (
 )
 
 PNG_DOTS = 120  # dots per inch
-BAR = 0.22  # inches per test
+BAR = 0.22  # height of one test in the panel of all tests, in inches
 MOST_CURVES = 9  # maximum curves per panel, so that the legend stays short
 
 
@@ -78,7 +78,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
 
 
 def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
-    """Plot tokens/s against one quantity, with the spread of the runs."""
+    """Plot tokens/s against one quantity, with error bars for the spread over the repetitions."""
     labels = list(dict.fromkeys(series.label for series in panel.series))[:MOST_CURVES]
     shown = [series for series in panel.series if series.label in labels]
     for series in shown:

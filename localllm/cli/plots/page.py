@@ -1,5 +1,5 @@
-"""One HTML file with a picture of speed: the inline SVG and a table of every test. It loads no resources and has no
-scripts."""
+"""One HTML file with a plot of speeds: the inline SVG and a table of all tests. The page has no scripts and loads no
+resources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The contents of a picture of speed as plain numbers: roofline; rates; curves against depth, prompt length and
-threads.
+"""The data of a plot of speeds: the roofline, the rates, and curves against depth, prompt length and threads.
 
-    rows -> `picture_of` -> Picture -> `drawing.draw` (matplotlib), or the table of the HTML page
+rows -> `picture_of` -> Picture -> `drawing.draw` (matplotlib), or the table of the HTML page
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from localllm.cli.plots.runs import ResultRow, Run
 
 SURE = 1.05  # a speed may exceed a well-measured limit by this factor
-MOST_TESTS = 30  # maximum in the panel of all tests; the HTML page lists all
+MOST_TESTS = 30  # maximum tests in the panel of all tests; the HTML page lists every test
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves against one quantity."""
+    """A panel of curves of tokens/s against one quantity."""
 
     title: str
     axis: str
@@ -71,7 +70,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A complete picture."""
+    """All data of a plot."""
 
     title: str
     runs: tuple[str, ...]  # names of the runs, the new run first

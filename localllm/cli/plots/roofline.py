@@ -18,7 +18,7 @@ _PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (6, 13), (6, -19), (-6, 13), (-6,
 
 
 def draw_roofline(axes: Any, picture: Picture) -> None:
-    """Draw limits and tests. Markers of the older run are hollow and have no label."""
+    """Draw the roofs and the tests. The markers of the older run are hollow and have no labels."""
     axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="billions of operations a second")
     axes.set_title("Roofline")
     at = [point.intensity for point in picture.points] + [roof.ridge for roof in picture.roofs if roof.ridge]

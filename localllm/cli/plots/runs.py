@@ -21,7 +21,7 @@ MOST_BYTES = 32 << 20
 MOST_ROWS = 10_000
 MOST_TEXT = 60
 MOST_NAME = 4096
-LARGEST = 1e18  # maximum of any value; no measurement is larger
+LARGEST = 1e18  # maximum accepted value; larger values are invalid
 
 
 class RunError(LocalLLMError):
@@ -43,9 +43,9 @@ class ResultRow:
     rate: float  # tokens/s
     spread: float
     text: str = ""  # name of the text in a speculation test
-    operations: float = 0.0  # operations of one run
+    operations: float = 0.0  # number of operations in one run
     bytes: float = 0.0  # bytes read in one run
-    seconds: float = 0.0  # duration of one run
+    seconds: float = 0.0  # mean duration of one run
     roof: float = 0.0  # bandwidth in GB/s, measured around the test
     machine_gb: float = 0.0  # GB/s
     machine_gop: float = 0.0  # GOP/s

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import log10
 from typing import Any
 
-WIDTH, HEIGHT = 5.6, 4.2  # inches of a panel
+WIDTH, HEIGHT = 5.6, 4.2  # size of a panel in inches
 LONGEST, ACROSS = 52, 96  # maximum characters of a label, and of a line of a legend
 INK, PAPER, LINES = "#1f2328", "#ffffff", "#8c959f"
 DARK = {INK: "#e6edf3", PAPER: "#0d1117", LINES: "#6e7681"}
 COLOURS = ("#0a7bc2", "#d1570a", "#0f8a5f", "#a64fbf", "#8a7a10", "#c23b60")
-MARKERS = ("o", "s", "^", "D", "v")  # one less than the colours: 30 pairs
+MARKERS = ("o", "s", "^", "D", "v")  # 5 markers and 6 colours give 30 distinct pairs
 SETTINGS = {
     "svg.hashsalt": "localllm",
     "svg.fonttype": "none",

@@ -126,7 +126,8 @@ def _reads(model: Model, seconds: float) -> list[float]:
 class MeasuredRoof:
     """The read bandwidth of this machine, for comparison with the bandwidth that decoding used.
 
-    Other programs can disturb the measurement. It is valid if the median of many reads is close to the best read.
+    Other programs can disturb the measurement. The measurement is valid if the median of many reads is close to the
+    best read.
     """
 
     SECONDS, STEADY, MOST_SHARE = 0.1, 0.8, 1.05

@@ -1,4 +1,4 @@
-"""Ask the user before something is deleted."""
+"""Ask the user to confirm a deletion."""
 
 from __future__ import annotations
 

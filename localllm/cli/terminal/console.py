@@ -1,7 +1,7 @@
 """All printing: escaped output, and notes, errors and progress on stderr.
 
-Neither a file nor a model may control the terminal. While a command runs, stdout and stderr are `StreamGuard`s, which
-escape the control characters of every writer. The program's control sequences go to the underlying stream, `raw`.
+Text from files and models must not control the terminal. While a command runs, stdout and stderr are `StreamGuard`s,
+which escape the control characters of every writer. The program's control sequences go to the underlying stream, `raw`.
 """
 
 from __future__ import annotations

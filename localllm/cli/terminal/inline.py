@@ -30,7 +30,7 @@ class Inline:
 
     def __init__(self) -> None:
         self._held = ""
-        self._before = " "  # the last character of the output
+        self._before = " "  # the last character that was output
 
     def push(self, letter: str) -> Iterator[Segment]:
         """Add one character, and yield the segments that are now certain."""

@@ -1,4 +1,4 @@
-"""`--prompt-cache`, `/save` and `/load`: conversations in files, and the messages about them."""
+"""Save and load conversations for `--prompt-cache`, `/save` and `/load`, and print notes about the result."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class PromptCache:
         if keeping.prompt_cache_ro and self._path is None:
             say("note: --prompt-cache-ro has no effect without --prompt-cache FILE", YELLOW)
         self._model, self._overwrite = model, overwrite
-        self._found = False  # whether the file existed at the start, since only then it is replaced
-        self._tokens: list[int] = []  # tokens cached when the file was read
+        self._found = False  # whether the file existed at the start; other existing files are not replaced
+        self._tokens: list[int] = []  # tokens that were in the KV cache after the file was read
         self._messages: list[dict[str, str]] = []
 
     def take_up(self) -> None:
-        """Load only the KV cache, for a given prompt."""
+        """Load only the KV cache from the file, so that a new prompt can reuse its prefix."""
         if self._path is not None and self._there(self._path):
             kept = read_prompt_cache(self._path, self._model)
             self._messages = kept.messages

@@ -33,7 +33,7 @@ _STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (
     ("quote", re.compile(r"> ?"), re.compile(r">")),
     ("row", re.compile(r"\|"), re.compile(r"(?!)")),
     ("fence", re.compile(r"`{3}|~{3}"), re.compile(r"`{1,2}|~{1,2}")),
-    ("text", re.compile(r"(?![-*_])"), re.compile(r"-{1,80} *|\*{1,80} *|_{1,80} *")),  # may become a rule
+    ("text", re.compile(r"(?![-*_])"), re.compile(r"-{1,80} *|\*{1,80} *|_{1,80} *")),  # perhaps a horizontal rule
 )
 
 

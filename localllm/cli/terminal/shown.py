@@ -65,7 +65,7 @@ class MarkdownShown:
     def __init__(self, out: TextIO, hide: bool, colours: bool, markdown: bool = True) -> None:
         self._out, self._hide = Wrapped(out), hide
         self._dim = DIM if colours else ""
-        styled = colours and markdown  # without styles the Markdown markers must stay visible
+        styled = colours and markdown  # without styles, the Markdown markers must stay visible
         self._markdown = Markdown(self._out) if styled else None
         self._thinking = False
         self._began, self._pieces = 0.0, 0

@@ -15,7 +15,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Within the block, the first such signal raises SystemExit(128 + number). Ignored signals stay ignored (nohup)."""
+    """Raise SystemExit(128 + number) on the first signal in ENDING. Ignored signals stay ignored (nohup)."""
     if threading.current_thread() is not threading.main_thread():  # Python sets handlers only in the main thread
         yield
         return

@@ -43,7 +43,7 @@ def top(own: TopOptions) -> None:
         recent.add(asking.first())
         _print(recent, client, lately=False)
         return
-    with suppress(KeyboardInterrupt):  # the usual way to leave
+    with suppress(KeyboardInterrupt):  # Ctrl-C is a usual way to leave
         (_plain if os.environ.get("TERM") == "dumb" else _live)(recent, client, asking)
 
 
@@ -76,7 +76,7 @@ class _Asking:
         return found
 
     def news(self) -> Look | TopError | None:
-        """Return the results since the last call."""
+        """Return the next result of polling, or None without a new result."""
         try:
             return self._found.get_nowait()
         except Empty:
@@ -84,7 +84,7 @@ class _Asking:
 
 
 def _print(recent: Recent, client: Client, lately: bool, remark: str = "") -> None:
-    """Print the values as text."""
+    """Print the screen once, as lines without trailing spaces."""
     from rich.console import Console
 
     stream = raw(sys.stdout)
@@ -94,7 +94,7 @@ def _print(recent: Recent, client: Client, lately: bool, remark: str = "") -> No
     with console.capture() as capture:
         console.print(screen(view, str(client.address), width, PIPE_HEIGHT, _has_blocks(), remark))
     text = "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
-    stream.write(text)  # rich would exit on a broken pipe
+    stream.write(text)  # not printed by rich, which would exit on a broken pipe
     stream.flush()
 
 

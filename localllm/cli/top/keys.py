@@ -18,8 +18,8 @@ Wait = Callable[[float], bytes]  # waits up to this number of seconds; returns t
 
 @contextmanager
 def keys(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[Wait]:
-    """Yield a function that waits for a key. Ctrl-C raises KeyboardInterrupt. On Ctrl-Z, `leave` gives the screen back
-    to the shell, and `come_back` takes it again afterwards."""
+    """Yield a function that waits for a key. Ctrl-C raises KeyboardInterrupt. On Ctrl-Z, `leave` restores the
+    shell's screen, and `come_back` shows the program's screen again after `fg`."""
     if not sys.stdin.isatty() or not hasattr(signal, "SIGTSTP"):
         yield _no_keys
         return

@@ -15,8 +15,8 @@ from localllm.base.printable import printable
 from localllm.cli.top.asking import Look, SlotSample
 from localllm.server.limits import LOOKING
 
-RATE_SECONDS = 10.0  # window of rates
-WINDOW_SECONDS = 60.0  # window of percentiles
+RATE_SECONDS = 10.0  # window for rates, in seconds
+WINDOW_SECONDS = 60.0  # window for percentiles, in seconds
 QUANTILES = (0.5, 0.9, 0.99)
 TIMES = (
     ("TTFT", "localllm_first_token_seconds"),
@@ -58,11 +58,11 @@ class View:
     answers: float | None
     answer_rate: float | None  # decode speed in tokens/s
     prompt_rate: float | None
-    cached_share: float | None  # share of prompt tokens, since the start
-    accepted_share: float | None  # share of drafted tokens, since the start
-    blocks: float | None  # share of the KV cache in use or kept
-    used: float  # blocks of running requests
-    kept: float  # blocks of finished requests
+    cached_share: float | None  # share of the prompt tokens found in the KV cache, since the server started
+    accepted_share: float | None  # share of the drafted tokens that were accepted, since the server started
+    blocks: float | None  # share of the KV cache blocks that are in use or kept
+    used: float  # KV cache blocks in use by running requests
+    kept: float  # KV cache blocks kept from finished requests
     times: tuple[Times, ...]
     since: float | None  # window of the percentiles in seconds; None: since the start
     writing: tuple[SlotSample, ...]

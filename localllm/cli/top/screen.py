@@ -21,7 +21,7 @@ WIDE, MEDIUM = 78, 56  # minimum terminal columns for all columns of the table o
 BAR = 20  # width of the KV cache bar in characters
 ENOUGH = 8  # minimum tokens for a decode speed, since the first tokens come in bursts
 _STEPS = "▁▂▃▄▅▆▇█"
-_ABOVE = 20  # lines of the screen other than requests
+_ABOVE = 20  # lines of the screen without the table of requests
 
 
 def screen(view: View, address: str, width: int, height: int, blocks: bool, remark: str = "") -> RenderableType:

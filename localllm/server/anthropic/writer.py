@@ -1,7 +1,7 @@
 """Convert the events of a turn to a message, either as a stream of events or as a complete object.
 
 A stream is message_start; for each block content_block_start, content_block_delta ..., content_block_stop; then
-message_delta and message_stop. A ping follows the first content_block_start, and pings replace prompt progress events.
+message_delta and message_stop. A ping follows the first content_block_start. Prompt progress is sent as pings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""llama.cpp's native protocol: /completion, /infill, /tokenize, /props, /slots and other paths of llama-server.
+"""llama.cpp's native API: /completion, /infill, /tokenize, /props, /slots and other paths of llama-server.
 
 llama.cpp's OpenAI paths, under /v1, and /rerank are in `openai`.
 """
@@ -17,7 +17,7 @@ from localllm.server.settings import ServerSettings
 
 
 def routes(service: Service, settings: ServerSettings) -> list[Route]:
-    """Return the routes of llama.cpp's protocol."""
+    """Return the routes of llama.cpp's native API."""
     completions, vectors = Completions(service, settings), Vectors(service, settings)
     texts, state = Texts(service), StatusRoutes(service, settings)
     posts = (

@@ -15,7 +15,7 @@ from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.turn import Json, ModelInfo
 
-LOWEST = -3.4028234663852886e38  # represents minus infinity, which JSON lacks
+LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
 STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eos", "cancelled": "none"}
 
 
@@ -25,8 +25,8 @@ class Cut:
 
     indent: int
     milliseconds: int
-    fresh: bool = False  # the text so far ends within the leading white space of a line
-    found: int = 0  # width of the leading white space of this line
+    fresh: bool = False  # whether the text so far ends in the indentation of a line
+    found: int = 0  # width of the current line's indentation so far
 
     def take(self, text: str, elapsed_ms: float) -> tuple[str, bool]:
         """Return the part of the text that belongs to the output, and whether the output ends here."""
@@ -109,8 +109,10 @@ class Answer:
         return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
 
     def _sent(self) -> list[Json]:
-        """Return chunks for the text and tokens since the last chunk. Text without tokens was held back until the
-        end."""
+        """Return the chunks for the text and tokens since the last chunk.
+
+        Text without new tokens was held back, and is sent in the final object.
+        """
         if self.sent == len(self.tokens):
             return []
         chunk = self._chunk("".join(self.text), self.tokens[self.sent :])

@@ -17,8 +17,8 @@ class Clock:
     evaluated: int = 0  # prompt tokens evaluated so far, including cached tokens
     predicted: int = 0
     began: float = 0.0
-    prompted: float = 0.0  # time of the last prompt progress
-    last: float = 0.0  # time of the last token
+    prompted: float = 0.0  # time of the last prompt progress event
+    last: float = 0.0  # time of the last generated token
 
     def usage(self) -> Usage:
         return Usage(

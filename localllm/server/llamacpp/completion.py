@@ -22,8 +22,8 @@ from localllm.server.merge import AT_ONCE, merged
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Json
 
-MAX_ANSWERS = 1024  # choices per request: prompts times n
-MAX_EXTRA = 4096  # files for infilling
+MAX_ANSWERS = 1024  # maximum choices per request: number of prompts times n
+MAX_EXTRA = 4096  # maximum number of files for infilling
 
 
 class Completions:

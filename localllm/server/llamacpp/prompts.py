@@ -60,7 +60,7 @@ async def _mixed(
 async def joined_prompt(
     service: Service, model: str, items: Sequence[int | str], add_special: bool, parse_special: bool
 ) -> list[int]:
-    """Return token ids, after tokenizing the strings among them. `add_special` only applies if a string comes first."""
+    """Return the token ids of a mix of ids and strings. `add_special` only applies if the first item is a string."""
     texts = [item for item in items if isinstance(item, str)]
     if not texts:
         return [item for item in items if isinstance(item, int)]

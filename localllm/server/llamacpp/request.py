@@ -78,7 +78,7 @@ class Wanted:
     keep: int
     discard: int
     indent: int
-    milliseconds: int  # 0 or less: no limit
+    milliseconds: int  # time limit of the output in milliseconds; 0 or less: no limit
     ping: int | None
     grammar: str
 
@@ -199,7 +199,7 @@ def _structure(fields: Fields) -> Structure | None:
 
 
 async def _biases(fields: Fields, service: Service, model: str) -> Json:
-    """Read `logit_bias`: a list of [token or text, number] pairs, or an object with them. False bans a token."""
+    """Read `logit_bias`: [token or text, bias] pairs, or an object from tokens to biases. False bans a token."""
     value: Any = fields.data.get("logit_bias")
     if value is None:
         return {}

@@ -29,7 +29,8 @@ from localllm.server.shapes import llamacpp
 from localllm.server.turn import Generation, Json, ModelInfo, SlotAction
 
 RETRY_SECONDS = 2
-_KEPT = ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "drop_thinking")  # template variables
+# template variables that keep or drop the reasoning of earlier turns
+_KEPT = ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "drop_thinking")
 _EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
@@ -41,7 +42,7 @@ class StatusRoutes:
         self.settings = settings
 
     async def health(self, request: Request, fields: Fields) -> Response | Json:
-        """Return OK, unless the only model is not loaded yet. If there are several models, each is loaded on demand."""
+        """Return OK, or 503 if the only model is loading or failed to load. With several models, always return OK."""
         models = self.service.models()
         if len(models) != 1 or models[0].state in ("loaded", "unloaded"):
             return {"status": "ok"}
@@ -173,8 +174,10 @@ class StatusRoutes:
 
 
 def _template(model: ModelInfo) -> Json:
-    """Return the features of the template under llama.cpp's names. Messages are adapted until the template accepts
-    them."""
+    """Return the features of the chat template under llama.cpp's names.
+
+    Some features are always true, since messages are converted to a form that the template accepts.
+    """
     tools, thinking = "tools" in model.capabilities, "thinking" in model.capabilities
     calls = ("tools", "tool_calls", "parallel_tool_calls", "object_arguments")
     return {

@@ -1,4 +1,4 @@
-"""Ollama's protocol: the paths under /api, as described in docs/api.md of 2026-08."""
+"""Ollama's API: the paths under /api, as described in docs/api.md of 2026-08."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.server.settings import ServerSettings
 
 
 def routes(service: Service, settings: ServerSettings) -> list[Route]:
-    """Return the routes of Ollama's protocol."""
+    """Return the routes of Ollama's API."""
     answers, models, vectors = Answers(service, settings), OllamaModels(service, settings), Vectors(service, settings)
     posts = (
         ("/api/chat", answers.chat),

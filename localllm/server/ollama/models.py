@@ -17,8 +17,8 @@ from localllm.server.ollama.request import model_of
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo
 
-VERSION = "0.33.0"  # version of Ollama's API; clients require a minimum
-NEVER = "2318-01-01T00:00:00Z"  # loaded models stay loaded until memory is needed
+VERSION = "0.33.0"  # reported version of Ollama; clients require a minimum version
+NEVER = "2318-01-01T00:00:00Z"  # `expires_at` of a loaded model, which stays loaded until memory is needed
 
 
 class OllamaModels:

@@ -16,7 +16,7 @@ from localllm.generation.statistics import Usage
 from localllm.server.turn import Json, ModelInfo
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
-LOWEST = -3.4028234663852886e38  # represents minus infinity, which JSON lacks
+LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
 CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # names that Ollama and localllm share
 
 

@@ -44,7 +44,7 @@ KNOBS = (
     Knob("mirostat_tau", "mirostat_tau"),
     Knob("mirostat_eta", "mirostat_eta"),
 )
-# Old options that change the output, with the value that disables them. The remaining options concern loading.
+# Obsolete options that change the output, with the value that disables each. Other unknown options only affect loading.
 OFF = {"tfs_z": 1}
 
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, and the token count of its prompt."""
+"""HTTP handlers for `/v1/chat/completions` and for counting the tokens of its prompt."""
 
 from __future__ import annotations
 

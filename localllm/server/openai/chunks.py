@@ -29,8 +29,8 @@ class ChatStream:
         self.answers = [Collected() for _ in range(n)]
         self._head, self._show = head, show
         self._watches = [Stopwatch(clock) for _ in range(n)]
-        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log probabilities not sent yet
-        self._begun = [False] * n  # whether the chunk with the role was sent
+        self._entries: list[list[Json]] = [[] for _ in range(n)]  # unsent log probabilities of each choice
+        self._begun = [False] * n  # whether each choice's chunk with the role was sent
 
     def chunks(self, event: Event) -> Iterator[Json]:
         """Yield the chunks for an event."""

@@ -50,10 +50,10 @@ COUNTS = {
     "mirostat": "mirostat",
 }
 KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
-PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # values of `service_tier`
+PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # value of `service_tier` -> priority of the request
 CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
 MAX_STOPS = 128
-MAX_ALTERNATIVES = 100  # top log probabilities per token
+MAX_ALTERNATIVES = 100  # maximum number of top log probabilities per token
 MAX_ANSWERS = 128
 MAX_BIASES = 1000  # maximum number of biases given as text, since each text is tokenized
 MAX_INT = 2**31 - 1

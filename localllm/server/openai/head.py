@@ -29,7 +29,7 @@ class ReplyHead:
     model: str
 
     def body(self, kind: str, choices: Sequence[Json]) -> Json:
-        """Return an object with these choices."""
+        """Return a response or chunk of type `kind` with these choices."""
         return {
             "id": self.id,
             "object": kind,

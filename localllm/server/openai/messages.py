@@ -70,7 +70,7 @@ def tool_call(id: str, name: str, arguments: str) -> Json:
 
 
 def legacy_id(name: str) -> str:
-    """Return an id for a tool call without one, as in messages with `function_call`."""
+    """Return an id for a tool call that lacks an id, as in messages with `function_call`."""
     return f"call_{name}"
 
 

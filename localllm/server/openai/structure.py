@@ -11,7 +11,7 @@ from localllm.server.fields import Fields
 from localllm.server.turn import Structure
 
 CHOICES = 1000
-CHOICES_LENGTH = 1_000_000  # characters in total
+CHOICES_LENGTH = 1_000_000  # maximum characters of all choices together
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"})
 _GBNF = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 FORMATS = ("text", "json_object", "json_schema")

@@ -18,7 +18,8 @@ EFFORTS = {  # value in a request: value in templates
 }
 BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
 SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # values of `thinking`
-FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether reasoning stays inline
+# value of `reasoning_format` -> whether reasoning stays in the content
+FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}
 MAX_BUDGET = 2**31 - 1
 
 

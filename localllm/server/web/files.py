@@ -25,7 +25,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # only the sanitizer turns text into HTML
+        "require-trusted-types-for 'script'",  # scripts can only insert HTML from the sanitizer
         "trusted-types dompurify",
     )
 )

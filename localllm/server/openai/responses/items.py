@@ -13,7 +13,7 @@ from localllm.server.fields import Fields
 from localllm.server.openai.messages import ROLES, custom_arguments, read_arguments, tool_call
 from localllm.server.turn import Json
 
-NAMESPACE = "__"  # separates the name of a namespace and of a tool in it
+NAMESPACE = "__"  # separator between the name of a namespace and the name of a tool in it
 OWN = ("type", "id", "call_id", "status")  # fields of a call that are not arguments
 
 

@@ -162,7 +162,7 @@ class CustomCall(FunctionCall):
 
     @property
     def _input(self) -> str:
-        """Return the input, or the raw text if the model did not write an object with this string."""
+        """Return the `input` string of the arguments, or the raw arguments if they are not an object with `input`."""
         try:
             found = json.loads(self.text or "{}").get("input", self.text)
         except (ValueError, AttributeError, RecursionError):

@@ -29,7 +29,7 @@ CHOSEN = ("function", "custom")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool under the name that the client uses."""
+    """A tool as the client defines it: its name and namespace."""
 
     name: str
     namespace: str = ""

@@ -1,10 +1,10 @@
-// One answer: the request that the path of messages makes, and the message that grows from the chunks of its stream.
+// One answer: the request body for a path of messages, and a writer that builds the message from the streamed chunks.
 
-const SAVE_EVERY = 400; // milliseconds
+const SAVE_EVERY = 400; // minimum milliseconds between two saves of a streamed message
 
 export const fileText = (file) => `\n\nFile ${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}`;
 
-// A fence longer than any in the text, so that the file cannot end it.
+// Returns a code fence longer than any run of backticks in the text, so that the file cannot close the code block.
 function fence(text) {
   const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((one) => one.length));
   return "`".repeat(longest + 1);
@@ -21,7 +21,7 @@ function wireMessage(message) {
   return made;
 }
 
-// The body of a request for the next message of a path. Empty answers, which failed or were stopped at once, are skipped.
+// Returns the request body for the next message of a path. Answers without content (failed or stopped) are skipped.
 export function requestBody(path, settings, model) {
   const said = path.filter((one) => one.role !== "assistant" || one.content || one.calls?.length);
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
@@ -30,7 +30,7 @@ export function requestBody(path, settings, model) {
   return { model, messages: [...system, ...said.map(wireMessage)], ...settings.sampling, ...thinking, ...tools };
 }
 
-// Puts chunks into a message. `changed` is called after each, `save` at most every 400 ms; the caller saves at the end.
+// Adds chunks to a message. `changed` runs after each chunk, `save` at most every 400 ms; the caller saves at the end.
 export class Writer {
   constructor(message, changed, save) {
     this.message = message;

@@ -1,4 +1,4 @@
-// Requests to this server's own /v1 paths. If it requires a key, the user is asked for one, and the request goes again.
+// Requests to this server's API. If the server requires a key, the user is asked for it and the request is repeated.
 
 import { $ } from "./dom.js";
 import { remember, remembered } from "./store.js";
@@ -55,14 +55,14 @@ async function problemOf(response) {
   }
 }
 
-// The names of the models that can answer.
+// Returns the names of the models that can generate text.
 export async function models() {
   const listed = await (await request("/v1/models")).json();
   const embedding = new Set((listed.models ?? []).filter((one) => one.capabilities?.length && !one.capabilities.includes("completion")).map((one) => one.name));
   return listed.data.map((one) => one.id).filter((id) => !embedding.has(id));
 }
 
-// What the server uses for fields that a request leaves out; nothing if it does not say.
+// Returns the server's defaults for missing request fields, or an empty object if the server does not report them.
 export async function usual(model) {
   try {
     const found = await (await request(`/props?model=${encodeURIComponent(model)}`)).json();
@@ -72,7 +72,7 @@ export async function usual(model) {
   }
 }
 
-// Ask for a chat completion; `take` gets every chunk of the stream.
+// Requests a chat completion, and calls `take` with every chunk of the stream.
 export async function stream(body, signal, take) {
   const response = await request("/v1/chat/completions", {
     method: "POST",
@@ -88,7 +88,7 @@ export async function stream(body, signal, take) {
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
-      if (!line.startsWith("data:")) continue; // comments that keep the connection
+      if (!line.startsWith("data:")) continue; // skip keep-alive comments
       const data = line.slice(5).trim();
       if (data === "[DONE]") {
         ended = true;

@@ -1,5 +1,5 @@
-// The open conversation and what is done to it: send, stop, edit, answer again, continue, and go between branches.
-// Answers go on when another conversation is opened. The view is told of every change by `onchange`.
+// The open conversation and its actions: send, stop, edit, regenerate, continue, and switch between branches.
+// Generation continues when another conversation is opened. The callbacks in `events` update the views.
 
 import { requestBody, Writer } from "./answer.js";
 import * as api from "./api.js";
@@ -7,13 +7,13 @@ import * as store from "./store.js";
 import { newestLeaf, path } from "./tree.js";
 
 const TITLE_LENGTH = 60;
-const ANSWER_MS = 700; // in which the tab that writes a message says so
+const ANSWER_MS = 700; // time for another tab to report that it is writing a message
 
 export class Chat {
   constructor(events) {
     this.events = events; // {shown, message, listed, failed, finished}
-    this.running = new Map(); // message id -> AbortController, of this tab
-    this.alive = new Set(); // messages that another tab is writing
+    this.running = new Map(); // message id -> {message, stop} of each answer that this tab is generating
+    this.alive = new Set(); // ids of messages that another tab is writing
     this.talk = null;
     this.messages = new Map();
     this.defaults = store.remembered("defaults", { system: "", sampling: {}, thinking: "", tools: "" });
@@ -45,7 +45,7 @@ export class Chat {
     await this.findOrphans();
   }
 
-  // Answers that no tab writes any more were cut off by a reload: say so, and keep what there is.
+  // Marks unfinished answers that no tab is writing as interrupted, since a reload ended them. Their text is kept.
   async findOrphans() {
     const left = [...this.messages.values()].filter((one) => one.status === "streaming" && !this.running.has(one.id));
     if (!left.length) return;
@@ -68,13 +68,13 @@ export class Chat {
     if (changed === undefined) return;
     this.events.listed();
     const talk = await store.conversation(changed);
-    if (!talk) this.stopAll(changed); // another tab deleted it
+    if (!talk) this.stopAll(changed); // another tab has deleted the conversation
     if (changed !== this.talk?.id) return;
     if (!talk) return this.open(null);
     const stored = await store.messagesOf(changed);
     if (changed !== this.talk?.id) return;
-    for (const id of this.running.keys()) stored.delete(id); // what this tab writes is newer here
-    this.messages = new Map([...this.messages, ...stored]); // own messages may not be stored yet
+    for (const id of this.running.keys()) stored.delete(id); // this tab's copy of a message that it is writing is newer
+    this.messages = new Map([...this.messages, ...stored]); // this tab's new messages may not be stored yet
     this.talk = { ...talk, leaf: newestLeaf(this.messages, this.talk.leaf) }; // each tab stays on its branch
     this.events.shown();
   }
@@ -89,7 +89,7 @@ export class Chat {
 
   add(fields) {
     const last = Math.max(0, ...[...this.messages.values()].map((one) => one.created));
-    const created = Math.max(Date.now(), last + 1); // the order of siblings
+    const created = Math.max(Date.now(), last + 1); // strictly increasing, because siblings are sorted by it
     const message = { id: store.newId(), conversation: this.talk.id, created, content: "", status: "done", ...fields };
     this.messages.set(message.id, message);
     this.talk.leaf = message.id;
@@ -103,7 +103,7 @@ export class Chat {
     await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
-  // Another question in the place of a message; the old one and what followed stay as a branch.
+  // Sends an edited message. The original message and its replies remain as a branch.
   async edit(id, text) {
     const old = this.messages.get(id);
     const message = this.add({ role: "user", parent: old.parent, content: text, files: old.files ?? [] });
@@ -121,10 +121,10 @@ export class Chat {
       parent = message.id;
       return message;
     });
-    await Promise.all([store.save([this.talk], made), this.answer(parent)]); // at once: the user may open another
+    await Promise.all([store.save([this.talk], made), this.answer(parent)]); // in parallel, since the user may switch conversations
   }
 
-  // Go on where an answer was stopped: the server continues the last message.
+  // Continues a stopped answer: the server continues the last message.
   async proceed(id) {
     const message = this.messages.get(id);
     message.status = "streaming";
@@ -162,7 +162,7 @@ export class Chat {
 
   async keep(id, message) {
     try {
-      if (await store.conversation(id)) await store.save([], [message]); // it may have been deleted meanwhile
+      if (await store.conversation(id)) await store.save([], [message]); // unless the conversation has been deleted
     } catch (error) {
       this.events.failed(`The answer could not be saved: ${error.message}`);
     }
@@ -198,7 +198,7 @@ export class Chat {
     this.events.listed();
   }
 
-  // New conversations begin with the settings that were saved last.
+  // Saves settings for the open conversation, and as the defaults for new conversations.
   async change(settings) {
     this.defaults = settings;
     store.remember("defaults", settings);

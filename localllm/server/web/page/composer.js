@@ -1,4 +1,4 @@
-// The message box: growing with its text, sending, stopping, and text files by button, drop or paste.
+// The message box: it grows with its text, sends and stops, and accepts text files by button, drop or paste.
 
 import { $, complain, element, iconButton } from "./dom.js";
 
@@ -57,7 +57,7 @@ export class Composer {
   resize() {
     const prompt = $("prompt");
     prompt.rows = Math.min(10, Math.max(1, prompt.value.split("\n").length));
-    while (prompt.rows < 10 && prompt.scrollHeight > prompt.clientHeight + 4) prompt.rows += 1; // long lines wrap
+    while (prompt.rows < 10 && prompt.scrollHeight > prompt.clientHeight + 4) prompt.rows += 1; // long lines wrap, so line breaks alone do not give the height
   }
 
   async take(files, event) {
@@ -89,12 +89,12 @@ export class Composer {
     }))));
   }
 
-  // Show whether the open conversation is being answered.
+  // Shows the stop button while an answer is generated, otherwise the send button.
   show() {
     const writing = this.chat.writing;
     const focused = document.activeElement === $("stop") || document.activeElement === $("send");
     $("send").hidden = writing;
     $("stop").hidden = !writing;
-    if (focused) $("prompt").focus(); // the button with the focus went away
+    if (focused) $("prompt").focus(); // the focused button may now be hidden
   }
 }

@@ -1,4 +1,4 @@
-// Making elements: one helper, icons, and copying. No text becomes HTML here.
+// Creates elements and icons, and copies text. Text is never parsed as HTML here.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -23,17 +23,17 @@ export function iconButton(name, label, onclick, more = {}) {
   return element("button", { type: "button", class: "plain", "aria-label": label, title: label, onclick, ...more }, icon(name));
 }
 
-// Fill the icons that index.html only names.
+// Replaces the placeholders in index.html with their icons.
 export function fillIcons() {
   for (const place of document.querySelectorAll("[data-icon]")) place.replaceWith(icon(place.dataset.icon));
 }
 
-// Tell screen readers, without showing anything.
+// Announces a text to screen readers only.
 export function announce(text) {
   $("status").textContent = text;
 }
 
-// Show a problem for some seconds; screen readers hear it at once.
+// Shows an error for 12 seconds; screen readers announce it immediately.
 let hiding = 0;
 export function complain(text) {
   const place = $("problem");
@@ -43,7 +43,7 @@ export function complain(text) {
   hiding = setTimeout(() => { place.hidden = true; }, 12000);
 }
 
-// navigator.clipboard exists only where the browser trusts the address: localhost, or HTTPS.
+// navigator.clipboard exists only in secure contexts (localhost or HTTPS), so other pages copy a selection.
 export async function copy(text) {
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
@@ -66,7 +66,7 @@ function copyBySelection(text) {
   if (!done) throw new Error("not copied");
 }
 
-// Ask a question in a dialog. Returns the text, "" for a bare yes, or null if the user cancels.
+// Asks a question in a dialog. Returns the entered text, "" for a confirmation without text, or null on cancel.
 export function ask({ title, label = "", value = "", yes }) {
   const dialog = $("ask"), input = $("ask-value");
   $("ask-title").textContent = title;

@@ -1,4 +1,4 @@
-// Puts the page together: the chat and its views, the models, and the keys of the whole page.
+// The entry point of the page: creates the chat and its views, loads the model list, and handles global shortcuts.
 
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
@@ -9,7 +9,7 @@ import { Settings, showTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { remember, remembered } from "./store.js";
 
-const HEARD = 600; // characters of an answer that screen readers are told at its end
+const HEARD = 600; // maximum characters of a finished answer announced to screen readers
 
 showTheme();
 fillIcons();
@@ -30,7 +30,7 @@ const chat = new Chat({
   listed: () => sidebar.show(),
   failed: complain,
   finished: (message) => {
-    if (message.status === "failed") return; // the note under it is an alert
+    if (message.status === "failed") return; // the error note has the role alert, so it is announced already
     const text = message.content.slice(0, HEARD);
     announce(`${message.status === "stopped" ? "Stopped" : "Answer"}: ${text}`);
   },

@@ -1,5 +1,5 @@
-// From Markdown to safe elements. Models write hostile text, too: HTML in it is shown as text, and what the Markdown
-// library makes goes through the sanitizer with a short list of tags. Images would load from elsewhere: they are links.
+// Converts Markdown to safe DOM elements. Model output is untrusted: its HTML is shown as text, and the generated HTML
+// is sanitized with a short list of allowed tags. Images become links, since they would load from other hosts.
 
 import "./vendor/purify.min.js";
 import hljs from "./vendor/highlight.min.js";
@@ -7,9 +7,9 @@ import { Marked, Tokenizer } from "./vendor/marked.esm.js";
 import { copy, element } from "./dom.js";
 
 const TAGS = "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li a table thead tbody tr th td span sub sup kbd".split(" ");
-const BARE = /^<\/?(br|sub|sup|kbd)\s*\/?>$/i; // HTML that is not shown as text
-const DEEPEST = 50; // nested quotes, lists, emphasis and links; what is deeper stays text, because parsing recurses
-const HIGHLIGHTED = 50_000; // characters; longer code stays plain
+const BARE = /^<\/?(br|sub|sup|kbd)\s*\/?>$/i; // the only HTML tags that are not shown as text
+const DEEPEST = 50; // maximum nesting; deeper markup stays text, because the parser is recursive
+const HIGHLIGHTED = 50_000; // maximum characters of highlighted code
 const purify = globalThis.DOMPurify;
 
 const escaped = (text) => text.replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
@@ -34,7 +34,7 @@ const renderer = {
 };
 
 let depth = 0;
-// A rule of Markdown whose tokens contain others. Beyond the limit it matches nothing.
+// Wraps a Markdown rule whose tokens can nest. Beyond the maximum nesting, the rule matches nothing.
 function limited(rule) {
   return function (...given) {
     if (depth >= DEEPEST) return undefined;
@@ -50,7 +50,7 @@ const NESTING = ["blockquote", "list", "emStrong", "del", "link", "reflink"];
 const tokenizer = Object.fromEntries(NESTING.map((rule) => [rule, limited(rule)]));
 const marked = new Marked({ gfm: true, breaks: false, renderer, tokenizer });
 
-// Classes that are not the highlighter's could take on the page's own styles.
+// Only classes of the highlighter are kept, because other classes could select styles of this page.
 purify.addHook("uponSanitizeAttribute", (node, attribute) => {
   if (attribute.attrName !== "class") return;
   attribute.attrValue = attribute.attrValue.split(/\s+/).filter((one) => /^(hljs-[\w-]+|language-[\w+#.-]+|\w+_)$/.test(one)).join(" ");
@@ -61,14 +61,14 @@ purify.addHook("afterSanitizeAttributes", (node) => {
   if (!node.hasAttribute("href")) return;
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer nofollow");
-  node.setAttribute("title", node.getAttribute("href")); // where it really leads
+  node.setAttribute("title", node.getAttribute("href")); // show the real target of the link
 });
 
 function sanitized(html) {
   return purify.sanitize(html, {
     ALLOWED_TAGS: TAGS,
     ALLOWED_ATTR: ["href", "class", "align", "start"],
-    ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i, // nothing relative: links could call this server
+    ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i, // no relative URLs, which could send requests to this server
     ADD_URI_SAFE_ATTR: ["align", "start"],
     ALLOW_DATA_ATTR: false,
     ALLOW_ARIA_ATTR: false,
@@ -76,14 +76,14 @@ function sanitized(html) {
   });
 }
 
-// Buttons and frames of ours around code and tables; they are made here, not by the text.
+// Adds frames and copy buttons around code and tables, after sanitizing, so that the text cannot create them.
 function finish(fragment) {
   for (const pre of fragment.querySelectorAll("pre")) {
     const code = pre.querySelector("code");
     const language = code?.className.match(/language-([\w+#.-]+)/)?.[1] ?? "";
     const button = element("button", { type: "button", class: "plain", onclick: () => copy(pre.textContent.replace(/\n$/, "")) }, "Copy");
     const frame = element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, language), button));
-    pre.tabIndex = 0; // so that the arrow keys scroll it
+    pre.tabIndex = 0; // focusable, so that the arrow keys scroll the code
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
     pre.replaceWith(frame);
@@ -97,7 +97,7 @@ function finish(fragment) {
   return fragment;
 }
 
-// Shows a text that grows. Only the top-level blocks that changed are made again.
+// Shows streamed Markdown. Only the top-level blocks that have changed are rendered again.
 export class Growing {
   constructor(place) {
     this.place = place;
@@ -106,7 +106,7 @@ export class Growing {
 
   show(text) {
     const tokens = marked.lexer(text);
-    const definitions = JSON.stringify(tokens.links); // a later [name]: line changes earlier links
+    const definitions = JSON.stringify(tokens.links); // a new link definition ([name]: URL) changes earlier links
     if (definitions !== this.definitions) this.drop(0);
     this.definitions = definitions;
     const wanted = tokens.filter((token) => token.type !== "space" && token.type !== "def");

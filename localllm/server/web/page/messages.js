@@ -1,12 +1,12 @@
-// Shows the path of messages. An article is made again only if its message changed, so that focus, selection and an
-// open editor stay where they are while an answer grows.
+// Shows the messages of the current branch. An article is rendered again only if its message has changed, so that
+// focus, selection and an open editor survive while an answer streams.
 
 import { $, copy, element, icon, iconButton } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { siblings } from "./tree.js";
 
-const NEAR = 80; // pixels from the end that count as the end
-const SLOWER = 4; // wait this many times as long as showing took, so that long answers do not block the page
+const NEAR = 80; // maximum distance from the end, in pixels, at which the view keeps scrolling
+const SLOWER = 4; // pause between renders, as a multiple of the last render time, so that the page stays responsive
 
 export class MessageView {
   constructor(chat) {
@@ -32,7 +32,7 @@ export class MessageView {
     $("to-end").hidden = true;
   }
 
-  // Show the whole path.
+  // Shows all messages of the current branch.
   show() {
     const wanted = this.chat.path;
     const ids = new Set(wanted.map((one) => one.id));
@@ -50,7 +50,7 @@ export class MessageView {
     if (this.follow) this.toEnd();
   }
 
-  // Show one message that grew, as soon as the page has time.
+  // Renders a streaming message again after a pause that grows with its render time.
   grow(message) {
     if (this.waiting.has(message.id) || !this.shown.has(message.id)) return;
     const wait = Math.max(30, SLOWER * (this.shown.get(message.id).took ?? 0));
@@ -152,7 +152,7 @@ export class MessageView {
     await this.chat.choose(id);
     const buttons = this.shown.get(id)?.foot.querySelectorAll(".branches button") ?? [];
     const wanted = buttons[back ? 0 : 1];
-    (wanted?.disabled ? buttons[back ? 1 : 0] : wanted)?.focus(); // the article is another one: keep the focus here
+    (wanted?.disabled ? buttons[back ? 1 : 0] : wanted)?.focus(); // the other branch has its own buttons, so move the focus there
   }
 
   edit(id) {
@@ -193,7 +193,7 @@ export class MessageView {
     area.focus();
   }
 
-  // Fields for what the called tools return.
+  // Returns a form for the results of the tool calls.
   results(message) {
     const calls = (message.calls ?? []).filter(Boolean);
     if (!calls.length || message.status !== "done") return [];
@@ -212,7 +212,7 @@ function callBox(call) {
   try {
     shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
   } catch {
-    // still being written
+    // incomplete JSON while the call is streaming
   }
   return element("div", { class: "call" }, element("div", {}, "Calls ", element("code", {}, call.name)), element("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, shown));
 }

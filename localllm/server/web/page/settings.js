@@ -1,10 +1,10 @@
-// The settings: system prompt, sampling and tools of the open conversation, colours and key of this browser.
+// The settings dialog: system prompt, sampling and tools of the conversation; theme and API key of this browser.
 
 import { currentKey, setKey, usual } from "./api.js";
 import { $, element } from "./dom.js";
 import { remember, remembered } from "./store.js";
 
-export const FIELDS = [ // name in requests, label, least, most, step
+export const FIELDS = [ // request field, label, minimum, maximum, step
   ["temperature", "Temperature", 0, 10, "any"],
   ["top_p", "Top p", 0, 1, "any"],
   ["top_k", "Top k", 0, 1000000, 1],
@@ -16,8 +16,8 @@ export const FIELDS = [ // name in requests, label, least, most, step
   ["max_tokens", "Maximum tokens", 1, 10000000, 1],
 ];
 
-export const EFFORTS = ["", "none", "low", "medium", "high"]; // of thinking, as requests name them
-const WORDS = { seed: { 4294967295: "random" }, max_tokens: { "-1": "no limit" } }; // values that mean something else
+export const EFFORTS = ["", "none", "low", "medium", "high"]; // values of reasoning_effort; "": the server's default
+const WORDS = { seed: { 4294967295: "random" }, max_tokens: { "-1": "no limit" } }; // values with a special meaning, and their display text
 
 export function showTheme() {
   const theme = remembered("theme", "");
@@ -28,7 +28,7 @@ export function showTheme() {
 export class Settings {
   constructor(chat, changed) {
     this.chat = chat;
-    this.changed = changed; // called if the key is another one
+    this.changed = changed; // called if the API key has changed
     this.inputs = new Map();
     for (const [name, label, min, max, step] of FIELDS) {
       const input = element("input", { type: "number", min, max, step, id: `set-${name}` });
@@ -52,7 +52,7 @@ export class Settings {
     this.showUsual();
   }
 
-  // An empty field shows what the server uses then.
+  // Shows the server's defaults as placeholders of the empty fields.
   async showUsual() {
     for (const input of this.inputs.values()) input.placeholder = "";
     const found = await usual(this.chat.model ?? "");
@@ -63,7 +63,7 @@ export class Settings {
   }
 
   async save(event) {
-    if (!$("settings").querySelector("form").checkValidity()) return; // the browser says which field
+    if (!$("settings").querySelector("form").checkValidity()) return; // the browser reports the invalid field
     const problem = toolsProblem($("set-tools").value);
     if (problem) {
       event.preventDefault();

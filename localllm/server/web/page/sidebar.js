@@ -4,7 +4,7 @@ import { $, announce, ask, complain, download, element, iconButton } from "./dom
 import * as store from "./store.js";
 import { exported, imported } from "./transfer.js";
 
-const NARROW = "(max-width: 50rem)"; // as in style.css
+const NARROW = "(max-width: 50rem)"; // the media query in style.css
 
 export class Sidebar {
   constructor(chat) {
@@ -33,7 +33,7 @@ export class Sidebar {
     document.body.classList.toggle("sidebar-closed", !open);
     $("open-sidebar").setAttribute("aria-expanded", String(open));
     $("shade").hidden = !open;
-    $("main").inert = open && this.narrow(); // the list covers the page: keys stay in it
+    $("main").inert = open && this.narrow(); // the open list covers the page, so focus must stay in it
     if (focus && this.narrow()) $(open ? "search" : "open-sidebar").focus();
   }
 
@@ -56,7 +56,7 @@ export class Sidebar {
     const words = $("search").value.trim();
     const all = await store.conversations();
     const found = words ? await store.search(words) : null;
-    if (words !== $("search").value.trim()) return; // typed on meanwhile
+    if (words !== $("search").value.trim()) return; // the search text has changed, so a newer search shows its result
     const listed = found ? all.filter((talk) => found.has(talk.id)) : all;
     const focused = document.activeElement?.closest?.("#conversations li")?.dataset.id;
     $("conversations").replaceChildren(...listed.map((talk) => this.row(talk)));

@@ -1,5 +1,5 @@
-// Conversations in this browser: IndexedDB has a record per conversation and one per message, so that two tabs which
-// write in one conversation lose nothing. Other tabs are told of every change. Small settings are in localStorage.
+// Conversations stored in this browser. IndexedDB has one record per conversation and one per message, so that two tabs
+// can write to one conversation without losing data. Changes are broadcast to other tabs. Settings are in localStorage.
 
 const NAME = "localllm", VERSION = 1;
 const channel = new BroadcastChannel("localllm");
@@ -39,7 +39,7 @@ export async function messagesOf(id) {
   return new Map(found.map((message) => [message.id, message]));
 }
 
-// Write records in one transaction; `quiet` tells no other tab.
+// Writes records in one transaction. With `quiet`, other tabs are not notified.
 export async function save(talks, messages = [], quiet = false) {
   await transact("readwrite", (talkStore, messageStore) => {
     for (const talk of talks) talkStore.put(talk);
@@ -48,7 +48,7 @@ export async function save(talks, messages = [], quiet = false) {
   if (!quiet) tell({ changed: talks[0]?.id ?? messages[0]?.conversation });
 }
 
-// Mark messages that no tab writes as cut off. One that was finished meanwhile stays as it is.
+// Marks messages as interrupted, except messages that are no longer streaming.
 export async function interrupt(ids) {
   await transact("readwrite", (_, messages) => {
     for (const id of ids) {
@@ -70,7 +70,7 @@ export async function remove(id) {
   tell({ changed: id });
 }
 
-// The ids of conversations whose title or messages have all the words of `text`.
+// Returns the ids of the conversations whose title and messages together contain all words of `text`.
 export async function search(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const found = new Map();
@@ -85,7 +85,7 @@ export async function search(text) {
 export const tell = (message) => channel.postMessage(message);
 export const listen = (handler) => channel.addEventListener("message", (event) => handler(event.data));
 
-// localStorage, which browsers may refuse.
+// Reads a value from localStorage, or returns `fallback`, since browsers may deny access.
 export function remembered(name, fallback) {
   try {
     return JSON.parse(localStorage.getItem(`localllm.${name}`)) ?? fallback;
@@ -98,6 +98,6 @@ export function remember(name, value) {
   try {
     localStorage.setItem(`localllm.${name}`, JSON.stringify(value));
   } catch {
-    // then it lasts until the page is closed
+    // without storage, the setting lasts until the page is closed
   }
 }

@@ -1,5 +1,5 @@
-// Conversations as JSON, and back. A file is somebody else's: every field is checked, ids are made anew, and what the
-// page does not know is left out.
+// Exports conversations as JSON and imports them. An imported file is untrusted: every field is checked, ids are
+// replaced, and unknown fields are dropped.
 
 import { newId } from "./store.js";
 import { EFFORTS, FIELDS } from "./settings.js";
@@ -10,7 +10,7 @@ const STATES = ["done", "stopped", "interrupted", "failed", "length"];
 
 export const exported = (conversations) => JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
 
-// Returns [{talk, messages}]. Throws an Error that says what is wrong.
+// Returns [{talk, messages}]. Throws an Error with the reason if the file is invalid.
 export function imported(text) {
   let file;
   try {

@@ -1,5 +1,5 @@
-// A conversation is a tree of messages: an edit or another answer is a sibling, and nothing is lost. What is shown is
-// the path from a root to a leaf. Functions over a Map from ids to messages {id, parent, created, ...}.
+// A conversation is a tree of messages. Editing or regenerating a message adds a sibling, so no message is lost; the
+// page shows the path from a root to a leaf. The functions take a Map from ids to messages {id, parent, created, ...}.
 
 export function children(messages, parent) {
   return [...messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
@@ -9,7 +9,7 @@ export function siblings(messages, message) {
   return children(messages, message.parent);
 }
 
-// The messages from the root to `leaf`. A parent that is missing, or a circle in an imported file, ends it.
+// Returns the messages from the root to `leaf`. The path ends at a missing parent or at a cycle (imported files).
 export function path(messages, leaf) {
   const found = [], seen = new Set();
   for (let one = messages.get(leaf); one && !seen.has(one.id); one = messages.get(one.parent)) {
@@ -19,7 +19,7 @@ export function path(messages, leaf) {
   return found;
 }
 
-// The leaf below a message that was made last.
+// Returns the leaf below a message, following the newest child at each level.
 export function newestLeaf(messages, id) {
   const seen = new Set();
   let below = children(messages, id);
