@@ -44,8 +44,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is importe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests start programs that import the package hundreds of times. If bytecode cannot be written next to the sources, as
-# in some containers, all of them share a bytecode folder, which pytest-xdist workers inherit.
+# Tests start hundreds of programs that import the package. If bytecode cannot be written next to the sources,
+# as in some containers, they share another bytecode folder, which pytest-xdist workers inherit.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="localllm-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)

@@ -3,8 +3,9 @@
     python -m tests.golden             recreate golden.json, and print the entries that change
     python -m tests.golden NAME...     only these models
 
-The bits of a token depend only on the model and the preceding tokens. So each model has one entry, and every condition
-must reproduce it: alone, in chunks, in a batch, after drafts, on one thread and on two, on AVX2.
+A token's logits depend only on the model and the preceding tokens, bit for bit. So each model has one entry,
+and every condition must reproduce it: alone, in chunks, in a batch, after drafts, on one thread and on two,
+on AVX2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.localllm.generation.speculation.support import Told, drafting_by
 from tests.models.kit import EMBEDDERS, KIT
 
 PATH = Path(__file__).with_suffix(".json")
-COUNT, LONG = 80, 300  # tokens with logits: longer than a KV cache block, and than a chunk of attention
+COUNT, LONG = 80, 300  # tokens with logits: more than a KV cache block holds, and more than a chunk of attention
 VOCABULARY, MASK = 127, 127  # prompt tokens are below VOCABULARY; MASK is the mask token of diffusion models
 WRITTEN = 20  # tokens to generate with greedy decoding
 ALONE = "alone"  # the condition whose hashes are stored: one sequence, one thread
@@ -343,12 +344,12 @@ def _after_drafts(model: localllm.Model, ids: list[int], first: int) -> str:
 
 
 def stored_alone(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Compute the stored entries of the named models in this process."""
+    """Compute the entries to store for the named models in this process."""
     return {name: measure(CASES[name], conditions=False)[ALONE] for name in names}
 
 
 def on_avx2(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Compute the stored entries of the named models in a process whose kernels are compiled for AVX2."""
+    """Compute the entries to store for the named models in a process whose kernels are compiled for AVX2."""
     command = [sys.executable, "-m", "tests.golden", "--print", *names]
     root = Path(__file__).parent.parent
     done = subprocess.run(command, env=os.environ | AVX2, cwd=root, capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import pytest
 
 REASON = "PoCL's compiler does not know this processor"
 UNKNOWN = "unknown target CPU"  # PoCL's error message for an unknown processor
-_ENVIRONMENT = dict(os.environ)  # before any test changes it
+_ENVIRONMENT = dict(os.environ)  # the environment before any test changes it
 
 # The smallest kernel, unrelated to this project.
 _PROGRAM = """

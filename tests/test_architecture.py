@@ -1,4 +1,4 @@
-"""The files that docs/architecture.md names exist, and imports connect the files of each walk-through."""
+"""The files that docs/architecture.md names exist, and the files of each walk-through are connected by imports."""
 
 from __future__ import annotations
 

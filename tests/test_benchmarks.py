@@ -218,7 +218,7 @@ def test_the_page_on_architectures_shows_the_stored_depths(monkeypatch) -> None:
 
     assert shown("docs/architectures.md", "deep") == deep.table(deep.stored())
     row = deep.Row("m", "tg32@64", 2, ours=[30.0, 90.0, 40.0], flash=[10.0, 20.0, 20.0], plain=[15.0])
-    assert row.best == [15.0, 20.0, 20.0]  # the best of the llama.cpp variants measured in each round
+    assert row.best == [15.0, 20.0, 20.0]  # in each round, the best of the llama.cpp variants that were measured
     assert row.ratio == 2.0
     cases = [
         (model, depth, whole) for model in ("deepseek32", "deepseek4") for depth in (16384, 65536) for whole in (0, 1)

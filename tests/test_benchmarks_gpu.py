@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py completes on PoCL, and states a reason for each measurement it skips."""
+"""benchmarks/gpu.py completes on PoCL, and gives a reason for each skipped measurement."""
 
 from __future__ import annotations
 

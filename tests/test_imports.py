@@ -61,7 +61,7 @@ FILES = sorted(
     path
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
-    if path.relative_to(ROOT).parts[1] not in PACKAGES  # skip the links inside localllm/
+    if path.relative_to(ROOT).parts[1] not in PACKAGES  # without the links inside localllm/
 )
 
 
@@ -95,7 +95,7 @@ def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module is not None
-            inside = node.module == "localllm"  # a room, or a public name
+            inside = node.module == "localllm"  # the imported name is a room or a public name
             found |= {
                 localllm._HOMES.get(alias.name, f"localllm.{alias.name}") if inside else node.module
                 for alias in node.names

@@ -19,7 +19,7 @@ from tests.test_imports import FILES, name
 BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/"))]
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
-FOREIGN = {  # strings that look like our flags but are not
+FOREIGN = {  # file and string: strings that look like our flags but are not
     ("backends/cuda/nvrtc.py", "-v"),  # an option of ptxas, NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # an option of Python
     ("localllm/sandbox/process.py", "-c"),  # an option of Python

@@ -1,5 +1,5 @@
-"""The installed files form one import package, complete from the wheel, the sdist, and checkouts with and without
-symbolic links.
+"""The installed files form one complete import package, from the wheel, the sdist, and checkouts with and
+without symbolic links.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def talk(home: Path, folder: Path) -> str:
 
 
 def found(home: Path, folder: Path) -> dict[str, Path]:
-    """Return the rooms and other folders that can be imported from localllm in `home`, each with its path."""
+    """Return the rooms and other folders that can be imported from localllm in `home`, each with the path of
+    its files.
+    """
     for name in OTHERS:
         (home / name).mkdir(exist_ok=True)
     (home / "mine" / "__init__.py").touch()

@@ -1,5 +1,5 @@
-"""The count of unidiomatic phrases in each room stays at or below its limit. Rewrite a sentence rather than
-raise it.
+"""The rate of unidiomatic phrases in each room stays at or below its limit. Rewrite a sentence rather than
+raise the limit.
 """
 
 from __future__ import annotations

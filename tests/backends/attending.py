@@ -37,7 +37,7 @@ class Heads:
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
 
-HEADS = (  # head groups of 1 to 9, 16, 32; widths that fill no SIMD vector; windows of a part of a block to several
+HEADS = (  # 1 to 32 query heads per KV head; dimensions that fill no SIMD vector; windows below and above a block
     Heads(1, 1, 8),
     Heads(3, 3, 7),
     Heads(2, 1, 64),
@@ -106,10 +106,11 @@ def attend_twice(h: Heads) -> Build:
 def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = False) -> float:
     """Return a bound on the error of attention.
 
-    A score errs by (D + 3) u times its terms, taken as twice their root mean square. A soft-capped score also errs by
-    the error of tanh. Each weight errs by twice the error of its score plus the error of exp. The sums have at most
-    `seen` terms. For block-quantized values, weights are rounded to 2^-15 of the largest of 64 weights. These rounding
-    errors are random in sign, so their sum grows with the square root of their number.
+    The error of a score is (D + 3) u times the magnitude of its terms, estimated as twice their root mean
+    square. A soft-capped score also errs by the error of tanh. Each weight errs by twice the error of its
+    score plus the error of exp. The sums have at most `seen` terms. For block-quantized values, weights are
+    rounded to 2^-15 of the largest of 64 weights. These rounding errors are random in sign, so their sum
+    grows with the square root of their number.
     """
     q, k, v = np.split(np.abs(values.astype(np.float64)), np.cumsum(h.widths[:2]), axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
@@ -118,7 +119,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     return float((2 * score + 4e-7 + 2 * seen * UNIT + rounded) * v.max())
 
 
-CACHES = (  # every key and value type; heads shorter than a quantization block, one block long, and longer
+CACHES = (  # every KV cache type; head dimensions below, equal to and above a quantization block
     *((Heads(4, 2, width), CacheTypes(name, name)) for width in (20, 64) for name in CACHE_TYPES if name != "f16"),
     (Heads(7, 1, 96), CacheTypes("q8_0", "q4_0")),
     (Heads(8, 1, 80), CacheTypes("q5_1", "f16")),
@@ -137,7 +138,7 @@ MANY = (
     Heads(263, 1, 4, sinks=True),
     Heads(37, 1, 4, slopes=True),
     Heads(37, 1, 4, reach=20),
-)  # head groups that kernels process in a loop
+)  # enough query heads per KV head for a loop in kernels
 
 
 BOTH_WAYS = (
@@ -152,7 +153,9 @@ BOTH_WAYS = (
 
 
 def attend_wanted(h: Heads, early: bool) -> Build:
-    """Build attention with logits for some tokens only, which are selected before the rotation or after attention."""
+    """Build attention that returns only the wanted tokens. They are selected before the rotation of the
+    queries or after attention.
+    """
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
     rope = Rope("neox", h.head_dim, tuple(0.8**i for i in range(h.head_dim // 2)))

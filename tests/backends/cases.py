@@ -45,7 +45,7 @@ def vector(width: int, name: str = "v") -> MemoryWeight:
 
 
 def table(width: int) -> MemoryWeight:
-    """Return an embedding table. The first row contains the range limits of exp and similar functions."""
+    """Return an embedding table whose first row holds the range limits of exp and similar functions."""
     values = 4.0 * random.standard_normal((VOCABULARY, width)).astype(np.float32)
     edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
     values[0, :] = np.resize(edges, width)
@@ -53,7 +53,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def turned_ends(r: Recorder, x: Value, style: RopeStyle, size: int, n_rot: int, again: bool) -> Value:
-    """Rotate the last `n_rot` dimensions of each of three heads. With `again`, x is also read afterwards."""
+    """Rotate the last `n_rot` dimensions of each of three heads. With `again`, a later operation reads x too."""
     rope = Rope(style, n_rot, tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2)), 1.25, 0.1, 7)
     ends = r.rotate(r.slice(x, size - n_rot, size, 3), n_rot, rope)
     y = r.concat(r.slice(x, 0, size - n_rot, 3), ends, 3)
@@ -196,7 +196,7 @@ for format, heads, rows, columns in (
     )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
-# One format per unpacking routine: head matrices differ from a matrix only in their addresses.
+# One format per unpacking routine is enough, because head matrices differ from other matrices only in their addresses.
 HEAD_FORMATS = (
     "F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "NVFP4", "IQ2_XS",
     "IQ1_S", "TQ2_0",
@@ -278,7 +278,7 @@ def pool(width: int, size: int, parts: int) -> Build:
 
 
 def ngrams(format: str, width: int, tokens: int, heads: int, end: int = 5) -> Build:
-    """Build n-gram embeddings in which an ordinary token ends a text. Some rows of the table belong to no hash."""
+    """Build n-gram embeddings in which an ordinary token ends a text. No hash selects some rows of the table."""
     sizes = [(7, 11, 13, 17, 19, 23)[n % 6] for n in range(heads * (tokens - 1))]
     firsts, multipliers = (1 + np.cumsum([0, *sizes[:-1]])).tolist(), [(3 << 50) + 1, 5 << 40, 1, 999][:tokens]
     values = stored(f"n-grams {format}", format, (sum(sizes) + 5, width))

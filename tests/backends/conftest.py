@@ -1,4 +1,4 @@
-"""Provide backends that tests share. Opening a backend starts threads and compiles kernels that are not cached."""
+"""Provide backends that tests share, because opening a backend starts threads and may compile kernels."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ def blended(width: int) -> Slack:
 
 
 def connected(x: np.ndarray, truth: np.ndarray) -> Any:
-    """Bound the error of hyper-connections: values up to 3, from logits below 4 |x| + 4. exp errs by 2e-7, and each of
-    4 iterations divides by a sum.
+    """Bound the error of hyper-connections, whose coefficients are up to 3, from logits below 4 |x| + 4. The
+    error of exp is 2e-7, and each of 4 iterations divides by a sum.
     """
     return 3 * (2e-7 + 40 * UNIT + 4 * UNIT * (np.abs(x).max(axis=1, keepdims=True) + 1))
 
@@ -130,7 +130,9 @@ def oai(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def capped(x: np.ndarray, truth: np.ndarray) -> float:
-    """Bound the error of 5 * tanh = 5 * (1 - 2 / (e^2x + 1)). It is relative to 1, not to small results."""
+    """Bound the error of 5 * tanh = 5 * (1 - 2 / (e^2x + 1)). The bound is relative to 1, because results may
+    be small.
+    """
     return 5 * (4e-7 + 4 * UNIT)
 
 

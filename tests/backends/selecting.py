@@ -41,7 +41,7 @@ class Selecting:
         return 1 if self.weighted else self.index_heads
 
 
-# Partly filled SIMD vectors; one head; selections within a block, of a block and of several; blocks of positions.
+# Partly filled SIMD vectors; one head; selections below, equal to and above a cache block; blocks of positions.
 SELECTING = (
     Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 9),
     Selecting(Heads(2, 1, 72, value_dim=64), 1, 32, 70),
@@ -110,7 +110,7 @@ class Pooling:
         return min(position + 1, self.heads.window) + min(pools, self.count or pools)
 
 
-# Pools of a part of a block to several blocks; windows within a block and over several; all pools, or a selection.
+# Pools below and above a cache block; windows within a block and over several; all pools, or a selection.
 POOLING = (
     Pooling(Heads(4, 1, 24, window=9, value_dim=16), 4, 5),
     Pooling(Heads(2, 2, 20, window=70, sinks=True), 2, 33),

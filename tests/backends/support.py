@@ -53,7 +53,9 @@ def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8, cache: C
 
 
 def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of chunks with these sizes, then one chunk for the rest. Sizes past the end are dropped."""
+    """Return (start, stop) of chunks with these sizes, then of one chunk for the remaining tokens. Sizes past
+    the end are dropped.
+    """
     cuts = [0]
     for size in sizes:
         cuts.append(min(cuts[-1] + size, total))
@@ -62,7 +64,9 @@ def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def feed(executable: Executable, tokens: np.ndarray, sizes: Iterable[int] = ()) -> np.ndarray:
-    """Return the results of every token of a new sequence, evaluated in chunks of these sizes and one for the rest."""
+    """Return the results of every token of a new sequence, evaluated in chunks of the given sizes and one
+    chunk for the remaining tokens.
+    """
     driver = Driver(executable)
     return np.concatenate([driver.step([(0, tokens[a:b])]) for a, b in chunks(len(tokens), sizes)])
 
@@ -114,7 +118,7 @@ def model(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Model:
     choose = format if callable(format) else lambda name: format
     tensors = {}
     for name, (rows, columns) in matrices.items():
-        gain = 2.0 if name.endswith(("attn_q", "attn_k")) else 1.0  # makes attention sharp, so that positions matter
+        gain = 2.0 if name.endswith(("attn_q", "attn_k")) else 1.0  # attention to few positions
         values = random.standard_normal((rows, columns)) * (gain / math.sqrt(columns))
         tensors[name + ".weight"] = MemoryWeight.of(name + ".weight", values, choose(name + ".weight"))
         if s.biased and name.endswith(("attn_q", "attn_k", "attn_v", "ffn_down")):

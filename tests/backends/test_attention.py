@@ -67,7 +67,9 @@ def test_what_the_rotation_makes_too_large_is_clamped(cpu: CpuBackend, name: str
 
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 2, 16, window=9)], ids=str)
 def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> None:
-    """An error of the first attention shifts the queries of the second, so the bound is ten times the bound of one."""
+    """The error of the first attention changes the queries of the second, so the bound is ten times the bound
+    for a single attention.
+    """
     values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend_twice(h))
     assert len(plan.layers) == 1
@@ -106,7 +108,7 @@ def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, ca
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("heads", [37, 263])
 def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads: int, cache: CacheTypes) -> None:
-    """Kernels loop over the query heads of a KV head if there are many. Few heads are unrolled."""
+    """Kernels unroll few query heads per KV head and loop over many. Both versions give a head the same bits."""
     h = Heads(heads, 1, 8)
     values = np.random.RandomState(8).standard_normal((VOCABULARY, (heads + 2) * 8)).astype(np.float32)
 

@@ -23,7 +23,7 @@ from tests.backends.selecting import SELECTING, select
 from tests.backends.support import Build, bind, feed, record, stored
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
-ROWS = (1, 3, 13, 17, 70)  # batch sizes: tiles of one size and of several, packed and unpacked
+ROWS = (1, 3, 13, 17, 70)  # batch sizes that need one tile size or several, with packed and with unpacked weights
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,8 +109,8 @@ def test_positions_have_rows_of_a_table(cpu: CpuBackend) -> None:
 
 
 def check_recurrent(backend: Backend, name: str) -> None:
-    """Evaluate tokens within a block, to the end of a block, and over several blocks. Then rewind and continue with
-    other tokens.
+    """Evaluate chunks that end within a block, at its end, and several blocks later. Then rewind and continue
+    with other tokens.
 
     States are rounded to float32 after every token, and the chains are short. The allowed error is 2e-6, or 30 units,
     of the largest result.
@@ -170,7 +170,9 @@ NONE: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_no_number_is_not_lost(cpu: CpuBackend, name: str) -> None:
-    """A NaN, perhaps from a damaged GGUF, must reach the sampler. In attention this includes a NaN in a query."""
+    """A NaN, perhaps from a damaged GGUF, must reach the sampler. In attention, a NaN in a query must also
+    reach the output.
+    """
     values = np.ones((2, 24), np.float32)
     values[0, 3] = np.nan
     rows = feed(bind(cpu, record(MemoryWeight.of("table", values), NONE[name])), np.array([1, 0, 1]))

@@ -1,4 +1,6 @@
-"""T5 on the CPU and on OpenCL: texts and answers in one batch, over several cache blocks, split at any token."""
+"""T5 on the CPU and on OpenCL: encoder inputs and decoder outputs in one batch, over several cache blocks,
+split at any token.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def driver(backend: Backend, plan: Plan, cache: str = "f16") -> Driver:
 
 
 def alone(driver: Driver, number: int, cuts: tuple[int, ...] = (90,)) -> np.ndarray:
-    """Return the logits of an answer that runs without other sequences. Its tokens come in steps of these sizes, and
-    the first step includes the text.
+    """Return the logits of an answer that runs without other sequences. The decoder tokens are evaluated in
+    steps of the given sizes. The first step also evaluates the encoder input.
     """
     text, answer, found, at = TEXTS[number], ANSWERS[number], [], 0
     for count in cuts:
@@ -73,8 +75,8 @@ def test_answers_agree_with_the_reference(backend: Backend, plan: Plan, expected
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> None:
-    """The bits of an answer do not depend on how it is split, on other texts and answers in the batch, or on
-    threads.
+    """The logits of an answer are bitwise identical regardless of chunk sizes, of other sequences in the
+    batch, and of the number of threads.
     """
     with_two, backend = CpuBackend(2), CpuBackend(threads)
     try:
@@ -103,7 +105,7 @@ def test_bits_depend_on_nothing_else(plan: Plan, threads: int, cache: str) -> No
 
 
 def test_what_was_in_the_blocks_before_does_not_matter(plan: Plan, expected: list[np.ndarray]) -> None:
-    """In an answer's own layers, attention must not see positions of the text, even if their blocks contain data."""
+    """Decoder self-attention must not see positions of the encoder input, even if their cache blocks contain data."""
     ours = driver(ReferenceBackend(), plan, "f32")
     alone(ours, 0)
     ours.lengths[0], ours.borders = 0, [len(TEXTS[2]), *[len(text) for text in TEXTS[1:]]]
@@ -144,7 +146,7 @@ def test_a_decoded_row_reads_the_decoder_alone(plan: Plan) -> None:
     names = {read.weight.name for read in plan.reads}
     assert not any(name.startswith("enc.") for name in names)
     assert {"dec.blk.1.cross_attn_q.weight", "dec.blk.0.ffn_up.weight", "output.weight"} <= names
-    assert not any("cross_attn_k" in name for name in names)  # of the text, projected only once
+    assert not any("cross_attn_k" in name for name in names)  # projected only once
 
 
 def test_keys_of_the_decoder() -> None:
@@ -163,7 +165,9 @@ def test_keys_of_the_decoder() -> None:
 
 
 def test_tied_outputs_are_scaled(plan: Plan) -> None:
-    """A GGUF without an output matrix uses the embedding matrix, and divides by the square root of the width."""
+    """Without an output matrix in the GGUF, the embedding matrix is used, and its input is divided by the
+    square root of the width.
+    """
     metadata, tensors = KIT["t5-gated"].loaded()
     output = tensors.pop("output.weight")
     tied = driver(ReferenceBackend(), plan_of(metadata, tensors))

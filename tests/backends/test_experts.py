@@ -88,7 +88,7 @@ def mixture(
         mixture("sigmoid_of_chosen", 34, formats=lambda name: "F16", extras=True, weighted_input=True),
         mixture("softmax", 3, activation="relu"),
         mixture("softmax", 3, activation="swiglu_clamp", limit=0.75),
-        mixture("softmax_of_chosen", EXPERTS),  # more experts than kernels unroll
+        mixture("softmax_of_chosen", EXPERTS),  # more experts per token than kernels unroll
         mixture("softmax", 33, normalize=True),
         mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
         mixture("softmax", 4, groups=5, groups_used=1),
@@ -102,7 +102,9 @@ def mixture(
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
-    """Three float32 products of up to 96 terms have a few hundred roundings of 6e-8 each, of values near 1."""
+    """The bound: three float32 products of up to 96 terms have a few hundred roundings of 6e-8 each, of
+    values near 1.
+    """
     plan = record(TABLE, build)
     ours, theirs = (bind(backend, plan) for backend in (cpu, ReferenceBackend()))
     tokens = np.arange(TOKENS)
@@ -136,7 +138,7 @@ def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tupl
     mixed = feed(bind(cpu, record(TABLE, only)), tokens)
     chosen = (TABLE.values().astype(np.float64) @ ROUTER.values().astype(np.float64).T).argmax(axis=1)
     assert len(np.unique(chosen)) > 8
-    assert np.bincount(chosen).max() > 4  # an expert with more tokens than the kernels for packed weights accept
+    assert np.bincount(chosen).max() > 4  # some expert has more tokens than the kernels for packed weights accept
     for expert in np.unique(chosen):
         rows = tokens[chosen == expert]
         np.testing.assert_array_equal(mixed[rows], feed(bind(cpu, record(TABLE, alone(expert))), rows))

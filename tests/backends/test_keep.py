@@ -1,6 +1,6 @@
 """Kept intermediate values: the CPU backend keeps the same values as the reference, for every token and every expert.
 
-Matrices can also get new weights after they were bound.
+Bound matrices can also get new weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def test_inputs_of_matrices_are_left_readable(cpu: CpuBackend) -> None:
         driver = Driver(executable)
         driver.step([(0, tokens(9))])
         driver.step([(0, tokens(5, seed=6))])
-    # Per layer: inputs of q, k, v; of the attention output; of gate and up; of down. And of the output matrix.
+    # Per layer: inputs of q, k, v; of the attention output; of gate and up; of down. Plus the input of the
+    # output matrix.
     assert len(keep) == 9
     for value in keep:
         a, b = ours.value(value), theirs.value(value)

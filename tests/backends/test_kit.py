@@ -37,8 +37,8 @@ def test_every_position(cpu: CpuBackend, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, model in KIT.items() if model.limit() > LIMIT])
 def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
-    """Some models are sensitive to llama.cpp's GELU table. They are compared with the reference backend and
-    exact GELU.
+    """Some models are sensitive to llama.cpp's GELU table. Such models are compared with the reference
+    backend and exact GELU.
     """
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
@@ -63,8 +63,8 @@ def test_experts_that_groups_share(cpu: CpuBackend) -> None:
 def test_rows_are_dropped_after_the_last_layer_that_stores_keys(
     cpu: CpuBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later layers process only the tokens whose logits are wanted. The bits equal a plan that drops tokens in the last
-    layer.
+    """Later layers process only the tokens whose logits are wanted. The logits are bitwise identical to a
+    plan that drops tokens in the last layer.
     """
     model, results = KIT[name], []
     parts, wanted = (model.tokens[:20], model.tokens[20:33], model.tokens[33:34]), ([19], [0, 5, 12], [0])

@@ -1,8 +1,9 @@
 """Next-token prediction heads against llama.cpp's: position t gets token t + 1 and the hidden state of token t.
 
-The models are the test models with heads, and models to which `tests.models.headed` adds a head. The stored logits come
-from llama.cpp's context for heads, with a float32 KV cache. Its input are the hidden states of llama.cpp's context for
-the model: 32 in one batch, then one by one. A second head gets the same hidden states as the first.
+The models are the test models with heads, and models to which `tests.models.headed` adds a head. The stored
+logits come from llama.cpp's context for heads, with a float32 KV cache. The inputs are hidden states from
+llama.cpp's context for the model: 32 in one batch, then one by one. A second head gets the same hidden states
+as the first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray,
 
 
 def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
-    """Return the head's logits after every token, evaluated in chunks of these sizes and one for the rest."""
+    """Return the head's logits for every token, evaluated in chunks of the given sizes and one chunk for the
+    remaining tokens.
+    """
     executable, results = backend.bind(plan, LIMITS, CACHE), []
     try:
         for start, stop in chunks(len(tokens), sizes):
@@ -81,7 +84,7 @@ def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
     rows, _ = hidden(backend, model, tokens)
     ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
     assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
-    # Proof that the hidden states matter.
+    # Other hidden states must change the logits.
     assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT
     if on == "cpu":
         for sizes in OTHERS:

@@ -1,4 +1,4 @@
-"""N-gram embeddings: hashes computed separately for each text, and the table rows that a step reads."""
+"""N-gram embeddings: hashes never span two texts, and a step reads only the table rows it needs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def backend(request: pytest.FixtureRequest, cpu: CpuBackend) -> Iterator[Backend
 
 
 def rows_by_hand(tokens: list[int]) -> np.ndarray:
-    """Return the expected rows of the table. END ends a text, and also fills the positions before a text."""
+    """Return the expected rows of the table. END separates texts, and also fills the positions before a text."""
     texts: list[list[int]] = [[]]
     rows = []
     for token in tokens:
@@ -139,7 +139,7 @@ def test_a_batch_without_its_tokens_is_refused(backend: Backend, histories: list
 
 
 def test_a_table_that_cannot_be_read_stops_a_step_before_it_begins(backend: Backend) -> None:
-    """The KV cache and the next step are the same as if the failed step had never been requested."""
+    """A failed table read must not change the KV cache or the result of the next step."""
 
     @dataclass(frozen=True)
     class Broken(MemoryWeight):

@@ -23,7 +23,7 @@ from tests.models.support import Driver, MemoryWeight
 
 # Positions: the last position completes a pool of 4, the only entry of a third partition with a window of 33.
 LONG = 1920
-# A window and a selection that together exceed a partition.
+# The window and the selected pools together exceed a partition.
 MANY = replace(POOLING[0], heads=replace(POOLING[0].heads, window=40), count=220)
 MORE = [(POOLING[0], CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"]
 
@@ -48,8 +48,8 @@ def test_attention_is_that_of_the_reference(cpu: CpuBackend, p: Pooling, cache: 
 
 @pytest.mark.parametrize("p", [POOLING[0], POOLING[3]], ids=str)
 def test_a_row_that_sees_no_pool_has_the_bits_of_a_window(cpu: CpuBackend, p: Pooling) -> None:
-    """No pool is complete at these positions, and the window covers all of them. Pools are gathered or read in
-    place.
+    """No pool is complete at these positions and the window covers all of them, so the result equals
+    sliding-window attention.
     """
     wide = replace(p, heads=replace(p.heads, window=p.every))
     tokens = np.random.RandomState(2).randint(0, VOCABULARY, p.every - 1)

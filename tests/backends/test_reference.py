@@ -1,4 +1,6 @@
-"""The reference backend: every operation against independently computed results, and exact handling of batches."""
+"""The reference backend: every operation against independently computed results, and independence of the
+sequences in a batch.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +291,7 @@ BATCH = Batch(
         ({"sequence": [0, 1, 0], "slots": [64, 1, 66], "positions": [0, 1, 2]}, "must stand together"),
         ({"slots": [65, 64, 0], "positions": [1, 0, 0]}, "in order of position"),
         ({"tables": [[4], [0]]}, "a table names a block outside 0 to 3"),
-        # The table of the last token's sequence, which no other token uses.
+        # Change the block table of the last token's sequence, which no other token uses.
         ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),
         ({"logit_rows": [3]}, "logit_rows must be from 0 to 2"),
         ({"logit_rows": [0, 1, 2]}, "3 rows of logits, bound for 2"),

@@ -20,7 +20,7 @@ ARCHITECTURES = (
     "falcon", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gptneox", "granite", "llama", "mistral3",
     "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
-PROMPT = 32  # of 40 tokens, these are evaluated in one batch and the others one by one
+PROMPT = 32  # tokens evaluated in one batch; the rest of 40 is evaluated one by one
 NOISE = 2.3e-5  # relative error of normally distributed values quantized to int8 in blocks of 32: (2.1 / 127)^2 / 12
 
 
@@ -42,7 +42,9 @@ def logits(path: Path, backend: str = "cpu", chunks: tuple[int, ...] = (PROMPT,)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position(architecture: str) -> None:
-    """llama.cpp rounds activations to F16, an error of at most 1.4e-6. An error of 1e-4 would be our mistake."""
+    """llama.cpp rounds activations to F16, which causes an error of at most 1.4e-6. An error of 1e-4 would
+    mean a bug in our code.
+    """
     found = list(paths(architecture))
     assert found
     for path in found:

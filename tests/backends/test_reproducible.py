@@ -20,7 +20,7 @@ COUNT = 150  # tokens: three cache blocks
 FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 SHAPES = {
     "llama": Shape(biased=True),
-    # Groups of 3 heads, whose dimension fills no SIMD vector.
+    # Three query heads per KV head, with a dimension that fills no SIMD vector.
     "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),
 }
 RECURRENT = [
@@ -59,7 +59,7 @@ def truth(executable: Executable) -> np.ndarray:
     """Return the logits of all tokens in one forward pass on two threads."""
     logits = feed(executable, tokens(COUNT))
     assert np.isfinite(logits).all()
-    assert len(np.unique(logits[:, 0])) > COUNT // 2  # positions matter: equal tokens have different logits
+    assert len(np.unique(logits[:, 0])) > COUNT // 2  # equal tokens at different positions have different logits
     return logits
 
 
@@ -84,8 +84,8 @@ def test_which_rows_want_logits(executable: Executable, truth: np.ndarray) -> No
 
 
 def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
-    """Two other sequences come before and after this sequence, in batches that are split differently. Their KV cache
-    blocks are between its blocks.
+    """Two other sequences come before and after this sequence, in batches that are split differently. The KV
+    cache blocks of the three sequences are interleaved.
     """
     driver, mine, other = Driver(executable, sequences=3), tokens(COUNT), tokens(400, seed=9)
     found, at = [], 0
@@ -138,7 +138,7 @@ def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray,
 
 
 def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, truth: np.ndarray) -> None:
-    """Steps of a model and of its draft model alternate."""
+    """Alternating steps of a model and its draft model do not affect each other."""
     other = bind(cpu, plan("Q8_0", Shape(layers=1), seed=2))
     driver, rival = Driver(executable), Driver(other)
     alone = feed(other, tokens(60, seed=2))

@@ -78,7 +78,9 @@ def test_far_positions_are_selected_as_by_the_reference(cpu: CpuBackend, s: Sele
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q5_1")], ids=str)
 @pytest.mark.parametrize("s", FAR[:3], ids=str)
 def test_attention_reads_whole_blocks_where_they_are(cpu: CpuBackend, s: Selecting, cache: CacheTypes) -> None:
-    """Blocks of positions that are cache blocks are read in place. Batches and block tables are the same as above."""
+    """Blocks of positions that are cache blocks are read in place. The batches and block tables are the same
+    as in the previous test.
+    """
     plan = record(MemoryWeight.of("table", rows_of(s, 500)), attend_selected(s))
     ours, theirs = (Driver(bind(b, plan, rows=300, blocks=18, cache=cache), 2) for b in (cpu, ReferenceBackend()))
     values = rows_of(s, 500)[:, : sum(s.heads.widths)]
@@ -126,7 +128,7 @@ def test_attention_reads_what_is_selected(cpu: CpuBackend, s: Selecting, cache: 
 )  # fmt: skip
 def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBackend, s: Selecting, name: str) -> None:
     """A selection of all positions gives the bits of full attention, over several partitions, in prefill and decode.
-    The cache layout, rows or panels, changes nothing.
+    The cache layout (rows or panels) does not change the bits.
     """
     everything, cache = replace(s, count=-(-640 // s.block)), CacheTypes(name, name)
     plan = record(MemoryWeight.of("table", rows_of(s, VOCABULARY)), attend(s.heads))
@@ -139,7 +141,7 @@ def test_who_selects_everything_has_the_bits_of_who_selects_nothing(cpu: CpuBack
         np.testing.assert_array_equal(every.step(batch), plain.step(batch))
 
 
-LONG = 1400  # positions: two units of work of an indexer
+LONG = 1400  # positions: two tasks of the indexer
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q5_1"])

@@ -2,11 +2,11 @@
 
     text = plan(calls(add(a=2, b=3)), says("It is {result}."))
 
-A step is one answer. The model finds the last plan in its prompt and counts the answers after it. `{result}` is the
-last tool result, and `{seen}` the number of answers and results in the prompt. So an answer is right only if the client
-sent everything back and the template put it into the prompt. In templates of other families, the model cannot tell
-answers from results. There, tools return `[[...]]`, the model counts these marks, and a step has one call. A call of a
-tool that the prompt does not describe is an error.
+A step of a plan is one answer. The model finds the last plan in its prompt and counts the answers after it.
+`{result}` is the last tool result, and `{seen}` the number of answers and results in the prompt. So an answer
+is right only if the client sent everything back and the template put it into the prompt. In templates of
+other families, the model cannot tell answers from results. There, tools return `[[...]]`, the model counts
+these marks, and a step has one call. A call of a tool that the prompt does not describe is an error.
 """
 
 from __future__ import annotations

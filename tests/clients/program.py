@@ -1,4 +1,4 @@
-"""`localllm serve` with tokens that plans in the prompts decide (`plans.py`).
+"""`localllm serve` with a sampler that follows plans in the prompts (`plans.py`).
 
     python -m tests.clients.program serve MODEL --port 0
 

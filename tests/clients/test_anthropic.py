@@ -1,4 +1,6 @@
-"""The `anthropic` package: messages with tools and thinking, and its tool runner, with and without streaming."""
+"""The `anthropic` package: messages with tools and thinking, and the package's tool runner, with and without
+streaming.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def edit(old: str, new: str) -> str:
 
 @pytest.mark.parametrize("more", [(), ("--no-stream",)])
 def test_aider(server: Server, repository: Path, more: Sequence[str]) -> None:
-    """aider's first edit fixes nothing. aider sends the output of the check, and gets the second edit.
+    """The model's first edit does not fix the bug. aider then sends the output of the check, and gets the second edit.
 
     aider itself inserts answers ("Ok."), so the plan repeats the second edit in all later positions.
     """

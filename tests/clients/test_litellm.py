@@ -32,7 +32,7 @@ PROVIDERS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": "", "ollama_cha
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_with_tools(server: Server, provider: str, stream: bool) -> None:
-    # litellm joins the calls of an Ollama stream, even with Ollama itself.
+    # In a stream, litellm merges the calls of an Ollama answer, even with Ollama itself. So that case has one call.
     two = not (stream and provider == "ollama_chat")
     first = [Call("add", {"a": 2, "b": 3}), Call("add", {"a": 20, "b": 30})]
     steps = plan(calls(*first[: 1 + two], text="Let me see."), *LAST)

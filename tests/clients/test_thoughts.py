@@ -1,5 +1,5 @@
-"""Reasoning and tool calls in all four APIs, with and without streaming. Reasoning is separate, and an answer can
-continue it.
+"""Reasoning and tool calls in all four APIs, with and without streaming. Reasoning is returned separately,
+and a request can continue it.
 
 The answers are raw output of a model of the Hermes family, and the requests are plain HTTP.
 """
@@ -29,7 +29,7 @@ class Heard:
 
     thought: str = ""
     said: str = ""
-    called: list[Any] = field(default_factory=list)  # arguments of the calls
+    called: list[Any] = field(default_factory=list)  # arguments of the tool calls
 
 
 def events(body: str) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def responses(body: str) -> Heard:
         heard.said += event["delta"] if kind == "response.output_text.delta" else ""
         if kind == "response.function_call_arguments.delta":
             arguments[event["output_index"]] = arguments.get(event["output_index"], "") + event["delta"]
-        for item in event.get("output", ()):  # only without streaming
+        for item in event.get("output", ()):  # a response without streaming
             text = "".join(part["text"] for part in item.get("content") or ())
             heard.thought += text if item["type"] == "reasoning" else ""
             heard.said += text if item["type"] == "message" else ""

@@ -2,6 +2,7 @@
 
     python -m tests.fuzz KIND --seed N --cases N [--seconds S]
 
-A case is determined by (kind, seed, number) and runs in a forked child process. So signals, hangs, memory above 1 GB,
-tracebacks and unclear messages are all detected and assigned to their case. `case` defines a kind, `runner` runs it.
+A case is determined by (kind, seed, number) and runs in a forked child process. The runner detects signals,
+hangs, memory above 1 GB, tracebacks and unclear messages, and assigns them to their case. `case` defines a
+kind, `runner` runs it.
 """

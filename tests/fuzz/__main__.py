@@ -1,4 +1,5 @@
-"""The command: runs cases of a kind, prints failures, and keeps their files. The exit code is 1 after any failure.
+"""The command line: run cases of a kind, print failures, and keep the files that caused them. The exit code
+is 1 after any failure.
 
 `files` means all kinds that read files other than single models and templates. Each kind gets a share of the cases.
 """

@@ -29,7 +29,7 @@ class _Good(NamedTuple):
 
     model: localllm.Model
     header: dict[str, Any]
-    body: bytes  # tokens and blocks
+    body: bytes  # the stored tokens and KV cache blocks
 
 
 class Kind:

@@ -24,7 +24,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case with its files written. `run` uses the program and returns a word for the tally."""
+    """A case whose files are written. `run` executes the code under test and returns a word for the tally."""
 
     changes: tuple[str, ...]
     run: Callable[[], str]
@@ -33,7 +33,7 @@ class Case:
 class Kind(Protocol):
     """A fuzzer. Its constructor prepares the shared files in `home`, before child processes are forked."""
 
-    together: ClassVar[int]  # cases per child process
+    together: ClassVar[int]  # number of cases per child process
     seconds: ClassVar[float]  # time after which a case counts as hanging
 
     def __init__(self, home: Path) -> None: ...
@@ -44,7 +44,7 @@ class Kind(Protocol):
 
 
 def random_of(kind: str, seed: int, number: int) -> Random:
-    """The case's only source of randomness."""
+    """Return the random generator of a case, its only source of randomness."""
     return Random(f"{kind} {seed} {number}")
 
 

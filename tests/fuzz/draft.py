@@ -1,4 +1,6 @@
-"""Damaged draft models, and drafts with other vocabularies. For any draft, the answer must equal plain decoding."""
+"""Damaged draft models, and draft models with other vocabularies. With any draft model, the answer must equal
+decoding without one.
+"""
 
 from __future__ import annotations
 

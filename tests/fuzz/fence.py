@@ -34,7 +34,7 @@ MODULES = (
     localllm.backends.cpu.buffers,
     localllm.backends.cpu.cache_blocks,
     localllm.backends.cpu.weights,
-)  # modules that import Arena
+)  # modules whose `Arena` is replaced
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +44,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def fenced(size: int) -> int:
-    """Return the address of `size` zero bytes, in whole cache lines, between two inaccessible pages.
+    """Return the address of `size` zero bytes, rounded up to whole cache lines, between two inaccessible pages.
 
     The memory is never freed.
     """
@@ -117,7 +117,7 @@ def install() -> None:
     Buffers.address = _address  # type: ignore[method-assign]
     for name in ("dense_vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
-    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # weight rows as stored in a GGUF
+    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows that kernels read as stored
     for module in (localllm.backends.cpu.storage, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
     localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]

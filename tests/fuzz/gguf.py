@@ -41,7 +41,7 @@ class Kind:
     def __init__(self, home: Path) -> None:
         fence.install()
         self._bases = list(bases(home).values())
-        for image in self._bases[:1]:  # compile and load the kernels that all models share
+        for image in self._bases[:1]:  # warm-up: compile and load the kernels that all models share
             (home / "warm.gguf").write_bytes(image.encode())
             use(home / "warm.gguf", Random(0))
 
@@ -68,7 +68,9 @@ class Kind:
 
 
 def change_key(random: Random, image: Image) -> str:
-    """Change a key that the model reads: another value, type or name, a list per layer, or no key."""
+    """Change a metadata key that the model reads: give it another value, type, name or a value per layer, or
+    remove it.
+    """
     own = [i for i, key in enumerate(image.keys) if not key.name.startswith((b"tokenizer.ggml", b"general.name"))]
     if not own:
         return "no keys"
@@ -143,7 +145,7 @@ def change_counts(random: Random, image: Image) -> str:
 
 
 def change_architecture(random: Random, image: Image) -> str:
-    """Rename the keys of the architecture to another architecture's keys."""
+    """Rename the metadata keys of an architecture to the keys of another architecture."""
     old, new = image.get("general.architecture"), random.choice(sorted(ARCHITECTURES)).encode()
     if not isinstance(old, bytes):  # an earlier change removed the key
         return "no architecture to change"

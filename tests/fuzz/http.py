@@ -76,7 +76,7 @@ def exchange(port: int, data: bytes, address: str, wire: bool = False) -> bytes:
         end = time.monotonic() + SECONDS
         try:
             made.sendall(data)
-            if wire and len(data) % 8:  # usually end the request, so that the server does not wait for more
+            if wire and len(data) % 8:  # in most cases, so that the server does not wait
                 with suppress(OSError):  # the server may have closed the connection
                     made.shutdown(socket.SHUT_WR)
             made.settimeout(IDLE if wire else SECONDS)

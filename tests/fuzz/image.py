@@ -1,6 +1,6 @@
 """A GGUF as editable parts, which are read from a valid file, changed, and written without any check.
 
-Deliberately independent of `localllm.gguf`: the reader under test must not generate its test files.
+The module is independent of `localllm.gguf`, because the reader under test must not generate its own test files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor's entry in the header. `sizes` are in file order, columns first."""
+    """A tensor's entry in the header. `sizes` are stored innermost dimension first."""
 
     name: bytes
     sizes: tuple[int, ...]

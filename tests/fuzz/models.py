@@ -21,7 +21,8 @@ from tests.models.tiny_families import FAMILIES
 
 _EXPECTED = re.compile(r"([\w.]+): .*expected shape \(([\d, ]+)\)")
 _NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")
-# Head dimension, KV heads, query heads per KV head. Few, because attention kernels are compiled per shape.
+# Head dimension, KV heads, query heads per KV head. There are few shapes, because attention kernels are
+# compiled for each.
 _HEADS = (
     *((2, 4, 2), (6, 1, 5), (8, 2, 2), (16, 1, 1), (17, 1, 3), (33, 2, 1), (40, 1, 8), (63, 1, 1), (64, 2, 4)),
     *((65, 3, 1), (80, 1, 2), (128, 1, 3), (256, 1, 1)),
@@ -237,7 +238,7 @@ def odd(random: Random) -> tuple[Image, str]:
 
 
 def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None:
-    """Return the tensors of a model, added one at a time as the model code misses them; None if no tensors fit."""
+    """Add each tensor that the model code reports missing, and return all of them; None if no tensors fit."""
     shapes = dict(entry for layer in range(draw.layers) for entry in draw.optional(layer))
     if draw.random.random() < 0.5:
         shapes["output.weight"] = (draw.vocabulary, draw.width)

@@ -1,6 +1,6 @@
 """A compromised confined child process replies with random bytes.
 
-A call must end with the right answer or a ConfinedError. The next call gets the right answer in any case.
+A call must return the right answer or raise ConfinedError. The next call must return the right answer.
 """
 
 from __future__ import annotations

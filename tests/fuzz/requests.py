@@ -1,6 +1,6 @@
 """Hostile requests to the server, one per case: API requests with changed fields, schemas, grammars, texts and bytes.
 
-`make` returns the bytes for one connection. They depend only on the random number generator.
+`make` returns the bytes for one connection, which depend only on the random number generator.
 """
 
 from __future__ import annotations

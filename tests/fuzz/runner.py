@@ -21,8 +21,8 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-MEMORY = 1 << 30  # bytes that a case may allocate in addition to the process's
-_ADDRESSES = 6 << 30  # address space in addition to the child's at its start; larger reservations fail
+MEMORY = 1 << 30  # bytes that a case may allocate beyond the process's memory at its start
+_ADDRESSES = 6 << 30  # bytes of address space beyond the child's at its start; larger reservations fail
 _STATUS = Path("/proc/self/status")
 
 
@@ -82,7 +82,7 @@ class Runner:
         self._child(lambda: self._make(number, target))
 
     def _group(self, numbers: range, report: Report, tell: Callable[[Finding], None]) -> int:
-        """Run the cases `numbers` in a child. Return the number to continue with."""
+        """Run the cases `numbers` in a child. Return the number of the case to continue with."""
         ran = self._attempt(numbers)
         for line in ran.finished:
             self._count(line, report, tell)
@@ -90,7 +90,7 @@ class Runner:
             return numbers.stop
         number = int(str(ran.begun["number"])) if ran.begun else numbers.start + len(ran.finished)
         alone = self._attempt(range(number, number + 1))
-        if not alone.death and ran.death == "hang":  # the machine was only busy
+        if not alone.death and ran.death == "hang":  # it passes alone, so the machine was only busy
             self._count(alone.finished[0], report, tell)
             return number + 1
         report.cases += 1
@@ -206,7 +206,7 @@ def _death(status: int) -> str:
 
 
 def _quiet() -> None:
-    """Silence the standard streams: LLVM and Python write to them on a crash, and the log has the cause."""
+    """Silence the standard streams, because LLVM and Python write to them on a crash and the log has the cause."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

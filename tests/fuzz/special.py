@@ -1,4 +1,4 @@
-"""Special files in every place where a command reads or writes: pipes, devices, sockets, links, owners, sizes.
+"""Special files wherever a command reads or writes: pipes, devices, sockets, links, foreign owners, odd sizes.
 
 A command must end in time, with success or a one-line error, and must not touch the target of a link.
 """

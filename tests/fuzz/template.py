@@ -1,6 +1,6 @@
 """Chat templates derived from real ones: truncated, spliced, nested, with huge numbers, other filters, and attacks.
 
-Only `render` uses the program.
+Only `render` calls localllm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small fixed part of every fuzzer, and the runner itself, which must detect every kind of failure."""
+"""A few fixed cases of every fuzzer, and the runner itself, which must detect every kind of failure."""
 
 from __future__ import annotations
 

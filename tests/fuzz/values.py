@@ -1,4 +1,6 @@
-"""Values that break programs: limits of integer types, odd floats, hostile texts. And changes to bytes and JSON."""
+"""Values that break programs (limits of integer types, odd floats, hostile texts), and random changes to
+bytes and JSON.
+"""
 
 from __future__ import annotations
 
@@ -119,8 +121,8 @@ def change_json(random: Random, root: Any) -> str:
 
 
 def json_text(random: Random, root: Any) -> bytes:
-    """Return the tree as JSON, sometimes with content that no tree can have: deep nesting, huge numbers, duplicate
-    keys.
+    """Return the tree as JSON. Sometimes add what a Python tree cannot hold: deep nesting, huge numbers,
+    duplicate keys.
     """
     text = json.dumps(root)
     if random.random() < 0.9:

@@ -1,5 +1,5 @@
-"""Several processes write the same file at the same time, and some are killed. The file is always complete, and from
-one process.
+"""Several processes write the same file at once, and some are killed. The file must always be complete, with
+one process's content.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 def write_model(
     path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Write a llama of one layer with random weights. It generates printable ASCII, because the output matrix is zero
-    for other tokens.
+    """Write a llama of one layer with random weights. It generates printable ASCII, because the rows of the
+    output matrix for other tokens are zero.
     """
     random = np.random.RandomState(11)
     letters = [chr(c) for c in range(33, 127)]
@@ -97,7 +97,7 @@ def default_signals() -> None:
 def localllm(
     *words: object, stdin: str | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program. Without `stdin` its input is empty. `environ` adds environment variables."""
+    """Run the program. Without `stdin`, the input is empty. `environ` adds environment variables."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     given["env"] = {**os.environ, **(environ or {})}
     return subprocess.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.localllm.test_embedding import write_t5
 from tests.models.kit import KIT
 
-# Prompt, and the first tokens of the answer after the decoder's start token.
+# Prompt, and the first generated tokens after the decoder's start token.
 ANSWERS = {
     "a cat and dogs": "<extra_id_5><extra_id_37><extra_id_60> f<extra_id_5><extra_id_7><extra_id_7><extra_id_40>"
     "<extra_id_5><extra_id_7><extra_id_12><extra_id_17>y<extra_id_39>e",

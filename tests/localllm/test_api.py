@@ -198,7 +198,7 @@ def test_closing_ends_the_templates_process() -> None:
 
 
 def test_formats_convert_as_the_documentation_says() -> None:
-    """The import runs in a process that has imported nothing else."""
+    """The documented import must work in a process that has imported nothing else."""
     program = (
         "import localllm, numpy as np; values = np.ones((1, 32), np.float32);"
         "rows = localllm.quant.quantize(values, 'Q4_0'); print(localllm.quant.dequantize(rows, 'Q4_0').sum())"

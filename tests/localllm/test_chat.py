@@ -130,7 +130,9 @@ def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.
 
 
 def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
-    """Some chat templates remove reasoning or white space from earlier answers."""
+    """Some chat templates remove reasoning or white space from earlier answers, so those tokens differ from
+    the cached ones.
+    """
     template, _ = template_of(demo)
     trimming = ChatTemplate(
         template.source.replace("message['content']", "message['content'].split('|')[-1]"),
@@ -205,7 +207,7 @@ def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
     with pytest.raises(ContextFull, match="the context holds 128"):
         finish(conversation.say("two"))
     assert conversation.messages == before
-    assert conversation.shift() == 0  # the only turn stays
+    assert conversation.shift() == 0  # the only turn cannot be dropped
 
 
 def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
@@ -227,7 +229,7 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
 
 @pytest.mark.parametrize("turns", range(2, 9))
 def test_a_shift_drops_as_few_turns_as_possible(tiny: api.Model, turns: int) -> None:
-    """A context shift drops turns until the rest fits half of the context. The newest turn always stays."""
+    """A context shift drops turns until the rest fits half of the context. The newest turn is never dropped."""
     conversation = talk(tiny)
     messages = [{"role": role, "content": str(n) * (3 + n)} for n in range(turns) for role in ("user", "assistant")]
     lengths = []

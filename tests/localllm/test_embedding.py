@@ -1,4 +1,6 @@
-"""Text embeddings and reranking scores, from Python and from the command line, against the reference backend."""
+"""Text embeddings and reranking scores, from Python and from the command line, equal the results of the
+reference backend.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,7 @@ def test_a_query_ranks_documents(files: dict[str, Path]) -> None:
 
 
 def test_a_template_of_the_file_joins_query_and_document(tmp_path: Path) -> None:
-    """Query and document cannot insert special tokens or template variables."""
+    """The text of a query or document cannot insert special tokens or template variables."""
     template = {"tokenizer.chat_template.rerank": "[CLS]{query}[SEP]{document}[MASK]"}
     path = write_embedder(tmp_path / "m.gguf", "bert-rank", template)
     with load(path) as model:
@@ -138,7 +140,7 @@ def test_a_template_of_the_file_joins_query_and_document(tmp_path: Path) -> None
 
 
 def test_long_texts(files: dict[str, Path]) -> None:
-    """An encoder evaluates a text in one step, or rejects it. Other models take several steps."""
+    """An encoder evaluates a text in one step, or rejects a text that is too long. Other models take several steps."""
     with load(files["bert-mean"], ctx_size=70) as model:
         text = "abcdefgh" * 8
         assert (

@@ -1,4 +1,6 @@
-"""T5 from Python, from the command line and behind a server: the text is encoded in one step, the answer decoded."""
+"""T5 from Python, from the command line and behind a server: the prompt is encoded in one step, then the
+answer is decoded.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(t5.ANSWERS[PROMPTS[0]])
     kept = tmp_path / "kept"
-    for _ in range(2):  # a long text, whose KV cache blocks are reused
+    for _ in range(2):  # the second run restores the KV cache of LONG from the file
         again = run("run", str(path), LONG, *greedy, "--prompt-cache", str(kept), "--prompt-cache-all")
         assert again.stdout == run("run", str(path), LONG, *greedy).stdout
     refusals = {
@@ -96,7 +98,7 @@ def test_sequences_fork_and_go_back(model: Model) -> None:
     assert int(result.logits.argmax()) == whole[0]
     assert first.border == border
     second = engine.fork(first)
-    # The fork and its origin decode alternately, the fork with another text's answer.
+    # The fork and the original sequence decode in turn. The fork decodes another text's answer.
     for number, token in enumerate(whole[:-1]):
         rows = [SequenceRows(second, [token]), SequenceRows(first, [token]), SequenceRows(other, [token])]
         results = engine.step(rows)

@@ -1,5 +1,5 @@
-"""Several answers at a time on one `Model`, interleaved or in threads. Each has the same tokens as without the
-others.
+"""Several answers at a time on one `Model`, interleaved or in threads. Each answer has the same tokens as
+without the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SOURCES: dict[str, dict[str, Any]] = {  # sources of drafts
 
 
 class Asked(NamedTuple):
-    """A request: its prompt, length, and seed. None means greedy decoding."""
+    """The prompt, length and seed of a request. A seed of None means greedy decoding."""
 
     prompt: int
     seed: int | None
@@ -109,8 +109,8 @@ ASKED = st.builds(Asked, st.integers(0, 2), st.sampled_from([None, 7]), st.integ
 def test_interleaved_answers_are_those_alone(
     model: tuple[str, str, str], asked: list[Asked], order: list[int], dropped: set[int]
 ) -> None:
-    """An interleaved answer has the tokens of the same answer alone: with every source of drafts and every KV cache
-    type, in any reading order, and after another answer is closed midway.
+    """An interleaved answer has the tokens of the same answer alone: for every source of drafts and every KV
+    cache type, in any reading order, and after another answer is closed midway.
     """
     check(model, asked, order, dropped)
 
@@ -151,7 +151,7 @@ def all_free(model: localllm.Model) -> int:
 
 
 def test_both_answers_of_one_thread_go_on_from_row_to_row() -> None:
-    """Steps of the other answer must not invalidate the drafts of an answer."""
+    """Steps of one answer must not invalidate the drafts of the other."""
     model = opened("demo", "draft model", "f16")
     asked = [Asked(0, None, 40), Asked(1, None, 40)]
     replies = [one.begin(model) for one in asked]
@@ -347,7 +347,7 @@ def test_tokenizing_goes_on_in_other_threads() -> None:
 
 
 def test_an_answer_that_is_dropped_gives_its_blocks_back() -> None:
-    """Another thread may be inside a step of the answer. Its blocks become free when that step ends."""
+    """Another thread may be inside a step of the answer. The blocks of the answer are freed when that step ends."""
     model, asked = opened("demo", "draft model", "f16"), Asked(1, None, 20)
     free = all_free(model)
     dropped, closed = Asked(0, None, 20).begin(model), Asked(2, None, 20).begin(model)
@@ -380,7 +380,7 @@ def test_closing_waits_for_the_step_of_another_thread(source: str) -> None:
 
 
 def read_on(number: int, model: localllm.Model, found: list[Any], begun: threading.Barrier) -> None:
-    """Read an answer. Store its text or its error in `found`."""
+    """Read an answer. Store the text or the error in `found`."""
     reply = Asked(number, 7 if number else None, 400).begin(model)
     next(reply)
     begun.wait(60)
@@ -391,9 +391,7 @@ def read_on(number: int, model: localllm.Model, found: list[Any], begun: threadi
 
 
 def test_closing_while_threads_read_gives_each_one_error() -> None:
-    """Closing a model gives each reading thread one error, even between a step of the model and a step of its draft
-    model.
-    """
+    """Closing a model gives each reading thread one error, even between steps of the model and of the draft model."""
     for delay in (0.0, 0.002, 0.01, 0.03):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

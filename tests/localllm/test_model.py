@@ -120,7 +120,7 @@ def test_an_answer_of_a_closed_model_cannot_continue(path: Path, spec: Any) -> N
 
 
 def test_the_device_is_named(model: localllm.Model) -> None:
-    why = r"( \([^()]*\))?"  # the reason why no GPU is used, if a GPU was expected
+    why = r"( \([^()]*\))?"  # optional reason why no GPU is used
     assert re.fullmatch(rf"cpu: [^()]*, 2 threads{why}", model.device)
 
 
@@ -149,9 +149,7 @@ def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
 
 
 def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
-    """The text is split into batches, each call starts with an empty KV cache, and the result does not depend on the
-    split.
-    """
+    """The logits do not depend on how the text is split into batches. Each call starts with an empty KV cache."""
     sequence = [int(token) for token in tokens(200, 356)]
     whole = model.logits(sequence)
     model.batch_rows, before = 7, model.batch_rows
@@ -322,7 +320,7 @@ def test_an_unknown_tokenizer_rule_is_refused_and_force_takes_the_nearest(tmp_pa
         assert "qwen2 is used instead" in words.tokenizer.note
     refused, taken = program("run", target, "hi"), program("run", target, "hi", "--force")
     assert "the nearest known is qwen2, and --force takes it" in refused.stderr
-    assert "holds a vocabulary but no weights" in taken.stderr  # the next error: the tokenizer was accepted
+    assert "holds a vocabulary but no weights" in taken.stderr  # so the tokenizer was accepted
 
 
 def test_a_reference_vocabulary_tokenizes() -> None:
@@ -343,7 +341,9 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
 
 
 def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
-    """Its length in characters is enough to refuse it. A text that might fit is tokenized and counted."""
+    """A text that is too long in characters is refused at once. A text that might fit is tokenized, and its
+    tokens are counted.
+    """
     most = model.context * model.tokenizer.longest
     with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
         next(model.generate("a" * (most + 1)))

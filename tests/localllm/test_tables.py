@@ -34,7 +34,7 @@ def new(tensors: dict[str, MemoryWeight]) -> list[NewTensor]:
 
 
 def write(path: Path, times: int = 1) -> Path:
-    """Write a model whose table is repeated this many times. No hash selects the additional rows."""
+    """Write a model whose embedding table is repeated this many times. No hash selects the additional rows."""
     table = TENSORS[NAME]
     more = replace(table, shape=(times * ROWS, 16), rows=np.tile(table.rows, (times, 1)))
     write_gguf(path, METADATA, new(TENSORS | {NAME: more}))
@@ -62,7 +62,9 @@ def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest
 
 
 def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 MB are free. The table has 21 MB, all other tensors have 2 MB, and the KV cache needs 4 MB."""
+    """With 20 MB of free memory, a model with a table of 21 MB, other tensors of 2 MB and a KV cache of 4 MB
+    still fits.
+    """
     monkeypatch.setattr(localllm.loading.loader, "free_memory", lambda: 20_000_000)
     path = write(tmp_path / "model.gguf", 500)
     with localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2) as model:
@@ -73,7 +75,7 @@ def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monk
 
 
 def test_a_table_in_a_later_part_is_read_there(tmp_path: Path) -> None:
-    """A step reads only the rows that it needs. A GGUF that is deleted meanwhile can still be read."""
+    """A step reads only the rows that it needs, even if the GGUF was deleted after opening."""
     split = {"split.count": np.uint16(2), "split.tensors.count": np.int32(len(TENSORS))}
     names = [tmp_path / f"m-{i:05d}-of-00002.gguf" for i in (1, 2)]
     others = new({name: tensor for name, tensor in TENSORS.items() if name != NAME})

@@ -13,7 +13,7 @@ import numpy as np
 from tests.models.kit import KIT, values
 from tests.models.support import MemoryWeight
 
-OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # per-layer lists without an entry for the head
+OTHERS = ("rope.dimension_sections", "attention.indexer.types")  # keys with a value per layer, but none for the head
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Headed:
     experts: int | None = None  # the layer whose feed-forward tensors the head has, if different
     norm: str = "nextn.shared_head_norm"
     own: tuple[str, ...] = ()  # embedding or output matrices of the head itself; otherwise it uses the model's
-    values: tuple[tuple[str, int], ...] = ()  # the head's entries of per-layer keys, if not the last layer's
+    values: tuple[tuple[str, int], ...] = ()  # per-layer keys whose value for the head differs
 
     @property
     def tokens(self) -> list[int]:

@@ -23,7 +23,7 @@ EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
     "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
     "afmoe": 1 / 16, "grok": 1 / 32,
 }  # fmt: skip
-# Post-norm encoders, which need weak layers.
+# Post-norm encoders, whose layers need small weights.
 WEAK = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")
 DIFFUSION = ("dream", "llada", "rnd1")
 SCALES = ("layer_output_scale", "altup_correct_scale", "time_mix_k_k", "time_mix_k_a")
@@ -86,10 +86,10 @@ def _gain(name: str, architecture: str) -> float:
 
 LIMIT = 1e-6  # maximum NMSE against llama.cpp, which reads GELU from a float16 table; models without it stay below 1e-9
 COARSE = {
-    "gemma3n": 0.05,  # exact GELU differs more here, because many operations follow each GELU
+    "gemma3n": 0.05,  # exact GELU has a larger effect, because many operations follow each GELU
     "gemma4": 2e-5,
     "t5-gated": 1e-5,
-    # llama.cpp has sparse attention only with flash attention, which alone causes an error of 5e-6.
+    # llama.cpp runs sparse attention only with flash attention, which causes an error of 5e-6.
     "minimax-m3-3of10": 2e-5,
 }
 CHAOTIC = {  # models that amplify errors even with the float16 GELU
@@ -128,7 +128,7 @@ class KitModel:
 
     @property
     def room(self) -> int:
-        """Return the number of positions for all tokens, rounded up to whole KV cache blocks."""
+        """Return the number of KV cache positions for all tokens, rounded up to whole blocks."""
         return -(-(len(self.text) + len(self.tokens)) // BLOCK) * BLOCK
 
     @property

@@ -65,7 +65,7 @@ def context_of(model: Any, kind: int) -> Any:
 def decode(context: Any, tokens: list[int], start: int, rows: np.ndarray | None = None) -> None:
     """Evaluate tokens from this position on. A head also gets hidden states (T, width)."""
     batch = llama.llama_batch_init(len(tokens), 0 if rows is None else rows.shape[1], 1)
-    if rows is not None:  # set both, because a batch with embeddings has no array for tokens
+    if rows is not None:  # set the token ids too, because a batch with embeddings has no array for them
         other = llama.llama_batch_init(len(tokens), 0, 1)
         batch.token, room = other.token, np.ctypeslib.as_array(batch.embd, rows.shape)
         room[:] = rows

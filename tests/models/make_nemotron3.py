@@ -1,10 +1,10 @@
-"""Writes the headers of `kit_models/nemotron3*.npz`: Mamba-2, attention, and experts without a gate (Nemotron 3).
+"""Write the headers of `kit_models/nemotron3*.npz`: Mamba-2, attention, and experts without a gate (Nemotron 3).
 
     python -m tests.models.make_nemotron3 OUT.gguf [LATENT]
 
-LATENT is the input width of the experts, as in Nemotron 3 Super; 0 means the model's width. Weights follow the test
-models' rule. The stored files have the GGUF up to its tensors, and llama.cpp's logits of 40 tokens, the last 8 one by
-one.
+LATENT is the input width of the experts, as in Nemotron 3 Super; 0 means the model's width. Weights follow
+the test models' rule. The .npz files store the GGUF up to the tensor data, and llama.cpp's logits of 40
+tokens, the last 8 one by one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A second implementation of a dense transformer, written from the papers: straight-line float64 code over whole texts.
 
-It shares no code with `models` or `backends`. The results of both must agree.
+It shares no code with `models` or `backends`. Both implementations must agree.
 """
 
 from __future__ import annotations

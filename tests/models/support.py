@@ -81,12 +81,12 @@ class Driver:
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
 
     def step(self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> np.ndarray:
-        """Append each part's tokens to its sequence. Return the logits of the wanted rows, by default of all."""
+        """Append the tokens of each part to its sequence. Return the logits of the wanted tokens, by default of all."""
         tokens, positions, sequence = [], [], []
         for s, more in parts:
             tokens += list(more)
             positions += range(self.lengths[s], self.lengths[s] + len(more))
-            # Tokens unknown here, because a test filled the KV cache directly.
+            # The tokens are unknown, because the test filled the KV cache directly.
             unknown = [0] * (self.lengths[s] - len(self.histories[s]))
             self.histories[s][self.lengths[s] :] = [*unknown, *more]
             sequence += [s] * len(more)

@@ -56,7 +56,7 @@ def test_cuts_and_truncations_change_nothing(plan: Plan) -> None:
     parts = [cut.step([(0, LONG.tokens[a:b])]) for a, b in ((0, 3), (3, 70), (70, 127), (127, 129))]
     np.testing.assert_array_equal(np.concatenate(parts), truth[:129])
     cut.step([(0, LONG.tokens[:9])])
-    cut.lengths[0] = 126  # within a pool of 4 and a pool of 128
+    cut.lengths[0] = 126  # rewind into a pool of 4 and a pool of 128
     np.testing.assert_array_equal(cut.step([(0, LONG.tokens[126:140])]), truth[126:])
 
 

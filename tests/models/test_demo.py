@@ -1,6 +1,6 @@
 """The bundled model: the required content of its two GGUFs, and its loss on a chat outside the training data.
 
-With our tokenizer and forward pass, the loss of both networks must equal PyTorch's.
+With our tokenizer and forward pass, the loss of the model and its draft model must equal that computed by PyTorch.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndar
     top = logits.max(axis=-1)
     surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) log normalizers
     loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
-    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K here, float32 in PyTorch
+    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # weights are Q4_K and Q6_K here, float32 in PyTorch
 
 
 def test_draft_guesses_what_the_target_says(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:

@@ -91,7 +91,7 @@ def test_first_rows_see_later_ones() -> None:
 
 
 def test_decoders_that_see_later_rows() -> None:
-    """Every architecture with plain attention reads the key that makes attention bidirectional."""
+    """Every decoder architecture with plain attention reads the metadata key that makes attention bidirectional."""
     model = EMBEDDERS["qwen3-embedding"]
     metadata, tensors = model.loaded()
     assert plan_of(metadata, tensors).causal
@@ -110,7 +110,7 @@ def test_rankers_of_several_labels_give_probabilities() -> None:
 
 
 def test_what_a_classifier_reads() -> None:
-    """The key has the name that llama.cpp reads, with a dot."""
+    """The metadata key of a classifier has a dot in its name, as in llama.cpp."""
     metadata, tensors = EMBEDDERS["bert-rank"].loaded()
     rows = np.random.RandomState(1).standard_normal((5, 128)).astype(np.float32)
     first = pooler_of(metadata, tensors)(rows, "rank")

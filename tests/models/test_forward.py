@@ -1,4 +1,4 @@
-"""Recorded plans compute the results of llama.cpp and of the papers, and inconsistent GGUFs are refused."""
+"""Plans give the results of llama.cpp and of implementations from the papers. Inconsistent GGUFs are refused."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def test_heads_may_differ_from_layer_to_layer() -> None:
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str) -> None:
-    """A width of 32 is one block of Q8_0 or Q4_0, and the inner width of 64 is two."""
+    """Rows are whole quantization blocks: a width of 32 is one block of Q8_0 or Q4_0, and the inner width of
+    64 is two.
+    """
     metadata, tensors = tiny.make("llama", seed=25)
     inner = np.random.RandomState(0).standard_normal((4, 64, WIDTH)) / 6
     for i in range(2):
@@ -143,7 +145,7 @@ def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str)
     packed = {n: MemoryWeight.of(n, t.values(), format if len(t.shape) == 2 else "F32") for n, t in tensors.items()}
     plain = {n: MemoryWeight.of(n, t.values()) for n, t in packed.items()}
     np.testing.assert_array_equal(run((metadata, packed)), run((metadata, plain)))
-    # Proof that quantization changed the weights.
+    # Quantization must have changed the weights.
     assert nmse(run((metadata, packed)), run((metadata, tensors))).max() > 1e-12
 
 
@@ -268,7 +270,9 @@ def test_a_missing_expert_matrix_is_named() -> None:
 
 
 def test_parts_of_a_bias_end_between_blocks() -> None:
-    """Queries of 4 elements do not fill a quantization block of 32."""
+    """A fused bias is split at any element, even if the 4 elements of the queries do not fill a quantization
+    block of 32.
+    """
     metadata, tensors = tiny.make("llama", seed=1, heads=1, kv_heads=1, head_dim=4)
     for part in "qkv":
         del tensors[f"blk.0.attn_{part}.weight"]

@@ -1,8 +1,8 @@
 """Grove MoE against its definition (arXiv:2508.07785, and the reference implementation), and against llama.cpp, which
 differs in one point.
 
-Every two neighboring experts share a small adjugate expert. It gets the same input as the experts, and runs once for
-each chosen expert of the two, with that expert's weight.
+Every two neighboring experts share a small adjugate expert. The adjugate expert gets the same input as the
+experts. It runs once for each chosen expert of the pair, with that expert's weight.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def test_every_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_phimoe_but_for_its_norms_and_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp uses RMS norms with biases, and a softmax. `hf_all.npz` has the logits of Hugging Face transformers for
+    """For Phi MoE, llama.cpp uses RMS norms with biases, and a softmax router. `hf_all.npz` has the logits of
+    Hugging Face transformers for
     the model as trained.
     """
     own, norm = ARCHITECTURES["phimoe"], reference_operations._norm

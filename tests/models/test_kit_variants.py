@@ -47,4 +47,4 @@ def logits(name: str, changes: dict[str, Any]) -> np.ndarray:
 def test_every_position(variant: str) -> None:
     name, changes = VARIANTS[variant]
     assert nmse(logits(name, changes), STORED[variant]).max() < KIT[name].limit()
-    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # proof that the keys matter
+    assert nmse(KIT[name].stored["logits"][:COUNT], STORED[variant]).max() > 1e-3  # the keys must change the logits

@@ -18,7 +18,9 @@ WIDTHS = ("key_length", "value_length")
 
 @pytest.mark.parametrize(("format", "stored"), [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_K", "F16")])
 def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
-    """Float formats stay exact, and quantized formats become float16. Any range of rows can be read."""
+    """The transposed matrices keep float formats, while quantized weights become float16. Any range of rows
+    can be read.
+    """
     values = np.random.RandomState(3).standard_normal((HEADS * OF, COLUMNS))
     source = MemoryWeight.of("kv_b", values, format)
     found = Tensors({"kv_b": source}).transposed("kv_b", HEADS, ROWS, OF, COLUMNS)

@@ -22,7 +22,7 @@ def logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], tokens: l
 
 
 def test_the_shares_of_the_shift_may_be_several_tensors() -> None:
-    """GGUFs of 2024 have separate tensors for w, k, v, r and g."""
+    """GGUFs of 2024 have separate token-shift tensors for w, k, v, r and g."""
     metadata, tensors = KIT["rwkv6"].loaded()
     apart = dict(tensors)
     for layer in range(3):

@@ -19,11 +19,11 @@ def test_passes_share_the_tensors_of_a_block() -> None:
     assert len(plan.layers) == 6
     assert plan.tensors <= set(tensors)
     unused = {name for name in tensors if not name.endswith("_scale") and name not in plan.tensors}
-    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp ignores too
+    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales, which llama.cpp ignores
 
 
 def test_all_passes_share_the_tensors_of_a_block() -> None:
-    """The model runs its 2 blocks 3 times. The output norm also runs between the passes."""
+    """The model runs 2 blocks 3 times, with the output norm after each time."""
     plan = plan_of(*KIT["nanbeige-loops"].loaded())
     times = [read.weight.name for read in plan.reads].count
     assert len(plan.layers) == 6

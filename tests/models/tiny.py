@@ -48,7 +48,7 @@ def make(
         "ffn_up": (FFN, WIDTH),
         "ffn_down": (WIDTH, FFN),
     }
-    gain = {"attn_q": 2.0, "attn_k": 2.0}  # makes attention sharp, so that positions matter
+    gain = {"attn_q": 2.0, "attn_k": 2.0}  # attention to few positions
     values: dict[str, np.ndarray] = {"token_embd.weight": random.standard_normal((VOCABULARY, WIDTH))}
     for layer in range(layers):
         name = f"blk.{layer}."

@@ -1,7 +1,7 @@
 """Tiny random models of other families: sparse experts, sliding windows shorter than the text, multipliers.
 
-They have the sizes of `tests.models.tiny`. A model is defined by its tensor shapes. A tensor's name determines the
-distribution of its values.
+The models have the same sizes as in `tests.models.tiny`. A model is defined by its tensor shapes. A tensor's
+name determines the distribution of its values.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def family(
     tied: bool = False,
     **keys: Any,
 ) -> Model:
-    """Return a model with a layer's tensor `shapes` and the other tensors `top`. In keys, a double underscore means a
-    dot.
+    """Return a model whose layers have the tensors `shapes`, and which has the other tensors `top`. A double
+    underscore in a key means a dot.
     """
     random = np.random.RandomState(seed)
     all_shapes: Shapes = {"token_embd.weight": (VOCABULARY, WIDTH), "output_norm.weight": (WIDTH,), **(top or {})}
@@ -70,7 +70,7 @@ def values(name: str, shape: tuple[int, ...], random: np.random.RandomState) -> 
         return 0.3 * noise
     if "norm" in part:
         return 1.0 + 0.3 * noise
-    gain = 2.0 if part in ("attn_q", "attn_k", "attn_qkv") else 1.0  # makes attention sharp, so that positions matter
+    gain = 2.0 if part in ("attn_q", "attn_k", "attn_qkv") else 1.0  # attention to few positions
     return noise if part == "token_embd" else gain * noise / np.sqrt(shape[-1])
 
 

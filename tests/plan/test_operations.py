@@ -51,7 +51,9 @@ class Touched(dict[Any, Any]):
 
 
 def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
-    """Run every operation of a plan. Return each with the values, weights and KV cache layers that it accessed."""
+    """Run every operation of a plan. Return each operation with the values, weights and KV cache layers that
+    it accessed.
+    """
     numbers = np.arange(ROWS, dtype=np.int32)
     tables, texts = np.zeros((1, 1), np.int32), [numbers.tolist()]
     batch = Batch(numbers, numbers, numbers, 0 * numbers, tables, numbers[:2], histories=texts)
@@ -139,8 +141,8 @@ def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
 
 
 def test_attention_counts_more_for_every_position_it_sees() -> None:
-    """Scores and weighted sums take four operations per element of the queries and position. A sliding window bounds
-    them.
+    """Scores and weighted sums take four operations per element of the queries and position. A sliding window
+    limits the number of positions.
     """
     for window, more in ((0, 4 * 64), (8, 0)):
         r = Recorder()
@@ -154,7 +156,7 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
-    """In no model does the position of a pool affect its selection, so backends need no rule for it."""
+    """The position of a pool does not affect its selection in any model, so `indexer_top_k` refuses such a rule."""
     r, x = recorded()
     weights = r.slice(x, 0, 2) if weighted else None
     layer = r.append_index(r.slice(x, 0, 8))

@@ -1,4 +1,4 @@
-"""Summaries of a plan: its weights, the part of them that one token reads, and the number of uses of a value."""
+"""Summaries of a plan: the weights, the weight bytes that one token reads, and the number of uses of a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices of a tensor read the same bytes as the whole tensor at that place, and compare by content."""
+"""Slices of a tensor read the same bytes as that part of the whole tensor, and are compared by content."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_equal_weights_name_the_same_part_whatever_the_bytes() -> None:
 
 @pytest.mark.parametrize(("shape", "size"), [((96,), 3 * 18), ((8, 64), 8 * 2 * 18), ((5, 4, 32), 5 * 4 * 18)])
 def test_bytes_are_those_of_the_file(shape: tuple[int, ...], size: int) -> None:
-    """A block of Q4_0 has 32 values in 18 bytes."""
+    """The bytes equal the GGUF's. A block of Q4_0 has 32 values in 18 bytes."""
     assert Weight.of(tensor(*shape)).bytes == size

@@ -33,7 +33,7 @@ SUBSET = (
     *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py", "tests/platforms/test_bits.py"),
 )
 SPARSE = ("-p", "tests.platforms.every", "--every", "tests/backends/test_reproducible.py=5")
-STARTS = (  # a program of the emulated interpreter, which only qemu can run
+STARTS = (  # deselected: these tests start the emulated interpreter, which only qemu can run
     *("--deselect", "tests/backends/cpu/test_pool.py::test_a_program_that_closes_nothing_ends_well"),
     *("--deselect", "tests/backends/cpu/test_pool.py::test_too_many_threads_for_the_memory_are_an_error_that_says_so"),
 )

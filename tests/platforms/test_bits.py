@@ -1,4 +1,6 @@
-"""The same bits on every processor: one digest for x86 with AVX-512, and for Arm with and without dot products."""
+"""Logits are bitwise identical on every processor: x86 with AVX-512, and Arm with and without dot products,
+give one digest.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_commands_answer_as_here(system: str, tmp_path: Path) -> None:
     here = [done(each) for each in commands(ours)]
     kept = default_folder("quant")
     assert kept is not None
-    if kept.is_dir():  # compiling these kernels takes half a minute
+    if kept.is_dir():  # reuse the kernels, which take half a minute to compile
         shutil.copytree(kept, folder / "quant")
         folder.chmod(0o700)
     words = [sys.executable, "-m", "tests.platforms.stand_in", system, json.dumps(commands(theirs))]

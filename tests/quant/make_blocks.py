@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.conftest import SHARED_DATA
 
-ROWS = [20, 43, 44, 52]  # rows with heavy tails, a constant, millionths, outliers
+ROWS = [20, 43, 44, 52]  # rows of the input: heavy tails, a constant, values of about 1e-6, outliers
 VALUES = 256  # values per row with stored results
 
 if __name__ == "__main__":

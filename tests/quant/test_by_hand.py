@@ -78,9 +78,9 @@ def test_q8_0() -> None:
 
 
 def test_q4_k() -> None:
-    # scales 1 2 3 63 17 34 51 60, minimums 0 1 2 63 16 33 50 61, packed as in the docstring of q4_k_q5_k
+    # the scales 1 2 3 63 17 34 51 60 and minimums 0 1 2 63 16 33 50 61, packed as the docstring of q4_k_q5_k says
     packed = bytes([0x41, 0x82, 0xC3, 0xFF, 0x40, 0x81, 0xC2, 0xFF, 0x01, 0x12, 0x23, 0xDC])
-    nibbles = bytearray(b"\x95" * 128)  # 5 in even groups, 9 in odd ones
+    nibbles = bytearray(b"\x95" * 128)  # codes: 5 in even groups, 9 in odd groups
     nibbles[32 + 3] = 0x0F  # value 3 of group 2 is 15, of group 3 is 0
     values = one(b"\x00\x3c" + b"\x00\x38" + packed + bytes(nibbles), "Q4_K")  # d = 1, dmin = 0.5
     expected = np.repeat([5.0, 17.5, 14.0, 535.5, 77.0, 289.5, 230.0, 509.5], 32)

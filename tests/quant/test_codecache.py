@@ -155,7 +155,7 @@ def test_elsewhere_every_folder_up_to_the_root_counts(home: Path, monkeypatch: p
     kept()
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.parent))
     kept()
-    (place.parent / "localllm" / "kernels").chmod(0o1777)  # in a sticky folder itself, code must not be stored
+    (place.parent / "localllm" / "kernels").chmod(0o1777)  # not allowed for the kernel folder itself
     refused("is not this user's own")
 
 
@@ -255,7 +255,7 @@ def as_user(user: int, group: int, work: Callable[[], None]) -> None:
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(home: Path) -> None:
-    """The link is not followed even to this user's file with a matching digest, which could be a download."""
+    """A link is not followed, even to a file of this user with a matching digest, which could be a download."""
     kept()
     (folder() / "a").rename(home / "download")
     (folder() / "a").symlink_to(home / "download")
@@ -273,7 +273,7 @@ def test_what_is_no_file_is_not_waited_for(home: Path, kind: str) -> None:
 
 
 def test_a_user_s_own_link_to_a_private_folder_is_followed(home: Path) -> None:
-    """The cache may be on another disk. Every folder on the path is checked."""
+    """The cache may be on another disk, and every folder on the path is checked."""
     (disk := home.parent / "disk").mkdir()
     (home / "links").mkdir()
     (home / "links" / "out").symlink_to("../../disk")

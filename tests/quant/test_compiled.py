@@ -20,13 +20,15 @@ X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float3
 
 @pytest.mark.parametrize("importance", [None, np.ones(256, np.float32)], ids=["plain", "imatrix"])
 def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance: np.ndarray | None) -> None:
-    """For such a group ggml leaves the bytes of the previous group, so a block's bytes depend on its neighbors."""
+    """For a group of zeros, ggml keeps the bytes of the previous group, so that its blocks depend on their
+    neighbors. Ours do not.
+    """
     x = X.copy()
     x[1, 96:128] = 0
     row = quant.quantize(x[1:], "IQ3_S", importance)[0]
     np.testing.assert_array_equal(quant.quantize(x, "IQ3_S", importance).reshape(2, 110)[1], row)
-    assert not row[2 + 24 : 2 + 32].any()  # codebook points
-    assert row[66 + 3] == 0  # the points' ninth bits
+    assert not row[2 + 24 : 2 + 32].any()  # indices of the codebook points
+    assert row[66 + 3] == 0  # ninth bits of the indices
     assert not row[74 + 12 : 74 + 16].any()  # signs
     assert row[106 + 1] >> 4 == 0  # the scale
     values = quant.dequantize(row[None], "IQ3_S")[0]
@@ -67,7 +69,7 @@ def test_a_cache_folder_is_private_and_named_after_the_code(tmp_path: Path, monk
 
 
 def half(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function compiled with this cache folder."""
+    """Return a compiled function whose code is cached in this folder."""
     monkeypatch.setattr(jit, "cache_folder", lambda: folder)
 
     @jit.compiled

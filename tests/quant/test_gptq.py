@@ -1,5 +1,5 @@
-"""GPTQ writes codes to the positions from which they are read, and its error feedback lowers the output error. AWQ
-finds scaling factors.
+"""GPTQ writes codes where dequantization reads them, and its error feedback lowers the output error. AWQ
+finds good scales.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WRITABLE = [name for name in CODED if quant.FORMATS[name].quantize]
 
 @pytest.mark.parametrize("name", CODED)
 def test_every_code_lies_where_it_is_written(name: str) -> None:
-    """Scales, offsets and nearest levels come from blocks that ggml wrote. Writing them over other codes gives the same
-    values.
+    """The scales, offsets and nearest levels of blocks quantized by ggml, written over other codes, give the
+    same values.
     """
     fmt, coded = quant.FORMATS[name], CODED[name]
     blocks = BLOCKS[f"{name}.imatrix"].reshape(-1, fmt.block_bytes)
@@ -86,8 +86,8 @@ def test_output_error_is_the_squared_error_of_the_outputs() -> None:
 
 
 def test_columns_that_do_not_hang_together_are_rounded_to_the_nearest() -> None:
-    """With a diagonal Hessian, no column can compensate the error of another. Blocks keep their scales, and codes are
-    the nearest.
+    """With a diagonal Hessian, no column can compensate the error of another. So blocks keep their scales,
+    and every weight gets the nearest code.
     """
     alone = [quant.quantize(W[:, i : i + 32].copy(), "Q4_1", np.ones(32, np.float32)) for i in range(0, COLUMNS, 32)]
     scale, offset = (part.reshape(W.shape) for part in grid(np.concatenate(alone, axis=1).reshape(-1, 20), "Q4_1"))
@@ -116,8 +116,8 @@ def test_factors_are_a_power_of_the_size_of_inputs() -> None:
 
 
 def test_scaling_protects_columns_with_large_inputs() -> None:
-    """One input is a hundred times larger than the others. Without factors, its column is rounded as coarsely as the
-    rest.
+    """One input is a hundred times larger than the others. Without scaling factors, its column is rounded as
+    coarsely as the others.
     """
     x = RANDOM.standard_normal((400, 64))
     x[:, 5] *= 100

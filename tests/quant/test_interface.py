@@ -1,4 +1,4 @@
-"""The functions of the package: invalid arguments, unusual arrays, and arbitrary byte patterns."""
+"""The functions of `quant` with invalid arguments, unusual arrays, and arbitrary byte patterns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def importance_of(fill: float | None) -> np.ndarray | None:
 @pytest.mark.parametrize(("name", "fill"), [row for row in WITH_AND_WITHOUT if row[1] != 0])
 def test_a_scale_above_the_halves_is_refused(name: str, fill: float | None) -> None:
     if name in ("MXFP4", "NVFP4", "F32", "F16", "BF16"):
-        return  # formats whose scales have no float16 limit, or without scales
+        return  # the format has no scales, or scales without a float16 limit
     for value in (1e9, -3e15, 3e20, -3e38):
         with pytest.raises(quant.QuantError, match="largest half"):
             quant.quantize(with_value(value), name, importance_of(fill))
@@ -108,7 +108,9 @@ def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, fill: float | None
 @pytest.mark.parametrize("name", quant.FORMATS)
 @pytest.mark.parametrize("fill", [b"\x00\x7c", b"\x7c\x00", b"\x00\xfc", b"\xff\x7f", b"\xff"])
 def test_damaged_blocks_are_read_without_a_sound(name: str, fill: bytes) -> None:
-    """Scales of infinity or NaN (float16 0x7C00, 0xFC00, 0x7FFF) and the largest exponents cause no warning."""
+    """Scales of infinity or NaN (float16 0x7C00, 0xFC00, 0x7FFF) and the largest exponents are dequantized
+    without a warning.
+    """
     stored = np.resize(np.frombuffer(fill, np.uint8), (3, 2 * quant.FORMATS[name].block_bytes))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -58,7 +58,7 @@ def test_names_are_found_in_any_case_and_an_unknown_one_is_explained() -> None:
 
 
 def test_the_numbers_of_llama_quantize_are_names_too() -> None:
-    """`llama-quantize --help` lists these numbers."""
+    """Quantization types may be given by the numbers that `llama-quantize --help` prints."""
     numbers = {0: "F32", 2: "Q4_0", 7: "Q8_0", 12: "Q3_K_M", 15: "Q4_K_M", 20: "IQ2_XS", 32: "BF16", 38: "MXFP4_MOE"}
     assert {number: find(str(number)).name for number in numbers} == numbers
     assert {find(str(mix.file_type)).name for mix in MIXES.values()} == set(MIXES) - {"MXFP4"}
@@ -96,8 +96,8 @@ def test_mxfp4_is_ours_and_means_every_matrix() -> None:
 
 
 def test_rows_that_fill_no_block_fall_back() -> None:
-    """If blocks of 256 do not fit a row, blocks of 32 are used, then F16, as in llama-quantize. A type without a
-    fallback is rejected.
+    """If blocks of 256 do not fit a row, blocks of 32 are used, then F16, as in llama-quantize. A
+    quantization type without a fallback is rejected.
     """
     kinds = {"Q4_K_S": ["Q4_K", "Q5_0", "F16"], "IQ4_XS": ["IQ4_XS", "IQ4_NL", "F16"], "Q8_0": ["Q8_0", "Q8_0", "F16"]}
     for kind, expected in kinds.items():

@@ -123,7 +123,9 @@ def test_a_place_without_an_address_is_our_mistake() -> None:
 
 
 def test_a_kernel_reads_what_python_packed(tmp_path: Path) -> None:
-    """The struct has every kind of field, and nested rows: y[i] = x.row(i)[0] * factor."""
+    """The kernel computes y[i] = x.row(i)[0] * factor. Its argument struct has every kind of field, including
+    nested `Rows`.
+    """
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         with f.loop(0, a.count) as row:

@@ -1,5 +1,5 @@
-"""KV cache blocks that are read out and restored elsewhere give the same bits with any number of threads. Invalid
-content is refused.
+"""Logits are bitwise identical after KV cache blocks are copied to another executable, with any number of
+threads. Invalid content is refused.
 """
 
 from __future__ import annotations

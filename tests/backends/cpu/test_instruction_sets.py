@@ -1,6 +1,6 @@
-"""Every instruction set that this machine can run gives the same bits.
+"""Logits are bitwise identical on every instruction set that this machine can run.
 
-The generated code contains the intended instructions, also for instruction sets that this machine cannot run.
+Generated code is also inspected for instruction sets that this machine cannot run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def mixed_plan() -> Plan:
 
 
 def digest(backend: CpuBackend, plan: Plan) -> str:
-    """Return the digest of 90 logits: a prompt of 80 tokens in one batch, then one token at a time."""
+    """Return the digest of the logits of 90 tokens: 80 in one batch, then one at a time."""
     return hashlib.sha256(feed(bind(backend, plan), tokens(90), [80, *[1] * 10]).tobytes()).hexdigest()
 
 
@@ -90,7 +90,7 @@ def test_ends_of_heads_that_are_rotated_have_the_same_bits(cpu: CpuBackend, name
     backend.close()
 
 
-SELECTED = (  # gathered keys; cache blocks in place; values that are a prefix of the keys; heads in pieces
+SELECTED = (  # keys gathered or read in place; values that are a prefix of the keys; query heads split into groups
     (SELECTING[0], "own", CacheTypes("f16", "bf16")),
     (SELECTING[0], "own", CacheTypes("q8_0", "q5_1")),
     (SELECTING[6], "own", CacheTypes("f16", "f16")),
@@ -104,7 +104,7 @@ SELECTED = (  # gathered keys; cache blocks in place; values that are a prefix o
 def test_what_an_indexer_selects_has_the_same_bits(
     cpu: CpuBackend, name: str, s: Selecting, values: str, cache: CacheTypes
 ) -> None:
-    """The plan runs a prompt whose tokens select keys separately, then tokens whose work is shared between threads."""
+    """In the prompt each token selects keys separately. In decode steps, one token's work is shared between threads."""
     plan = record(MemoryWeight.of("t", rows_of(s, 97)), attend_selected(s, values))
     backend = CpuBackend(2, needs(name))
     ours, theirs = (feed(bind(b, plan, cache=cache), tokens(90), [80, *[1] * 10]) for b in (backend, cpu))
@@ -134,7 +134,7 @@ EXTRA = [("avx2", format) for format in UNPACKED] + [
 
 @pytest.mark.parametrize(("name", "format"), EXTRA)
 def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> None:
-    """The plan runs few tokens and many, in tiles of every size, and includes the embedding."""
+    """The plan includes the embedding, and evaluates few tokens and many, in tiles of every size."""
     width = INTEGER_PANELS[format].block_values * (2 if INTEGER_PANELS[format].block_values == 256 else 4)
     weight, table = stored("w", format, (50, width)), stored("t", format, (97, width))
     matrix = record(table, lambda r, x: r.linear(x, weight))
@@ -175,8 +175,9 @@ def attention_with_everything(r: Recorder, x: Value) -> Value:
 
 @pytest.mark.parametrize("name", ["avx2", "generic"])
 def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
-    """Sliding windows, soft caps, attention sinks, gates and layer norms have the same bits, and so do float16 values
-    of every magnitude, which the generic row converts in software.
+    """Sliding windows, soft caps, attention sinks, gates and layer norms give the same bits on every
+    instruction set. So do float16 values of every magnitude, which the generic instruction set converts in
+    software.
     """
     sizes = 10.0 ** np.random.RandomState(4).uniform(-9, 4, (97, 1))
     values = np.random.RandomState(3).standard_normal((97, 48)) * sizes
@@ -201,7 +202,7 @@ backend.close()
 
 @pytest.mark.parametrize(("cpu_name", "name"), [("haswell", "avx2"), ("x86-64", "generic")])
 def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: str) -> None:
-    """In a separate process, NUMBA_CPU_NAME works as it does for Numba and does not change the logits."""
+    """NUMBA_CPU_NAME selects the instruction set of a process, as it does for Numba. The logits stay the same."""
     needs(name)
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -261,9 +262,10 @@ INSTRUCTIONS = {  # instruction set -> required instructions of the dot product,
     "generic": r"$^",
 }
 ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
-# Stack accesses per dot product in the loop over blocks. With 32 registers, the sums, bytes, scales and activations of
-# two panels fit. On Arm the registers are a quarter as wide, and all but a few scales fit. AVX2 has 16 registers of
-# half the width, and may access the stack once per two products of three instructions each.
+# Stack accesses per dot product in the loop over blocks, which show register spills. With 32 registers, the
+# sums, bytes, scales and activations of two panels fit. On Arm the registers are a quarter as wide, and all
+# but a few scales fit. AVX2 has 16 registers of half the width, and may access the stack once per two
+# products of three instructions each.
 STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
 
 
@@ -326,7 +328,9 @@ class WideArguments(Struct):
 
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
-    """An iteration covers 32 weights, with two instructions per 16 products. Only its end uses the stack."""
+    """An iteration covers 32 weights, with two instructions per 16 products. Only the end of an iteration may
+    use the stack.
+    """
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
         x = [a.x.row(f.i64(row)) for row in range(wide.ROWS)]
@@ -342,7 +346,9 @@ def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
 
 
 def test_bfloats_are_multiplied_in_pairs_and_stay_in_registers() -> None:
-    """If the processor has VDPBF16PS, every tile multiplies with it alone. Without it, no tile does."""
+    """If the instruction set has VDPBF16PS, every tile uses only that instruction for products. Otherwise no
+    tile uses it.
+    """
     features = dict.fromkeys((*isa.X86_ROWS["avx512-vnni"][0], "avx512bf16"), True)
     text = assembly(linear.linear("BF16"), isa.for_cpu("znver4", features, "x86_64"))
     loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vdpbf16ps" in block]

@@ -1,5 +1,5 @@
-"""The kernel cache on disk: a kernel is found again, a wrong kernel is never loaded, and an unusable folder only costs
-time.
+"""The kernel cache on disk: kernels are reused, a damaged entry is never loaded, and without a usable folder
+kernels are compiled again.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_the_key_holds_the_instruction_set_and_the_name(tmp_path: Path) -> None:
 
 
 def test_the_key_holds_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change of the code, kernels compiled from the previous code are not found."""
+    """The cache key includes the kernel's source, so code compiled from an older source is not loaded."""
     load(tmp_path, answer(42))
     monkeypatch.setattr("localllm.backends.cpu.jit._source_hash", lambda: b"another version")
     changed = load(tmp_path, answer(43))

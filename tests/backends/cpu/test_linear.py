@@ -1,5 +1,5 @@
-"""Matrix products with quantized activations: the bits do not depend on the batch, and the results are checked against
-a definition and against the exact product.
+"""Matrix products with quantized activations are bitwise identical regardless of batch size. They are checked
+against a definition and against the exact product.
 
 The definition: a row of activations is cut into blocks of 32. A block has a float32 scale = max / 127 and 32 integers
 rint(x * (127 / max)). Integers are multiplied exactly. Every group of weights with a common scale adds float(integer) *
@@ -25,7 +25,7 @@ from localllm.plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
 
-# Matrix rows, and columns in quantization blocks (three times this if blocks are short).
+# Matrix rows, and columns in quantization blocks (three times the number for formats with short blocks).
 SHAPES = ((1, 1), (17, 2), (70, 3))
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # batch sizes: products with packed bytes, and every tile size
 VOCABULARY = 67
@@ -37,8 +37,8 @@ def columns(format: str, blocks: int) -> int:
 
 
 def activations(width: int) -> np.ndarray:
-    """Return float32 (VOCABULARY, width) with blocks of every magnitude, all zero, and so small that the scale
-    is zero.
+    """Return float32 activations (VOCABULARY, width) with blocks of every magnitude, a zero block, and a
+    block so small that its scale is zero.
     """
     random = np.random.RandomState(width)
     blocks = random.standard_normal((VOCABULARY, width // 32, 32))
@@ -118,8 +118,8 @@ def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
-    """The chain is computed step by step. float64 replaces the fused operation, and differs about once in a
-    million operations.
+    """The expected chain is computed step by step in float64 instead of with fused multiply-adds, which
+    rounds differently about once in a million operations.
     """
     rows, width = 64, 512
     x = activations(width)
@@ -181,7 +181,7 @@ def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
     rounded = MemoryWeight.of("x", x, "BF16").values().astype(np.float64)
     total = np.zeros((VOCABULARY, 70), np.float32)
     for k in range(columns):
-        # Exact in float64, except for the sum.
+        # In float64 only the sum is rounded.
         total = (rounded[:, k, None] * weight.values()[:, k] + total).astype(np.float32)
     ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
     assert (ours == total).mean() > 0.999
@@ -233,7 +233,9 @@ def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: st
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000])
 def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at: int, bits: int) -> None:
-    """A NaN at any of the 32 positions of a block must reach the output. A damaged model must not seem to work."""
+    """A NaN at any of the 32 positions of a block must reach the output, so that a damaged model does not
+    seem to work.
+    """
     x = np.ones((2, 64), np.float32)
     x.view(np.uint32)[0, at] = bits
     weight = stored("w", format, (20, 64))

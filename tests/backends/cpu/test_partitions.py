@@ -1,5 +1,5 @@
-"""Attention that is split over many partitions gives the same bits with any number of threads and every KV cache type,
-and stores the same cache content.
+"""Attention split over many partitions gives bitwise identical results and KV cache contents with any number
+of threads, for every KV cache type.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], sha
 
 
 def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
-    """With few heads and a deep context, each row is split over many threads. With enough tasks, heads are not
-    split.
+    """With few heads and a deep context, the attention of one token is split over many threads. With enough
+    tasks, heads are not split.
     """
     limits = Limits(512, 16, 512, 512 * BLOCK)
     for kv_heads, threads, position, split, heads in (
@@ -79,7 +79,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
 
 
 def test_query_heads_of_one_head_are_shared_out() -> None:
-    """MLA has one KV head. Its query heads are split over the threads, unless a batch has enough rows."""
+    """MLA has one KV head, whose query heads are split over the threads unless a batch has enough tokens."""
     shape, limits = AttentionShape(576, 512, 64, 1), Limits(512, 16, 512, 512 * BLOCK)
     for threads, position, split, heads in (
         (1, 100, 0, 4),

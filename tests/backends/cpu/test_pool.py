@@ -1,4 +1,6 @@
-"""Worker threads: awake, asleep, more than cores, interrupted at any moment, closed, garbage-collected."""
+"""Worker threads: waking and sleeping, more threads than cores, interrupts at any moment, closing, and
+garbage collection.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,8 @@ def test_many_small_steps(threads: int) -> None:
 
 @pytest.mark.parametrize("nap", [0.0, 0.002, 0.02])
 def test_workers_that_fell_asleep_wake_up(monkeypatch: pytest.MonkeyPatch, nap: float) -> None:
-    """Pauses are shorter than, close to and longer than the time a worker spins. The spin time is reduced to make the
-    middle case likely.
+    """Pauses between steps are shorter than, close to and longer than a worker's spin time, which is reduced
+    to make the middle case likely.
     """
     monkeypatch.setattr(pool, "IDLE_SPINS", 2000)
     backend = CpuBackend(2)
@@ -96,7 +98,7 @@ def voluntary(thread: int) -> int:
 def test_a_thread_that_waits_long_at_a_barrier_sleeps(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """One thread has all the work, four milliseconds in a product of few rows, and the other waits.
+    """One thread computes a product of few rows for four milliseconds, while the other waits at the barrier.
 
     Threads spin for 20 to 600 microseconds, depending on the machine, before they sleep. So the wait is long enough.
     """
@@ -142,13 +144,13 @@ def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: in
         assert (feed(executable, TOKENS) == first).all()
     assert np.allclose(first, expected(40), rtol=1e-3, atol=1e-5)
     if sys.platform == "linux":
-        assert backend.pool.slept  # the number depends on the machine's load
+        assert backend.pool.slept  # how many threads slept depends on the system load
     backend.close()
 
 
 def test_idle_workers_use_no_processor(cpu: CpuBackend) -> None:
     feed(bind(cpu, chain()), TOKENS)
-    time.sleep(0.3)  # a worker spins for about 10 ms
+    time.sleep(0.3)  # much longer than the 10 ms for which a worker spins
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
@@ -269,8 +271,8 @@ def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
 
 
 def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
-    """The measured bandwidth is between disk bandwidth and register bandwidth. For weights too small to measure it is
-    unknown.
+    """The measured bandwidth is between disk bandwidth and register bandwidth. The bandwidth is unknown if
+    the weights are too small to measure.
     """
     big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
     assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12

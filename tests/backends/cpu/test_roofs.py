@@ -24,8 +24,8 @@ def cpu(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
 
 
 def test_every_thread_does_every_product(cpu: CpuBackend) -> None:
-    """Weights are 2 and activations 3. Each iteration adds 4 x 6 to each lane of each sum, and the sums start at 0, 1,
-    ...
+    """With weights of 2 and activations of 3, each iteration adds 4 x 6 to each lane of each sum. The sums
+    start at 0, 1, ..., so a skipped operation shows.
     """
     threads, turns = cpu.pool.threads, 5
     data = np.full(peak.OPERANDS, 2, np.uint8)

@@ -60,7 +60,7 @@ def test_a_whole_table_agrees_with_numpy() -> None:
 
 
 def test_a_shifted_table_has_the_rows_of_other_positions() -> None:
-    """Shifted positions below 0 count as position 0."""
+    """A shifted position below 0 gets the row of position 0."""
     frequencies = tuple(10_000.0 ** (-2 * i / 20) for i in range(10))
     plain, shifted = (rope.rope_rows(Rope("interleaved", 20, frequencies, shift=n), 0, 40) for n in (0, -3))
     np.testing.assert_array_equal(shifted[3:], plain[:-3])

@@ -1,4 +1,4 @@
-"""The exp of attention is close to float64, and has the same bits on every instruction set."""
+"""The exp in attention is close to float64, and bitwise identical on every instruction set."""
 
 from __future__ import annotations
 

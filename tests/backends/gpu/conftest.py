@@ -1,6 +1,6 @@
 """Provide devices for the GPU tests: always PoCL, which runs OpenCL on the CPU, and with `pytest -m gpu` all others.
 
-Mesa's rusticl runs OpenCL on the CPU too, with RUSTICL_ENABLE=llvmpipe.
+With RUSTICL_ENABLE=llvmpipe, `-m gpu` also finds Mesa's rusticl, which runs OpenCL on the CPU.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 
 @pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Provide PoCL and the GPUs that `-m gpu` finds. For a device that cannot be used, tests are skipped with the
-    reason.
-    """
+    """Provide PoCL and the GPUs that `-m gpu` finds. Skip the tests of an unusable device, with the reason."""
     backend = pocl() if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
@@ -74,8 +72,8 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide the cache folder of emulated kernels. All pytest-xdist workers share it, so each kernel is
-    compiled once.
+    """Provide the cache folder of emulated kernels. All pytest-xdist workers share the folder, so each kernel
+    is compiled once.
     """
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"

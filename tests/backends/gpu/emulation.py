@@ -1,6 +1,6 @@
 """A device that runs the CUDA version of the kernels on the host, with a C++ compiler and `emulation.h`.
 
-It replaces only the GPU under the executable, so plans use tensor-core kernels and run end to end.
+Only the GPU is replaced, so plans use tensor-core kernels and run end to end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONS = (
     "-shared",
     "-w",
     "-DHOST_EMULATION",
-    "-fsanitize=alignment",  # calls a function of emulation.h
+    "-fsanitize=alignment",  # a violation calls a function of emulation.h
     "-nodefaultlibs",
 )
 LIBRARIES = ("-lm", "-lc", "-lgcc")

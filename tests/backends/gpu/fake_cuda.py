@@ -1,8 +1,8 @@
 """An imitation of the parts of PyCUDA and libcuda that `backends.cuda` uses: memory, a stream, events, graphs. Kernels
 are emulated.
 
-It is as strict as a GPU. Queued work runs at synchronization, with the contents that page-locked memory has then.
-Copies must stay within an allocation. A stream under capture runs nothing. Nothing works without a context.
+It is as strict as a GPU. Queued work runs at synchronization, and reads page-locked memory only then.
+Copies must stay within an allocation. A stream under capture runs nothing. Every call requires a current context.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run the small plans on Oclgrind, which executes about a million instructions per second.
 
-Some constants are smaller than for GPUs, so kernels take the same paths with less work. The constants are set before
-the modules that copy them are imported, which requires a separate program.
+Some constants are smaller than for GPUs, so that kernels take the same branches with less work. They must be
+set before the modules that copy them are imported, so this is a separate program.
 """
 
 from __future__ import annotations

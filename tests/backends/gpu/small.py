@@ -43,7 +43,8 @@ DEPTH = 96 if MANY > 16 else 32
 class Small:
     """A plan, its steps, and the allowed error relative to the largest result.
 
-    The results of the tokens `before` are not compared. Another device may evaluate them, because a simulator is slow.
+    The results of the tokens `before` are not compared. A faster backend may evaluate them, because a
+    simulator is slow.
     """
 
     build: Build
@@ -66,7 +67,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def rows(r: Recorder, x: Value) -> Value:
-    """Build every operation that works on each token separately."""
+    """Build every operation that treats each token separately."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
     for style in ("interleaved", "neox"):
@@ -133,7 +134,7 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16", steps: tuple[int,
 
 
 def selected(s: Selecting, steps: tuple[int, ...], keys: str = "f16", values: str = "f16") -> Small:
-    """Build sparse attention over the positions an indexer selects. Many tokens use the kernels of few tokens."""
+    """Build sparse attention over the positions an indexer selects. Prefill uses the same kernels as decoding."""
     rows = MemoryWeight.of("table", rows_of(s, VOCABULARY))
     return Small(attend_selected(s), rows, CacheTypes(keys, values), 4e-3, steps)
 
@@ -207,7 +208,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 1, 5), "f32", "f32"),
         attended(Heads(2, 2, 6, reach=4, causal=False), steps=(2, MANY + 6)),
     ),
-    "selections": (  # tokens that see all positions, or select positions, or blocks with a short last block
+    "selections": (  # selections of all positions, of some, and of blocks with a short last block
         selected(Selecting(Heads(4, 1, 24, value_dim=16), 3, 20, 2), (1, 3)),
         selected(Selecting(Heads(2, 2, 20), 2, 7, 2, 2, 1, weighted=False), (1, 4), "q8_0", "q4_0"),
         selected(Selecting(Heads(4, 1, 24), 3, 20, 1, 2, pooled=True), (1, 4)),
@@ -240,7 +241,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
 def check(backend: Backend, small: Small, quick: Backend | None = None) -> None:
     """Compare the steps of a plan with the reference backend. If the plan selects rows, compare the largest logits too.
 
-    With `quick`, that backend evaluates the preceding tokens. Its KV cache has the same layout.
+    With `quick`, that backend evaluates the preceding tokens, and its KV cache blocks are copied to the device.
     """
     plan = record(small.table, small.build)
     blocks = -(-(small.before + sum(small.steps)) // BLOCK)

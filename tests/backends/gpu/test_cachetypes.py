@@ -1,6 +1,6 @@
 """KV cache types on a device: the device stores the bytes that `backends.cache` defines.
 
-Attention gives the same bits for every batch composition, and blocks can be read and restored.
+Attention is bitwise identical regardless of batch composition, and blocks can be read and restored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plan_of(h: Heads, values: np.ndarray) -> Plan:
 @pytest.mark.parametrize("name", CACHE_TYPES)
 @pytest.mark.parametrize("head", [20, 64, 96])
 def test_stored_bytes_are_the_defined_ones(gpu: Backend, name: str, head: int) -> None:
-    """Keys and values have every magnitude, include NaN, and exceed the maximum of the type."""
+    """The stored keys and values have every magnitude, including NaN and values beyond the range of the cache type."""
     h = Heads(2, 2, head)
     random = np.random.RandomState(head)
     values = random.standard_normal((VOCABULARY, 6 * head)) * 10.0 ** random.randint(-3, 3, (VOCABULARY, 1))
@@ -71,7 +71,7 @@ def test_blocks_move_and_what_is_no_number_does_not(gpu: Backend, name: str) -> 
     second.lengths = [30]
     np.testing.assert_array_equal(first.step([(0, [7])]), second.step([(0, [7])]))
     if CACHE[name].infinite:
-        for at in (0, content.shape[1] // 2):  # keys, values: the first scales or elements of each get all bits set
+        for at in (0, content.shape[1] // 2):  # keys, then values: set all bits of the first scales or elements
             size = content.shape[1] // 4
             spoilt = content.copy()
             scales = 4 * BLOCK * CACHE[name].words(40) if CACHE[name].scaled else 0

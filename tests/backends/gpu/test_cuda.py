@@ -29,7 +29,9 @@ def card(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Card:
 
 @needs_compiler
 def test_plans(card: Card) -> None:
-    """The small plans give the results of the reference backend, with late copies and launches in order."""
+    """The small plans give the reference backend's results, although queued copies and launches run only at
+    synchronization.
+    """
     backend = CudaBackend("emulated", cache=None)
     assert backend.describe() == "cuda: Emulated card (sm_90), 2.0 GiB"
     assert backend.device.facts.api == "CUDA driver 13.0, NVRTC 13.0"

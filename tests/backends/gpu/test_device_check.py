@@ -1,5 +1,5 @@
-"""The check of a device before a model uses it. It detects injected bugs, stores its results, and disables failing
-devices.
+"""The check of a device before a model uses it: the check detects injected bugs, stores its results, and
+disables failing devices.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def test_the_kernels_that_are_checked_are_those_of_the_model(name: str) -> None:
 
 
 class Counted(OpenClDevice):
-    """A device that counts the buffers that are not freed. It compiles nothing, and a call fails as `failing` says."""
+    """A device that counts unfreed buffers and compiles nothing. The call named by `failing` raises an error."""
 
     failing = ""
     made = 0
@@ -276,7 +276,7 @@ def test_memory_of_a_check_that_fails_is_freed_at_once(failing: str) -> None:
     device.failing = failing
     small = Small(activated, table(40))
     (segment,) = [s for s in segments(record(small.table, small.build)) if s.title.startswith("activate")]
-    kept = []  # the traceback keeps alive every object that the check created
+    kept = []  # a kept traceback keeps every object of the check alive
     try:
         run_segments(device, segment, LIMITS, small.cache)
     except BackendError as error:

@@ -38,8 +38,8 @@ def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
 def test_a_layer_is_nine_launches(rows: int) -> None:
-    """A layer is nine launches with matrices of one format: also with biases, normalized heads, and unquantized
-    inputs.
+    """If all matrices have one format, a layer is nine launches, also with biases, normalized heads, and
+    unquantized inputs.
     """
     for format in ("Q4_0", "Q8_0", "F16"):
         assert launched(plan(format, SHAPE), rows) == WHOLE
@@ -48,8 +48,8 @@ def test_a_layer_is_nine_launches(rows: int) -> None:
 
 
 def test_what_cannot_be_one_is_few() -> None:
-    """Some operations cannot be fused: values in another format, heads that end within a block of 32, quantized
-    keys.
+    """Three things prevent fusion: value matrices of another format, heads that end within a block of 32, and
+    quantized keys.
     """
 
     def count(model: Plan, cache: CacheTypes = F16_CACHE) -> dict[str, int]:
@@ -63,7 +63,7 @@ def test_what_cannot_be_one_is_few() -> None:
     assert count(plan(lambda name: "Q5_1" if "ffn_up" in name else "Q4_0", SHAPE)) == more(
         matvec_gated=-3, matvec=6, elements=3
     )
-    assert count(plan("Q4_0", Shape(head_dim=16, layers=3))) == more(elements=2)  # select_rows itself quantizes
+    assert count(plan("Q4_0", Shape(head_dim=16, layers=3))) == more(elements=2)  # select_rows quantizes its output
     assert count(plan("Q4_0", SHAPE), CacheTypes("q8_0", "q8_0")) == more(prepare_queries=3)
 
 

@@ -88,7 +88,9 @@ def signatures(parameters: str, macros: dict[str, list[str]]) -> Iterator[Signat
 
 
 def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
-    """Compares names, order and element types of the arguments, and which buffers a kernel writes."""
+    """The declaration and the source have the same argument names, order and element types, and write the
+    same buffers.
+    """
     found: dict[str, set[Signature]] = {}
     for kind in DECLARED:
         buffers = kind.buffers()
@@ -216,7 +218,7 @@ def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
             needed[kernel.name] = max(needed.get(kernel.name, 0), kernel.local_bytes)
     assert set(needed) == set(written()) - {"tensor", "split_rows"}
     assert {name: size for name, size in needed.items() if size > 32768} == {}
-    assert needed["attend_tile"] > 24000  # proof that the shapes are large
+    assert needed["attend_tile"] > 24000  # shows that the shapes are large enough for this test
     for small in LARGEST:
         assert max(kernel.local_bytes for kernel in lowered(small, "sm_90", 49152).kernels()) <= 49152
 

@@ -22,7 +22,9 @@ ROWS = 5
 
 
 def rows_of(vocabulary: int) -> np.ndarray:
-    """Logits to sort: normally distributed; many ties; nearly all minus infinity; zeros of both signs; all equal."""
+    """Return rows of logits: normally distributed; many ties; nearly all minus infinity; zeros of both signs;
+    all equal.
+    """
     random = np.random.RandomState(vocabulary)
     x = 4 * random.standard_normal((ROWS, vocabulary)).astype(np.float32)
     x[1] = np.round(x[1])
@@ -33,7 +35,7 @@ def rows_of(vocabulary: int) -> np.ndarray:
 
 
 def handed_over(gpu: Backend, x: np.ndarray, count: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the top-k of a step that gets the rows of `x` (n, V) as its logits."""
+    """Return the top-k of a step whose logits are the rows of `x` (n, V)."""
     executable = bind(gpu, record(MemoryWeight.of("table", x), lambda r, v: r.select_rows(v)))
     assert isinstance(executable, TopKExecutable)
     numbers = np.arange(len(rows), dtype=np.int32)

@@ -1,4 +1,6 @@
-"""Whole models on OpenCL: llama.cpp's logits for every reference architecture, llama.cpp's greedy texts, and a chat."""
+"""Whole models on OpenCL give llama.cpp's logits for every reference architecture, llama.cpp's greedy output,
+and a chat.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.models.test_embeddings import HALVES, off
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position_of_the_reference_models(backend_name: str, architecture: str) -> None:
-    """Positions are evaluated in one prefill chunk, in several chunks, and token by token."""
+    """The prompt is evaluated in one prefill chunk, in several chunks, and token by token."""
     found = list(paths(architecture))
     assert found
     for path in found:
@@ -96,5 +98,7 @@ def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["modern-bert", "jina-bert-v2", "nomic-bert-moe"])
 def test_encoders_of_the_kit(gpu: Backend, name: str) -> None:
-    """Attention is bidirectional: in sliding windows, with biases by distance, and in a mixture of experts."""
+    """The encoders have bidirectional attention with sliding windows, with relative position biases, and in a
+    mixture of experts.
+    """
     assert off(gpu, name) < HALVES

@@ -98,7 +98,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Two sequences decode and prefill in one batch, over several blocks and partitions.
+    """Two sequences run in one batch, one in decode and one in prefill, over several blocks and partitions.
 
     Then one sequence continues from a copy of the other's blocks.
     """
@@ -209,7 +209,7 @@ def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
 def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """A few tokens of a batch run in other kernels than the whole batch."""
+    """The wanted tokens keep their positions, although kernels for few tokens run instead of the prefill kernels."""
     for ours, theirs in zip(
         wanted_rows(gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
     ):

@@ -16,8 +16,9 @@ from tests.backends.gpu.small import PLANS, check
 from tests.backends.support import record
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
-# Compute capability, whether the last thread of a block runs first, plans. sm_75 has neither asynchronous copies nor
-# the one-instruction reduction, and its matrix instructions are half as large. From sm_80 on kernels are the same.
+# Compute capability, whether the last thread of a block runs first, and plans. sm_75 has neither asynchronous
+# copies nor the one-instruction reduction, and its matrix instructions are half as large. All capabilities
+# from sm_80 on use the same kernels.
 WAYS = (
     ("sm_90", True, tuple(PLANS)),
     ("sm_75", False, ("rows", "products", "experts", "keys and values in blocks")),

@@ -76,7 +76,9 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
 
 
 def test_what_a_layer_looks_up_is_read_for_its_side(pair: Pair) -> None:
-    """The second of three layers adds n-gram embeddings. It is on the host in one split, and on the GPU in another."""
+    """The second of three layers adds n-gram embeddings. That layer is on the host in one split, and on the
+    GPU in another.
+    """
     model = plan_of(*KIT["qwen4exp-8of40"].loaded())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     sides = set()

@@ -87,7 +87,7 @@ def test_auto_takes_the_layers_that_fit_and_no_more(card: Small) -> None:
 
 
 def test_layers_are_weighed_with_their_cache(card: Small) -> None:
-    """The memory of a layer grows with the context. The output layer has no KV cache."""
+    """The memory of a layer grows with the context. Only the output layer has no KV cache."""
     model = plan("Q8_0", MODEL)
     short, long = (planner(card, model, context) for context in (1024, 4096))
     for layers, blocks in ((1, 0), (3, 2), (5, 4)):
@@ -299,7 +299,7 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
             assert session.length == (0 if problem else 151)
             if problem:
                 session.evaluate([*ids, ids[3]], logits=False)
-            limit = 2e-2 if problem else 1e-2  # the other device rounds its inputs to 8 bits
+            limit = 2e-2 if problem else 1e-2  # the GPU rounds the inputs of products to 8 bits
             assert np.abs(session.evaluate([ids[5]], logits=False) - truth).max() < limit * np.abs(truth).max()
 
 

@@ -1,4 +1,4 @@
-"""Messages that name options: in Python's spelling by default, and as command-line flags on request."""
+"""Messages name options as Python arguments by default, and as command-line flags on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixture: a user with configuration."""
+"""Fixture: a simulated user with a configuration file."""
 
 from __future__ import annotations
 

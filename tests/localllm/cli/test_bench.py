@@ -70,8 +70,8 @@ def test_numbers_of_a_result_agree(tiny: Path, capsys: pytest.CaptureFixture[str
     assert decode["bytes_per_token"] == round(memory.weights_per_token + 13.5 * memory.cache_per_token)
     assert decode["gb_per_s"] == pytest.approx(decode["avg_ts"] * decode["bytes_per_token"] / 1e9)
     assert decode["roof_share"] == pytest.approx(decode["gb_per_s"] / decode["roof_gb_per_s"])
-    # Operations of the prompt: two per weight of every layer and token, the output matrix for one token, and attention
-    # over 11 to 18 tokens.
+    # Operations of prefill: two per weight of every layer and token, the output matrix for one token, and
+    # attention over 11 to 18 tokens.
     layer = 4 * 64 * 64 + 3 * 64 * 96
     work = 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
     # avg_ns is rounded to whole nanoseconds

@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the measurements of the machine by constants."""
+    """Fail the test if a model is loaded or the machine's speed is measured."""
 
     def never(*words: object, **more: object) -> None:
         raise AssertionError("measured before the files were checked")
@@ -85,7 +85,7 @@ def test_work_is_counted_by_hand(tiny: Path) -> None:
         assert decoding.operations == 6 * 2 * (layer + 356 * 64) + 4 * 64 * sum(range(11, 17))
         assert decoding.bytes == 6 * round(memory.read_after(13.5))
         assert prompt.operations == 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
-        row = 64 // 32 * 34  # bytes of a Q8_0 embedding row; each of the 8 tokens reads its own
+        row = 64 // 32 * 34  # bytes of a Q8_0 embedding row; each of the 8 tokens reads one
         assert prompt.bytes == pytest.approx(memory.read_after(18) + 7 * row, rel=1e-3)
         assert both.operations == (
             work_of(model, BenchTest(8, 0, 2)).operations + work_of(model, BenchTest(0, 6, 10)).operations
@@ -325,7 +325,7 @@ def test_a_page_stands_alone_and_holds_the_table() -> None:
     runs, picture = hostile_picture()
     text = page(picture.title, draw(picture, "svg", titled=False), runs).decode()
     words = [unescape(found) for found in re.findall(r"<(?:h1|text)[^>]*>([^<]*)<", text)]
-    # the SVG does not repeat the page's title
+    # the page shows the title, so the SVG omits it
     assert [word for word in words if word.startswith(picture.title[:9])] == [picture.title]
     assert text.startswith("<!doctype html>")
     assert text.count("<svg") == 1

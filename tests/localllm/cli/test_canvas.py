@@ -24,7 +24,7 @@ def llada(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(llada: Path) -> str:
-    """Return the model's output in a pipe."""
+    """Return the output of the program when stdout is a pipe."""
     return localllm("run", llada, *WORDS, "Hi").stdout.rstrip("\n")
 
 

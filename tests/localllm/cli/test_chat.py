@@ -94,7 +94,7 @@ def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
 def test_a_conversation_holds_no_blocks(model: api.Model) -> None:
     """A conversation holds no KV blocks between turns.
 
-    Its evaluated tokens stay in the model's cache, and may be evicted.
+    The evaluated tokens stay in the model's prefix cache, and may be evicted.
     """
     model.new_core(SchedulerLimits())
     assert model.pool.free_blocks == model.pool.blocks
@@ -168,8 +168,8 @@ def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
     ("reads", "share"),
     [
         ([1e9] * 9, 0.5),
-        ([1e9, 0.9e9, 0.9e9], 0.5),  # steady reads: the fastest counts
-        ([1e9, 0.2e9, 0.2e9], 0.0),  # other programs disturbed the reads
+        ([1e9, 0.9e9, 0.9e9], 0.5),  # the measurements agree, so the fastest counts
+        ([1e9, 0.2e9, 0.2e9], 0.0),  # other programs disturbed the measurement
         ([0.4e9] * 9, 0.0),  # the answer was faster than the measured bandwidth, so the measurement is wrong
         ([0.0] * 9, 0.0),  # weights too small for a measurement
     ],

@@ -1,4 +1,4 @@
-"""Presets, `localllm config`, and the configuration in real runs of the program."""
+"""Presets, `localllm config`, and the effect of the configuration on real runs."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_json_has_every_number(shell: Shell) -> None:
     assert all(3 <= len(choice["candidates"]) <= 4 for choice in found["choices"])
     assert "".join(bytes.fromhex(choice["bytes"]).decode() for choice in found["choices"]).strip() == found["answer"]
     assert {phase["name"] for phase in found["phases"]} == {"prompt", "decoding"}
-    assert len(found["steps"]) == 12  # one prefill step and 11 decode steps; the last token is not evaluated
+    assert len(found["steps"]) == 12  # one prefill and 11 decode steps give 12 tokens
     assert found["drafts"] is None
 
 

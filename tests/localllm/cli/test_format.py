@@ -1,4 +1,4 @@
-"""The prompt format: a system prompt from a file, another chat template, and the prompt from stdin."""
+"""How `run` builds the prompt: a system prompt from a file, another chat template, and text from stdin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run` with a JSON schema or a grammar: stdout matches it, and errors are one line."""
+"""`run` with a JSON schema or a grammar: stdout matches the schema or grammar, and errors are one line."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from localllm.cli.terminal import console
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from tests.localllm.support import CHATML, REPOSITORY, SPECIAL, write_model
 
-NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # for files, keys and tensors
-TEXT = NAME + "\udcff"  # for string values, which may hold any bytes
-SHORT = "\x1b[2J\r\x9b\u202ee"  # for tokens
+NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # name of files, keys and tensors
+TEXT = NAME + "\udcff"  # string value, which may hold any bytes
+SHORT = "\x1b[2J\r\x9b\u202ee"  # text of tokens
 ANSWERS = ("chat", "run")  # commands that write the model's raw text to a pipe
 
 # Run command lines in one process, each with its arguments and its stdin. With --pipe, discard the output of ANSWERS.

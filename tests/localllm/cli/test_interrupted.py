@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment gives exit code 130, an empty stderr, and no partial file."""
+"""After Ctrl-C at any moment, the exit code is 130, stderr is empty, and no partial file is left."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback(tiny: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     [note] = err.splitlines()
-    assert (process.returncode, note[:20]) == (130, b"note: the model was ")  # -c exceeds the training context
+    assert (process.returncode, note[:20]) == (130, b"note: the model was ")  # -c exceeds the trained context
 
 
 @pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])

@@ -36,7 +36,7 @@ def server(tiny: Path) -> Iterator[HubServer]:
 
 @pytest.fixture
 def environ(server: HubServer, tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a user without models. The compiled code of the tests is shared."""
+    """Return the environment of a user without models who shares the tests' cache of compiled kernels."""
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return {
         "HOME": str(tmp_path),
@@ -87,7 +87,9 @@ def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
 
 
 def test_the_environment_says_where(environ: dict[str, str], tmp_path: Path) -> None:
-    """HF_* variables of the environment apply. The test runs a process, because huggingface_hub reads them once."""
+    """HF_* environment variables apply. The test starts a process, because huggingface_hub reads these
+    variables only at import.
+    """
     done = localllm("pull", "ann/Tiny-GGUF:Q8_0", environ=environ)
     assert (done.returncode, done.stdout) == (0, "ann/Tiny-GGUF:Q8_0\n")
     assert len(list(tmp_path.glob("hf/hub/models--ann--Tiny-GGUF/snapshots/*/Tiny-Q8_0.gguf"))) == 1

@@ -1,4 +1,6 @@
-"""Command-line options: every sampler option has a flag with llama.cpp's meaning, and reaches its target."""
+"""Command-line options: every sampler option has a flag with llama.cpp's meaning, and its value is passed to
+the sampler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long measurements: the running value on a terminal, and the results so far on Ctrl-C."""
+"""Long measurements show a running value on a terminal, and print the results so far on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def interrupted_after(count: int) -> Callable[..., Iterator[Scores]]:
-    """Return `evaluate` with a Ctrl-C after `count` windows."""
+    """Return a version of `evaluate` that is interrupted by Ctrl-C after `count` windows."""
 
     def walk(*given: Any) -> Iterator[Scores]:
         for number, part in enumerate(evaluate(*given)):
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_value_so_far_and_the_time_left(tiny: Path, tmp_pat
 
 
 def pressed_in_window(count: int, times: int = 1) -> Callable[..., Any]:
-    """Return `measure_imatrix` with `times` Ctrl-C signals in window `count`."""
+    """Return a version of `measure_imatrix` that gets `times` Ctrl-C signals in window `count`."""
 
     def run(model: Any, windows: Any, dataset: str, output: bool, progress: Any, stop: Any, seen: Any) -> Any:
         asked = 0

@@ -52,7 +52,7 @@ def refused(*words: object) -> str:
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
-    """A model that fails to load gives one line. uvicorn is already running then, and would log its start and end."""
+    """If a model fails to load, stderr has one line, although uvicorn already runs and would log its start and end."""
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_model(tmp_path / "whole.gguf").read_bytes()[:3000])
     assert refused(cut).startswith(f"{cut}: ")

@@ -1,4 +1,4 @@
-"""Tables on a terminal fit its width, drop empty columns, or are transposed. A pipe gets them unchanged."""
+"""On a terminal, tables fit the width, drop empty columns, or are transposed. A pipe gets the full table."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def twin(tiny: Path, tmp_path: Path) -> Path:
-    """A copy of the model, as its draft."""
+    """Provide a copy of the model as its draft model."""
     return Path(shutil.copy(tiny, tmp_path / "twin.gguf"))
 
 

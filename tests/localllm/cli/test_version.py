@@ -1,4 +1,6 @@
-"""`localllm --version`: equal in program, package and changelog, with the commit in a checkout."""
+"""The version is the same in program, package and changelog. In a checkout, `localllm --version` includes the
+commit.
+"""
 
 from __future__ import annotations
 

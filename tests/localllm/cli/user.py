@@ -1,4 +1,4 @@
-"""A user with configuration, for tests of options."""
+"""A simulated user with a configuration file, for tests of options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.cli.table import COMMANDS
 
 
 class User:
-    """A user with a configuration file and environment variables."""
+    """A simulated user with a configuration file and environment variables."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.path, self.patch = folder / "config.toml", patch

@@ -142,9 +142,9 @@ def test_a_child_that_was_killed_says_nothing_about_the_grammar(
 ) -> None:
     """A child killed by a timeout or for lack of memory does not mark the grammar as bad.
 
-    The next attempt compiles it.
+    The next attempt compiles the grammar.
     """
-    # takes longer to compile than killing the child
+    # takes longer to compile than it takes to kill the child
     checked, made = vocabulary.checked(child, threading.Event()), grammar(gbnf=rules(400))
     monkeypatch.setattr(child_module, "_LIMITS", ResourceLimits(seconds=60, wall=0, memory=256 << 20))
     with pytest.raises(StructureError, match="killed, or takes more than 0 s on the clock; try again"):
@@ -209,7 +209,7 @@ def _two_steps(constraint: GrammarConstraint, token: int) -> None:
 def test_control_tokens_are_found_in_long_texts_in_linear_time(vocabulary: GrammarVocabulary) -> None:
     mark, token = next((text, id_) for text, id_ in vocabulary.tokenizer.special.items()
                        if vocabulary.tokenizer.is_control(id_) and text)  # fmt: skip
-    text = "x" * 500_000  # quadratic time would be hours
+    text = "x" * 500_000  # would take hours in quadratic time
     assert vocabulary.parts(f"{text}{mark}{text}") == [text, token, text]
     assert vocabulary.spelled(f"a{mark}") == f'"a" <[{token}]>'
 

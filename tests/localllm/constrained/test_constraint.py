@@ -1,4 +1,4 @@
-"""Structures compiled to token-level grammars accept exactly the matching texts, with every kind of vocabulary."""
+"""Schemas and grammars compiled to token masks accept exactly the matching texts, with every kind of vocabulary."""
 
 from __future__ import annotations
 

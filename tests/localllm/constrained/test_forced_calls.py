@@ -35,12 +35,12 @@ def format_of(name: str) -> AnswerFormat:
 
 
 def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
-    """Return a tokenizer with the format's markers as control tokens, or without tokens for them."""
+    """Return a tokenizer that has the format's markers as control tokens, or has no tokens for the markers."""
     return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
 
 
 def closers(format_: AnswerFormat) -> list[str]:
-    """Return texts that end an argument value or a string in it."""
+    """Return texts that end an argument value, or a string within the value."""
     close = getattr(format_.calls, "close", "")
     elements = [f"]<]minimax[>[</{key}>" for key in ("city", "query", "t")]
     return [text for text in ('"', '<|"|>', close, f"\n{close}", *elements) if text.strip()]

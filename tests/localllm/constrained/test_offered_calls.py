@@ -1,4 +1,6 @@
-"""Optional tool calls: text is unconstrained up to a call's marker, and constrained to the tools' schemas after it."""
+"""Optional tool calls: text is unconstrained up to a call's opening marker, and follows the tools' schemas
+after the marker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning: its state at the end of the prompt, and a token budget that ends it."""
+"""Reasoning: whether it is open at the end of the prompt, and a token budget that ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers under a schema, a grammar or a reasoning budget, with the demo model. Speculation changes no token."""
+"""The demo model's answers under a schema, a grammar or a reasoning budget, with and without speculative decoding."""
 
 from __future__ import annotations
 

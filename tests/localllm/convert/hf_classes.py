@@ -1,10 +1,10 @@
 """Tiny checkpoints of classes that share a GGUF architecture with other classes: text models, vision models and audio
 models.
 
-transformers computed their stored text logits. Tensors of other modalities are cut to a single value, because the
+transformers computed the stored text logits. Tensors of other modalities are cut to a single value, because the
 converter skips them.
 
-    python -m tests.localllm.convert.hf_classes [CLASS...]    # regenerates data/hf_classes.*, or these entries
+    python -m tests.localllm.convert.hf_classes [CLASS...]    # regenerates data/hf_classes.*, or only these entries
 
 The command needs torch and transformers.
 """

@@ -1,4 +1,4 @@
-"""Further tiny checkpoints for `hf_own`: older config spellings, base models, and vision models' language parts."""
+"""Further tiny checkpoints for `hf_own`: older config.json keys, base models, and language models of vision models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny checkpoints of Qwen3-TTS and Pocket TTS for `hf_own`: the language model, and some tensors of other parts."""
+"""Tiny checkpoints of Qwen3-TTS and Pocket TTS for `hf_own`: the language model, and some tensors of the
+audio components.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def _pocket() -> list[list[Any]]:
         }  # fmt: skip
         found |= {f"transformer.layers.{layer}.{name}": shape for name, shape in own.items()}
     tensors = [[f"flow_lm.{name}", shape, 1.0 if "norm" in name else 0.0] for name, shape in found.items()]
-    # llama.cpp's converter reads their shapes
+    # tensors whose shapes llama.cpp's converter reads
     codec: dict[str, list[int]] = {"norm1.weight": [64], "linear1.weight": [96, 64]}
     return tensors + [
         [f"mimi.encoder_transformer.transformer.layers.0.{name}", shape, 0.0] for name, shape in codec.items()

@@ -43,8 +43,7 @@ _GROK2: Shapes = {
     "block_sparse_moe.gate": [EXPERTS, WIDTH], **ATTENTION, **below("mlp.", MLP),
 }  # fmt: skip
 
-# PLaMo 13B has 40 query heads and 5 KV heads, and llama.cpp's converter accepts no other counts. The head size here is
-# 4.
+# llama.cpp's converter accepts only PLaMo 13B's 40 query heads and 5 KV heads, so the head size here is 4.
 _PLAMO_WIDTH, _PLAMO_KEYS = 160, 20
 _PLAMO: Shapes = {
     "norm": [_PLAMO_WIDTH], **{f"self_attn.{x}_proj": [_PLAMO_WIDTH, _PLAMO_WIDTH] for x in "qo"},

@@ -7,7 +7,7 @@ from tests.localllm.convert.hf_tokenizers import VOCABULARY
 WINDOW = 8
 CONTEXT = 256
 XIELU = ("act_fn.beta", "act_fn.eps")  # parameters of Apertus' xIELU activation
-# MiniMax 01 saves these buffers, although they follow from the config
+# buffers that MiniMax 01 checkpoints contain, although they follow from config.json
 COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -61,7 +61,7 @@ VISION = {
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
-# settings outside `text_config` and `vision_config`
+# settings of config.json outside `text_config` and `vision_config`
 PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}
 STEP = {
     **EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "num_sliding_attention_heads": 6,

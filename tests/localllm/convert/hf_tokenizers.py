@@ -1,5 +1,5 @@
-"""Tokenizers trained here, with the split rules and special tokens of real models, and saved as in a Hugging Face
-checkpoint.
+"""Train small tokenizers with the split rules and special tokens of real models, and save them as in a
+Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def save_tokenizer(style: str, folder: Path) -> None:
     if style == "world":
         (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
         return
-    if style == "pieces":  # only tokenizer.model, with fewer pieces than the embedding matrix has rows
+    if style == "pieces":  # no tokenizer.json; fewer pieces than the embedding matrix has rows
         pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no byte tokens
         (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
         return

@@ -40,7 +40,7 @@ REFUSED = {
     "t5": "requires equal numbers of encoder and decoder layers",
     **dict.fromkeys(_DELTA, "requires equal widths of keys and values in linear attention"),
 }
-# llama.cpp failed to load these when the test was written: keys were missing, or keys announced absent experts.
+# Converted files that llama.cpp once failed to load: keys were missing, or keys announced absent experts.
 REPAIRED = (
     *("afmoe", "ernie4_5-moe", "falcon-h1", "granite-hybrid", "hunyuan-moe", "llama4", "minimax-m2", "nemotron_h"),
     *("nemotron_h_moe", "distilbert", "mamba-falcon"),

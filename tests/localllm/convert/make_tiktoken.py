@@ -1,4 +1,5 @@
-"""Write data/tiktoken.json: a vocabulary in tiktoken's format, and the package's ids under three models' split rules.
+"""Write data/tiktoken.json: a vocabulary in tiktoken's format, and the token ids that tiktoken gives with
+three models' split rules.
 
 The models are Kimi, Qwen 1 and GLM 4.
 

@@ -1,4 +1,4 @@
-"""Opened Hugging Face checkpoints give transformers' logits, and the metadata keys of llama.cpp's converter.
+"""Hugging Face checkpoints give transformers' logits, and the metadata keys that llama.cpp's converter writes.
 
 `hf_models` generates the checkpoints.
 """
@@ -106,7 +106,7 @@ def test_llama3_factors_between_short_and_long_waves(tmp_path: Path) -> None:
 
 
 OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # spelling of transformers 4
+    # config.json as transformers 4 writes it
     "rope_scaling": (
         "llama-shards",
         {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -416,7 +416,7 @@ def test_what_is_no_file_is_not_read(name: str, folder: Path) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     if name == "chat_template.jinja":
-        open_checkpoint(folder).close()  # a FIFO is ignored, as if the file did not exist
+        open_checkpoint(folder).close()  # a FIFO counts as a missing file
         return
     with pytest.raises(ConvertError, match=r"no config\.json|holds no tokenizer"):
         open_checkpoint(folder)

@@ -1,4 +1,4 @@
-"""Further classes of convertible architectures: transformers' text logits, alternative spellings, and refusals.
+"""Further model classes of convertible architectures: transformers' text logits, alternative config keys, and refusals.
 
 `hf_own_classes` holds the classes that transformers lacks; `test_own` compares their GGUF with llama.cpp's.
 """
@@ -44,7 +44,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 OTHERS = {**read_specs(), **read_encoders(), **read_family(), **SPECS}
 _INTERN = "InternVLForConditionalGeneration"
-# Class: the model with an identical GGUF, settings in another spelling, and renamed tensor prefixes.
+# Model class: a model with an identical GGUF, its settings under other keys, and renamed tensor prefixes.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "LFM2ForCausalLM": ("lfm2", {}, {}),
     "KimiLinearModel": ("kimi-linear", {}, {}),
@@ -100,7 +100,7 @@ def test_other_spellings_become_the_same_file(name: str, tmp_path: Path) -> None
 
 
 def test_qwen3_asr_in_the_words_of_its_own_program(tmp_path: Path) -> None:
-    """The checkpoint of 2026-01 nests its config and tensors in `thinker`, and gives the same logits."""
+    """The checkpoint of 2026-01 nests config.json and tensor names in `thinker`, and gives the same logits."""
     name = "Qwen3ASRForConditionalGeneration"
     spec = SPECS[name]
     parts = {key: value for key, value in spec["config"].items() if key.endswith("_config")}

@@ -1,4 +1,6 @@
-"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL checkpoints in the publishers' format, and alternative spellings."""
+"""Kimi Linear, Ling 3, MiniMax 01 and Hunyuan VL checkpoints in the publishers' format, and with alternative
+config keys.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def test_dense_layers_of_kimi_have_names_of_their_own(tmp_path: Path) -> None:
 def test_kinds_of_layers_that_nobody_tells(tmp_path: Path) -> None:
     """Without `layer_types`, every fourth layer after the first of Kimi Linear uses full attention, as in transformers.
 
-    In Ling 3, the last layer of each group does, and every layer of an incomplete last group.
+    In Ling 3, the last layer of each group uses full attention, and so does every layer of an incomplete last group.
     """
     keys = metadata_of("kimi-linear", tmp_path, layer_types=None)
     assert keys["kimi-linear.attention.head_count_kv"].tolist() == [0, 0, 0, 0, 1]
@@ -88,7 +90,7 @@ def test_limits_of_experts_in_ling(tmp_path: Path) -> None:
 def test_decays_that_are_saved_are_not_read(tmp_path: Path) -> None:
     """MiniMax 01 checkpoints of transformers contain decay buffers.
 
-    The converter computes them from the layer index and ignores the stored values, here zeros.
+    The converter computes the decays from the layer index and ignores the stored values, here zeros.
     """
     spec = SPECS["minimax-01"]
     tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}

@@ -1,4 +1,4 @@
-"""Converted files load and decode in llama.cpp: `python -m tests.localllm.convert.llama_cpp` tries all of them."""
+"""Some converted files load and decode in llama.cpp. `python -m tests.localllm.convert.llama_cpp` tests every file."""
 
 from __future__ import annotations
 

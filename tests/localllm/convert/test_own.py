@@ -1,4 +1,4 @@
-"""Models that transformers lacks: keys, shapes and bytes equal the output of llama.cpp's converter, and refusals."""
+"""Models that transformers lacks convert to the keys, shapes and bytes of llama.cpp's converter, or are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.localllm.convert.test_last import REFUSED as OF_LAST
 from tests.localllm.convert.test_programs import REFUSED as OF_PROGRAMS
 
 EXPECTED = read_expected()
-# The name keys derive from the checkpoint's name. The others differ in form, or occur only in llama.cpp's GGUF.
+# Keys that are not compared: names that derive from the checkpoint's name, and keys that differ in form or
+# occur only in llama.cpp's GGUF.
 OTHERWISE = (
     *("general.name", "general.basename", "general.finetune", "general.version", "general.size_label"),
     *("general.file_type", "general.quantization_version", "general.type"),
@@ -41,7 +42,7 @@ OF_MODEL: dict[str, tuple[str, ...]] = {
     ),
     # llama.cpp writes the head size of the linear-attention layers; we write the rank of latent attention.
     "bailingmoe3-vl": ("bailingmoe3.attention.value_length",),
-    # llama.cpp counts three MTP layers.
+    # llama.cpp's layer count includes three MTP layers.
     "mimo2-cards": (
         *("mimo2.block_count", "mimo2.attention.head_count_kv", "mimo2.attention.sliding_window_pattern"),
         "mimo2.nextn_predict_layers",
@@ -72,7 +73,7 @@ OF_MODEL["neo-bert-rank"] += ("neo-bert.pooling_type",)
 # order by the logits.
 REORDERED = {"neo-bert": "attn_qkv.weight", "neo-bert-rank": "attn_qkv.weight"}
 OF_SPM = ("tokenizer.ggml.scores",)  # scores of control tokens have no effect
-LAYOUT = ".tensor_data_layout"  # this key has no effect either
+LAYOUT = ".tensor_data_layout"  # suffix of another key without effect
 
 
 def stored(tensor: LazyTensor, expected: list[Any]) -> list[Any]:

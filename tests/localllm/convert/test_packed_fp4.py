@@ -1,4 +1,4 @@
-"""Packed FP4 experts, two codes a byte, as in DeepSeek 4 and Kimi K3: accepted layouts, and refusals.
+"""Packed FP4 experts with two codes a byte, as in DeepSeek 4 and Kimi K3: accepted and refused layouts.
 
 `test_own` compares the converted experts with llama.cpp's bytes.
 """

@@ -1,4 +1,4 @@
-"""Models with custom code: results of that code, and settings that GGUF cannot express.
+"""Models with custom code give the results of that code. Settings that GGUF cannot express are refused.
 
 `test_own` compares their GGUF with llama.cpp's converter.
 """

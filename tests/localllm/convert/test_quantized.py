@@ -1,4 +1,4 @@
-"""compressed-tensors integers: dequantized weights equal the package's, and a whole checkpoint converts."""
+"""Integer weights packed by compressed-tensors are dequantized as by that package, and a whole checkpoint converts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def unpacked(parts: dict[str, np.ndarray], known: tuple[tuple[int, int], ...], f
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_those_of_compressed_tensors(case: str, tmp_path: Path) -> None:
     parts = parts_of(case)
-    other = {"num_bits": 8, "strategy": "group", "group_size": 16}  # scheme of other matrices
+    other = {"num_bits": 8, "strategy": "group", "group_size": 16}  # quantization scheme of the other matrices
     np.testing.assert_array_equal(unpacked(parts, schemes(other, CASES[case][2]), tmp_path), parts["numbers"])
 
 

@@ -1,5 +1,5 @@
-"""Every architecture of the table converts and gives transformers' logits, as stored and, with torch, as
-computed here.
+"""Every architecture of the table converts and gives transformers' logits: the stored ones and, if torch is
+installed, recomputed ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """Every recipe's architecture runs. All architectures except nomic-bert-moe and chameleon have a recipe."""
+    """The architecture of every conversion recipe is implemented. All architectures except nomic-bert-moe and
+    chameleon have a recipe.
+    """
     assert set(RECIPES) <= set(ARCHITECTURES)
     assert set(ARCHITECTURES) - set(RECIPES) == {"chameleon", "nomic-bert-moe"}
     assert len(RECIPES) == 144
@@ -94,7 +96,7 @@ def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
 def test_sparsity_of_gemma3n_in_deviations(tmp_path: Path) -> None:
     """The sparsity threshold is a multiple of the standard deviation.
 
-    Our deviation divides by n - 1, as in llama.cpp; transformers divides by n.
+    Our standard deviation divides by n - 1, as in llama.cpp, while transformers divides by n.
     """
     spec = read_specs()["gemma3n"]
     spec["config"]["activation_sparsity_pattern"] = [0.95, 0.5] + [0.0] * 5

@@ -83,7 +83,7 @@ def test_config_json_of_the_model_s_own_program_says_the_same(name: str, tmp_pat
 def test_yarn_without_mscale_is_written_as_0(rope: dict[str, float], expected: float, tmp_path: Path) -> None:
     """Without `mscale_all_dim` the YaRN multiplier is written as 0.
 
-    Readers of a file without the key would scale scores as for a value of 1.
+    Without the key in the GGUF, readers would scale attention scores as for a value of 1.
     """
     config = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
     metadata = metadata_of("deepseek32", tmp_path, rope_parameters=config | rope)
@@ -91,7 +91,7 @@ def test_yarn_without_mscale_is_written_as_0(rope: dict[str, float], expected: f
 
 
 def test_names_in_published_folders_of_hunyuan(tmp_path: Path) -> None:
-    """Published Hunyuan 4 checkpoints and transformers 5.23 name some tensors differently.
+    """Published Hunyuan 4 checkpoints and transformers 5.23 use different names for some tensors.
 
     Both checkpoints give the same logits.
     """
@@ -175,7 +175,9 @@ def test_layers_of_dots_that_nobody_tells(tmp_path: Path) -> None:
 
 
 def test_sizes_of_windows_that_nobody_tells(tmp_path: Path) -> None:
-    """Without `swa_kv_lora_rank` transformers' default applies, so the tiny matrices no longer fit."""
+    """Without `swa_kv_lora_rank`, transformers' default applies. It does not fit the tiny matrices, so the
+    checkpoint is refused.
+    """
     changed = {**DOTS, "swa_kv_lora_rank": None}
     check_refused("dots3note", changed, r"blk\.2\.attn_kv_a_mqa.*expected shape \(1032, 32\)", tmp_path)
 

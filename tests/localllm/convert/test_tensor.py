@@ -82,7 +82,7 @@ def test_mxfp4_keeps_every_number() -> None:
 
 
 def test_fp8() -> None:
-    """FP8 E4M3 codes: 0x38 is 1, 0x7E is 448 (the largest), and 0x01 is 2^-9 (the smallest)."""
+    """In FP8 E4M3, the code 0x38 is 1, 0x7E is 448 (the largest), and 0x01 is 2^-9 (the smallest)."""
     codes = np.array([[0x38, 0xB8, 0x7E, 0x01, 0x00, 0x44]])
     numbers = np.array([[1, -1, 448, 2.0**-9, 0, 3]])
     np.testing.assert_array_equal(values_of(t.scaled_fp8(of(codes, "F8_E4M3"), of([0.5]))), numbers / 2)
@@ -133,7 +133,7 @@ def test_shapes_and_functions() -> None:
 def test_parts_of_groups() -> None:
     """A fused matrix of two groups, each with 1 + 3 rows, splits into one matrix per part.
 
-    Selecting part of the heads also works on FP8 with scales.
+    Part of the heads can also be selected from FP8 weights with scales.
     """
     rows, config = X[0], HfConfig(Path(), {}, {})
     sizes = Sizes(1, 1, 1, config)

@@ -88,7 +88,7 @@ def test_ids_that_differ_are_told(style: str, tmp_path: Path) -> None:
     """llama.cpp's split rules for these styles end a word before a combining mark (as in Hindi), the checkpoint's do
     not.
 
-    Ids differ only if the vocabulary has tokens across the mark, so it is trained on few texts.
+    Token ids differ only if the vocabulary has tokens that contain the mark, so the tokenizer is trained on few texts.
     """
     keys = keys_of(tmp_path, bpe_tokenizer(style, 1000, TEXTS), bos_token="<s>", eos_token="</s>")
     assert keys.notes == ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
@@ -186,7 +186,9 @@ def template(first: str | None, last: str | None, tokens: dict[str, int]) -> Cal
 
 
 def test_what_is_put_around_a_text(tmp_path: Path) -> None:
-    """BOS and EOS are added as tokenizer.json says, then as tokenizer_config.json says, and otherwise not at all."""
+    """tokenizer.json decides whether BOS and EOS are added, then tokenizer_config.json. If neither does, none
+    is added.
+    """
     cases: list[tuple[Callable[[Any], None] | None, dict[str, Any], tuple[bool, bool]]] = [
         (template("<s>", "</s>", {"<s>": 1, "</s>": 2}), {"bos_token": "<s>", "eos_token": "</s>"}, (True, True)),
         (template("<s>", None, {"<s>": 1}), {"eos_token": "</s>", "add_bos_token": False}, (True, False)),
@@ -258,7 +260,7 @@ def pieces(data: bytes) -> Callable[[Path], None]:
 def multiplying(tokenizer: dict[str, Any]) -> None:
     """Make the normalizer expand the text by a factor of 10^12.
 
-    The library aborts, which used to end the parent process.
+    The tokenizers library aborts on this, which used to end the parent process.
     """
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
@@ -309,7 +311,9 @@ def test_damaged_pieces_end_in_an_error_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_old_merges_and_names(tmp_path: Path) -> None:
-    """Before 2024, tokenizer.json stored each merge as one string with a space. The converted merges are the same."""
+    """Before 2024, tokenizer.json stored each merge as one string with a space. Both forms convert to the same
+    merges.
+    """
     theirs = bpe_tokenizer("gpt-2")
     pairs = keys_of(tmp_path, theirs).keys["tokenizer.ggml.merges"]
     whole = json.loads((tmp_path / "tokenizer.json").read_text())

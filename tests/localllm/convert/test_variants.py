@@ -1,4 +1,4 @@
-"""Checkpoints with alternative spellings, or with settings that GGUF cannot express: keys, and one-line refusals."""
+"""Checkpoints with alternative config keys convert. Settings that GGUF cannot express give a one-line error."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_experts_of_granite_by_their_older_names(tmp_path: Path) -> None:
 
 
 def test_growth_of_the_queries_of_mistral4(tmp_path: Path) -> None:
-    """llama.cpp rejects a file with the query temperature scale but without its length, so both are written."""
+    """llama.cpp rejects a GGUF that has the query temperature scale but not its length, so both keys are written."""
     keys = metadata_of("mistral4", tmp_path)
     assert (keys["mistral4.attention.temperature_scale"], keys["mistral4.attention.temperature_length"]) == (0.1, 16)
 

@@ -22,7 +22,7 @@ def logits(seed: int = 0) -> np.ndarray:
 
 
 def expected(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Return the probabilities of all tokens in float64, computed one at a time."""
+    """Return the probability of each token in float64, computed one token at a time."""
     order = sorted((token for token in range(VOCABULARY) if token != MASK), key=lambda token: (-row[token], token))
     order = order[:top_k] if top_k else order
     weights = [math.exp(float(row[token]) - float(row[order[0]])) for token in order]

@@ -1,4 +1,4 @@
-"""Diffusion models from Python and from the command line, against a second computation in float64."""
+"""Diffusion models from Python and from the command line, compared with a second implementation in float64."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_steps_that_settle_nothing_are_not_evaluated(files: dict[str, Path]) -> 
     with load(files["dream"]) as model:
         canvases = list(model.diffuse(PROMPT, None, GREEDY, max_tokens=5))
     assert canvases[-1].step == canvases[-1].steps == 128
-    assert len(canvases) <= 6  # the first is all masks, and each of the others fixes at least one token
+    assert len(canvases) <= 6  # the first canvas is all masks, and each later one fixes at least one token
 
 
 def test_an_answer_ends_where_the_model_says(files: dict[str, Path]) -> None:

@@ -1,4 +1,6 @@
-"""Helpers for tests of the engine: random steps of many sequences, each compared with a separate evaluation."""
+"""Helpers for tests of the engine: random steps of many sequences, compared with a separate evaluation of
+each sequence.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.models.tiny_families import FAMILIES
 WINDOW = 24
 LIMITS = Limits(rows=128, logit_rows=64, blocks=22, positions=5 * BLOCK, window_blocks=20)
 ALONE = replace(LIMITS, logit_rows=128)
-FEW = 16  # largest number of tokens of a sequence whose sums have a fixed order on a GPU
+FEW = 16  # a GPU sums in a fixed order for up to this many tokens of a sequence
 
 
 def windowed(family: str) -> Plan:
@@ -85,9 +87,10 @@ class Live:
 
 
 class Schedule:
-    """Random steps of up to `most` sequences. The engine `alone` repeats each sequence without others for comparison.
+    """Random steps of up to `most` sequences. For comparison, the engine `alone` repeats each sequence
+    without the others.
 
-    `long` is the chunk size of prompts whose results are compared, and `longest` the chunk size of the others.
+    `long` is the maximum chunk size of prompts whose results are compared, and `longest` the maximum for other prompts.
     """
 
     def __init__(self, engine: Engine, alone: Engine, vocabulary: int, seed: int, long: int, longest: int) -> None:
@@ -174,7 +177,7 @@ class Schedule:
         self.counts["together"] = max(self.counts["together"], len(parts))
 
     def part(self, one: Live) -> SequenceRows:
-        """Return the next chunk of a prompt, or a decoded token, or a few tokens to verify."""
+        """Return the sequence's next tokens: a chunk of the prompt, a decoded token, or a few tokens to verify."""
         if one.prompt:
             count = min(len(one.prompt), self.random.randint(1, (self.long if one.compared else self.longest) + 1))
             tokens, one.prompt = one.prompt[:count], one.prompt[count:]
@@ -215,7 +218,7 @@ def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
 
 
 def state(engine: Engine, live: list[Live]) -> object:
-    """Return all state that a refused step must not change."""
+    """Return the state of the engine that a refused step must not change."""
     pools = engine.pool.pools
     return (
         [(one.sequence.tokens.copy(), [t.tolist() for t in one.sequence.tables()]) for one in live],

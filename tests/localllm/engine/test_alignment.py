@@ -1,4 +1,6 @@
-"""Keep cached tokens if a new prompt has the same text in other tokens. The reused part is as long as possible."""
+"""Cached tokens are reused if a new prompt has the same text in other tokens. The reused part is as long as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def test_an_answer_that_was_written_in_other_tokens_is_kept() -> None:
     assert keep([4, 3], [6, 0]) == [4, 3, 0]
     assert keep([6], [2, 3, 3, 0]) == [6, 0]
     assert keep([6, 0, 4, 5], [2, 3, 3, 0, 2, 3, 5, 0]) == [6, 0, 4, 5, 0]
-    assert keep([7, 8, 2], [9, 2, 0]) == [7, 8, 2, 0]  # the bytes of one character
+    assert keep([7, 8, 2], [9, 2, 0]) == [7, 8, 2, 0]  # tokens 7 and 8 are the bytes of one character
 
 
 def test_what_was_cut_off_the_end_goes_and_the_rest_stays() -> None:

@@ -53,7 +53,9 @@ def test_an_indexer_without_values_harms_no_type(name: str) -> None:
 
 
 def test_a_layer_of_pools_counts_for_its_share() -> None:
-    """Keys and values have 64 elements of 2 bytes: at each position, at every 4th and at every 128th."""
+    """Keys and values have 64 elements of 2 bytes. They are stored for each position, for every 4th, and for
+    every 128th.
+    """
     limits, plan, types = limits_of(8), model_plan(*KIT["deepseek4-8of50"].loaded()), CacheTypes()
     states = sum(4 * 8 * (BLOCK * layer.row) for layer in plan.layers if isinstance(layer, RowLayer))
     rows = 3 * BLOCK + BLOCK // 4 + 1
@@ -77,7 +79,9 @@ def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> Non
 
 
 def test_auto_counts_of_a_window_what_is_kept_of_it() -> None:
-    """A full KV cache of 1000 blocks would be ten times the weights. The two blocks that the layer stores are 2 %."""
+    """A full KV cache of 1000 blocks would be ten times the size of the weights. The two blocks that a
+    sliding-window layer stores are only 2 % of the weights.
+    """
     for window, chosen in ((0, "q8_0"), (100, "f16")):
         found = choose_types(
             CacheTypes("auto", "auto"), plan_of(64, window), limits_of(1000, 2), 512 * BLOCK * 100, any_type=False

@@ -60,7 +60,9 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
     [*((name, cache) for name in ATTENDING for cache in CACHE_TYPES), *((name, "f16") for name in RECURRENT)],
 )
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
-    """Up to 16 sequences: prompt chunks together with decoded tokens, forks, truncations, steps that do not fit."""
+    """The steps have up to 16 sequences: prompt chunks together with decoded tokens, forks, truncations, and
+    steps that do not fit.
+    """
     plan = PLANS[name]()
     engines = engine_of(cpu, plan, LIMITS, cache), engine_of(cpu, plan, ALONE, cache)
     total = dict[str, int]()
@@ -80,8 +82,8 @@ def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: 
     ("name", "cache"), [*(("llama", cache) for cache in CACHE_TYPES), ("experts and windows", "q8_0")]
 )
 def test_decoded_rows_on_a_card_get_the_bits_they_have_alone(card: Backend, name: str, cache: str) -> None:
-    """Sequences run separately, together, and with long prompt chunks. Up to 16 tokens of a sequence count as
-    decoded.
+    """Sequences run separately, together, and with long prompt chunks. Results are compared for up to 16
+    tokens of a sequence per step.
     """
     plan = PLANS[name]()
     engines = engine_of(card, plan, LIMITS, cache), engine_of(card, plan, ALONE, cache)
@@ -111,7 +113,7 @@ def test_a_step_that_does_not_fit_the_cache_changes_nothing(small: Engine) -> No
     one, two = small.add(), small.add()
     small.step([SequenceRows(one, [1] * 40), SequenceRows(two, [2] * 40)])
     assert (small.free_blocks, small.room(one)) == (2, 3 * BLOCK - 40)
-    fork = small.fork(one)  # the fork shares a block; if both sequences write, they need one more
+    fork = small.fork(one)  # the fork shares a block, and needs a copy if both sequences write to it
     live = [Live(one), Live(two), Live(fork)]
     before = state(small, live)
     wanted = [SequenceRows(one, [1] * 25), SequenceRows(two, [2] * 25), SequenceRows(fork, [3] * 2)]
@@ -161,7 +163,7 @@ def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
 
 
 def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the copies of shared blocks fail too, the next step makes them."""
+    """If the copies of shared blocks fail too, the next step repeats the copies."""
     one = small.add()
     small.step([SequenceRows(one, [1, 2, 3])])
     two, other = small.fork(one), small.add()

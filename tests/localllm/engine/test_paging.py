@@ -1,4 +1,6 @@
-"""The paged KV cache against a model in which each sequence owns a list. Every token must read its own data."""
+"""The paged KV cache is compared with a plain list per sequence. Every token must read the data of the right
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ class Conversation:
         self.sequence = sequence
         self.values = values
         self.slack = paging.SLACK
-        self.evaluated = 0  # values whose step has run
+        self.evaluated = 0  # number of values whose step has run
 
 
 class PagedCache(RuleBasedStateMachine):
-    """The storage is one number per slot. Several sequences may change between two steps, as when a scheduler builds a
-    batch.
+    """A simulated KV cache with one number per slot. Several sequences may change between two steps, as when
+    a scheduler builds a batch.
 
     Sliding-window layers have fewer blocks. Visible positions are always stored, and others while blocks are free.
     """
@@ -74,7 +76,9 @@ class PagedCache(RuleBasedStateMachine):
 
     @rule(one=conversations, other=conversations, n=st.integers(1, 9), m=st.integers(1, 9))
     def append_together(self, one: Conversation, other: Conversation, n: int, m: int) -> None:
-        """Append to two sequences in one step. The prediction whether both fit must be right and change nothing."""
+        """Append to two sequences in one step. The check whether both fit must be right and must not change
+        the cache.
+        """
         if one is other:
             return
         self.step()
@@ -161,7 +165,7 @@ class PagedCache(RuleBasedStateMachine):
         for _, slots, values in self.pending:
             for storage, places in zip(self.storage, slots, strict=True):
                 storage[places] = values
-        # Positions visible to the first new token, and positions visible to the token after this step.
+        # Positions visible to the first new token, and those visible to the token after this step.
         for who, _, values in self.pending:
             start = len(who.values) - len(values)
             for n, length in ((0, 0), (1, max(0, start + 1 - WINDOW))):
@@ -323,7 +327,7 @@ def test_what_has_fallen_out_of_the_window_makes_room(monkeypatch: pytest.Monkey
     other.append([1])
     assert sequence.reach(111) == 0
     assert sequence.reach(118) == 118
-    assert other.room == 7  # in its own block and in a free block
+    assert other.room == 7  # free slots in its own block and in a free block
 
 
 def test_many_tokens_at_once_do_not_fit_a_small_pool_of_windowed_layers() -> None:

@@ -1,5 +1,5 @@
-"""Answers: which tokens they evaluate and leave in the KV cache, and their text if tokens, characters and stop strings
-overlap.
+"""Answers: the tokens that are evaluated and left in the KV cache, and the text if tokens, characters and
+stop strings overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localllm.plan import BLOCK
 from localllm.reply import pieces_of
 from tests.localllm.support import SPECIAL, write_model
 
-# Id of the space; the ids are special tokens, all bytes, the space, and printable ASCII from "!" on.
+# Token id of the space. The vocabulary has special tokens, all bytes, the space, and printable ASCII from "!" on.
 SPACE = len(SPECIAL) + 256
 
 
@@ -129,7 +129,8 @@ def test_a_character_that_stays_half_ends_as_a_replacement(fresh: localllm.Model
 
 
 def test_a_stop_that_comes_in_pieces(fresh: localllm.Model) -> None:
-    """The possible start of a stop string is held back. It is shown if the stop string does not follow. A complete stop
+    """The possible start of a stop string is held back. That text is shown if the stop string does not
+    follow. A complete stop
     string is never shown.
     """
     pieces = say(fresh, letters("abENoEND!"), stop=("END", "zzz"))
@@ -193,7 +194,7 @@ def test_reuse_does_not_show_in_the_logits(model: localllm.Model, session: Sessi
 
 
 def test_an_answer_that_is_not_read_on(fresh: localllm.Model) -> None:
-    """Later answers reuse the tokens that were evaluated."""
+    """If a reader abandons an answer, later answers reuse the tokens that were evaluated."""
     request = Request([1, 70, 71], SamplingOptions())
     answer = fresh.stepper.stream(request, sampler=Script([*range(80, 96)]))  # type: ignore[arg-type]
     pieces = pieces_of(answer)

@@ -1,4 +1,4 @@
-"""Sparse attention gives the same bits for a conversation, no matter how it was evaluated."""
+"""With sparse attention, the logits of a conversation are bitwise identical no matter how it was split into steps."""
 
 from __future__ import annotations
 

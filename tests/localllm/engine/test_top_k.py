@@ -1,4 +1,4 @@
-"""The fast top-k selection against a full sort, on realistic sizes and on degenerate inputs."""
+"""The fast top-k selection equals a full sort, for realistic sizes and for degenerate inputs."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
     ]
     assert executable.memory.cache == pytest.approx(sum(parts), abs=64 * 2 * len(parts))
     memory = executable.memory
-    assert memory.window in (window, 0, 32)  # sliding-window size: 0 without such layers, 32 in LFM2's GGUF
+    assert memory.window in (window, 0, 32)  # 0 without sliding-window layers; 32 in LFM2's GGUF
     assert memory.read_after(1000) - memory.weights_per_token == (
         memory.cache_per_token * 1000
         + memory.window_per_token * memory.window
@@ -128,8 +128,8 @@ def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> N
 
 
 def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:
-    """Two sequences continue from the same tokens, and each writes to its own copy of the last block. A third sequence
-    takes blocks meanwhile.
+    """Two sequences continue from the same tokens, and each writes to its own copy of the last block. A third
+    sequence allocates blocks meanwhile.
     """
     session, other, third = model.session(), model.session(), model.session()
     feed(session, 0, 290)

@@ -1,5 +1,5 @@
-"""Perplexity and KL divergence: by hand, against llama-perplexity, and through its base-logits files in both
-directions.
+"""Perplexity and KL divergence equal values computed by hand and by llama-perplexity. Base-logits files work
+in both directions.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_windows_that_overlap_give_llama_cpp_s_numbers(
 def test_a_row_of_the_file_by_hand() -> None:
     """Each row starts with scale and minimum.
 
-    Code 0 means at least 16 below the maximum, and odd vocabulary sizes are padded.
+    Code 0 means a log-probability of at least 16 below the maximum. Rows of odd vocabulary sizes are padded.
     """
     log_p = np.array([[-1.0, -9.0, -30.0]], np.float32)
     row = pack_logits(log_p)
@@ -237,7 +237,7 @@ def test_a_base_on_disk_is_as_good_as_the_model(tmp_path: Path, capsys: pytest.C
     short = ("-f", str(SMALLTALK), "-c", "64", "--chunks", "6", "--json")
     assert main(["perplexity", "demo", *short, "--save-base", str(saved)]) == 0
     assert main(["perplexity", "draft", *short, "--kld", "demo"]) == 0
-    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the file contains the text's tokens
+    assert main(["perplexity", "draft", "--kld", str(saved), "--json"]) == 0  # the file has the text's tokens
     _, model, file = (json.loads(part + "}")["divergence"] for part in capsys.readouterr().out.split("\n}\n")[:3])
     assert file["kld"]["value"] == pytest.approx(model["kld"]["value"], rel=1e-3)
     assert file["same_top"] == model["same_top"]
@@ -292,7 +292,7 @@ def test_a_walk_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
 
 
 class Fixed:
-    """Source of fixed log-probabilities."""
+    """A source of base logits that returns fixed log-probabilities."""
 
     def __init__(self, log_p: np.ndarray) -> None:
         self.log_p, self.vocabulary = log_p, log_p.shape[1]

@@ -1,4 +1,4 @@
-"""The tokens that each sampler removes, against plain float64 implementations of the same samplers."""
+"""Each sampler removes the same tokens as a plain float64 implementation."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBacken
 def test_operations_without_a_barrier_between_them_are_named_together() -> None:
     """Operations without a barrier in between share one name.
 
-    Threads may run them at the same time, so only their total time is known.
+    Threads may run such operations at the same time, so only the total time is known.
     """
     with localllm.load("demo", ctx_size=128, threads=1) as model:
         executable = model.executable

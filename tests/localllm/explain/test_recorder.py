@@ -71,7 +71,7 @@ def test_the_tokens_are_those_of_an_answer_that_nobody_records(demo: localllm.Mo
     record, chosen, _ = recorded(demo, options)
     assert chosen == expected
     written = [choice.token for choice in record.choices]
-    assert written[: len(chosen)] == chosen  # the record may also have the EOS token
+    assert written[: len(chosen)] == chosen  # the record may end with the EOS token
     assert record.seed == 5
 
 
@@ -184,9 +184,7 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
 
 
 class Dear(Costs):
-    """Costs in which verifying three tokens is so expensive that only the first of three correct draft tokens is
-    verified.
-    """
+    """Costs in which verifying three tokens is so expensive that only the first of three draft tokens is verified."""
 
     def __init__(self) -> None:
         super().__init__({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})

@@ -35,13 +35,15 @@ def test_a_step_lasts_as_long_as_asked() -> None:
 
 
 def test_if_more_wait_than_are_written_steps_may_last_longer() -> None:
-    """With 8 requests waiting and 4 running, a step may last twice as long. The limit is 2.5 times."""
+    """With 8 requests waiting and 4 running, a step may last twice as long as asked. The maximum is 2.5 times."""
     assert measured().prompt_rows(4, 8) == 160  # (0.4 - 0.05) / 0.002 = 175
     assert measured().prompt_rows(4, 100) == 224  # (0.5 - 0.05) / 0.002 = 225
 
 
 def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
-    """Decoding takes 0.16 s of 0.2 s, so a step may last 0.32 s. The other 0.16 s are enough for 80 prompt tokens."""
+    """Decoding takes 0.16 s of the 0.2 s asked for, so a step may last 0.32 s. The remaining 0.16 s are
+    enough for 80 prompt tokens.
+    """
     budget = Budget(512, 0.2)
     for _ in range(100):
         budget.observe(16, 0, 0.16)

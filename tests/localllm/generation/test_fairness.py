@@ -77,7 +77,7 @@ def test_an_account_with_all_places_gives_one_to_another_and_loses_nothing(model
         assert other.ended == "length"
         it.finish()
     assert [answer.tokens for _, answer in asked] == [answer.tokens for answer in alone]
-    assert asked[2][1].reused < 3 + 8  # from its first start; after the preemption, no token was evaluated again
+    assert asked[2][1].reused < 3 + 8  # as at its first start; after the preemption, no token was evaluated again
 
 
 def test_accounts_with_as_many_places_keep_them(model: localllm.Model) -> None:

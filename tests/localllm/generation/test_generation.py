@@ -74,7 +74,7 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(model: localllm.Model) -
 
 
 class Device(Table):
-    """A device that returns up to `max_top_k` of the largest logits, and records the requested numbers."""
+    """A device that returns up to `max_top_k` of the largest logits, and records how many each step requests."""
 
     def __init__(self, rows: np.ndarray, max_top_k: int) -> None:
         super().__init__(lambda text: rows[len(text) - 1], Clock(), lambda count: 1.0)
@@ -198,7 +198,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 def test_usage_times_the_prompt_the_first_token_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only forward passes advance the clock. The prompt takes 3 seconds, and a token 0.5."""
+    """Only forward passes advance the clock: the prompt takes 3 seconds, and each token 0.5 seconds."""
     clock = Clock()
     for module in ("generation.core", "generation.request_state"):
         monkeypatch.setattr(f"localllm.{module}.perf_counter", clock)

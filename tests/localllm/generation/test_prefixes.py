@@ -83,8 +83,8 @@ def test_the_number_of_sequences_has_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_window_that_has_moved_on_saves_nothing_but_is_alike() -> None:
-    """A sliding-window model can continue a whole kept text. It can continue the beginning only from a copy
-    made there.
+    """A sliding-window model can continue a kept prefix from its end. It can continue from an earlier
+    position only if a copy was kept there.
     """
     pool = BlockPool(80, 4, windowed=BlockPool(40, 4, window=4))
     cache = PrefixCache(4)
@@ -138,7 +138,7 @@ def test_damaged_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_prefixes_is_this_users_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Pipes and links in the folder are left alone, and other users cannot read saved files."""
+    """Pipes and links in the folder are neither read nor deleted, and other users cannot read saved files."""
     folder = tmp_path / "cache"
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
         first = PrefixFiles(folder, model)

@@ -1,4 +1,4 @@
-"""The state of one request: how its answer ends, the events that its listener gets, and its usage."""
+"""The state of one request: how the answer ends, the events that the listener gets, and the usage statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Running requests: order of admission, reuse of evaluated tokens, kept prefixes, and preemption in a full KV cache."""
+"""Running requests: order of admission, reuse of evaluated tokens, kept prefixes, and preemption when the KV
+cache is full.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,7 @@ def test_a_copy_stays_where_a_prompt_parts_from_a_running_one(windows: Engine) -
 
 
 def test_if_the_window_of_a_running_one_has_moved_all_is_evaluated_again(windows: Engine) -> None:
-    """A checkpoint is kept at the point of divergence."""
+    """All tokens are evaluated again, and a checkpoint is kept at the point of divergence."""
     with Stepped(windows, step_seconds=100.0) as it:
         it.ask(wanted(text(13, 20), 14 * BLOCK))
         it.turn(13 * BLOCK)
@@ -236,7 +238,7 @@ def test_the_log_says_at_which_token_a_prompt_parts(
         assert len(caplog.records) == 1
         expected = "client a: prompt of 100 tokens differs from an earlier one at token 40; 40 are reused"
         assert caplog.messages == [expected]
-        for client in ("b", "c"):  # the requests of a are forgotten
+        for client in ("b", "c"):  # after these, the requests of client a are forgotten
             it.ask(wanted(text(16, 90), client=client))
             it.finish()
         it.ask(wanted(text(17, 80), client="a"))

@@ -1,4 +1,6 @@
-"""The scheduler generates the same tokens for a request alone and in a batch, with any preemption, reuse and drafts."""
+"""The scheduler generates the same tokens for a request alone and in a batch, regardless of preemption, reuse
+and drafts.
+"""
 
 from __future__ import annotations
 
@@ -249,7 +251,7 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
-    """The request arrives after the stop signal and before the thread ends."""
+    """A request that arrives after the stop signal, before the thread ends, still gets a final event."""
     scheduler = Scheduler(stepper_of(model))
     late: list[Answer] = []
 

@@ -1,4 +1,6 @@
-"""Slots: which answer gets which slot, what the slot contains at the end, and restoring a slot into a full KV cache."""
+"""Slots: which answer gets which slot, what a slot contains after the answer, and restoring a slot into a
+full KV cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step: the tokens that it takes from each request, within the engine's limits, and the use of its results."""
+"""A step evaluates tokens of each request, within the engine's limits, and passes its results to the requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_prompt_of_higher_priority_is_read_first(model: localllm.Model) -> Non
 
 
 def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
-    """Each step decodes a token of every answer. The prompt gets the remaining room."""
+    """Each step decodes a token of every answer, and fills the remaining room with prompt tokens."""
     engine = Watched(model.engine)
     with Stepped(engine, parallel=3, step_seconds=1e-9) as it:
         _, first = it.ask(wanted(text(1, 9), 60))
@@ -147,7 +147,9 @@ def test_chunks_of_a_card_do_not_depend_on_the_load(model: localllm.Model) -> No
     "kind", ["experts and windows", "delta net", "Mamba-2", "lightning attention", "blends of earlier sums"]
 )
 def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
-    """Blocks are so few that copies of sliding-window and recurrent layers become outdated and are evicted."""
+    """There are so few blocks that checkpoints of sliding-window and recurrent layers become outdated and are
+    evicted.
+    """
     backend = CpuBackend(1)
     plan = {**ATTENDING, **RECURRENT}[kind]()
     limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
@@ -207,7 +209,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model
 
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_request_that_fills_the_cache_alone_ends(model: localllm.Model, written: int) -> None:
-    """The request ends as a complete answer if it has begun, and otherwise with an error."""
+    """A request that has generated tokens ends as a complete answer, and any other with an error."""
     with localllm.load("demo", backend="cpu", threads=1, ctx_size=4 * BLOCK, sequences=1) as small:
         held = small.engine.add()
         small.engine.step([SequenceRows(held, [3] * 2 * BLOCK)])  # another owner holds these blocks

@@ -24,7 +24,9 @@ def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]
 
 
 def before_first_stop(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
-    """Read character by character until the text ends with a stop string. If several match, use the longest."""
+    """Return the text before the first stop string, found character by character. If several end at the same
+    place, the longest counts.
+    """
     for end in range(len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:

@@ -1,4 +1,6 @@
-"""Interleaved answers share steps: how far an answer runs ahead, what it gives up when suspended, and how it ends."""
+"""Interleaved answers share steps: how far an answer runs ahead of its reader, what it frees when suspended,
+and how it ends.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def answered(model: localllm.Model) -> dict[int, int]:
 
 
 class Steps:
-    """Calls a function within every step of an engine, with the step's number and its number of sequences."""
+    """Calls a function within every step of an engine, with the index of the step and the number of its sequences."""
 
     def __init__(self, job: Callable[[int, int], None]) -> None:
         self.job, self.count = job, 0
@@ -104,7 +106,7 @@ def test_answers_that_are_read_in_turn_share_steps(model: localllm.Model) -> Non
         for _ in zip(*replies, strict=True):
             pass
     assert [reply.tokens for reply in replies] == expected
-    assert sizes.count(4) >= 25  # for 30 tokens
+    assert sizes.count(4) >= 25  # most of the 30 tokens are generated in steps of four sequences
     assert len(sizes) < 60  # separate answers would need 120 steps
 
 
@@ -206,7 +208,7 @@ USES: dict[str, Callable[[localllm.Model], object]] = {
 @pytest.mark.usefixtures("all_free")
 @pytest.mark.parametrize("use", USES)
 def test_a_function_within_a_step_cannot_use_the_model(model: localllm.Model, use: str) -> None:
-    """The function gets an error instead of a deadlock. The answer continues."""
+    """A function that uses the model within a step gets an error instead of a deadlock. The answer continues."""
     expected, found = alone(model, 4), list[list[int]]()
     asks = Asks(lambda: USES[use](model))
     thread = threading.Thread(target=lambda: found.append(begin(model, 4, cancel=asks).tokens), daemon=True)
@@ -298,8 +300,8 @@ class Interrupts:
 
 @pytest.mark.usefixtures("all_free")
 def test_an_interrupt_between_a_pass_and_its_tokens_loses_no_request(model: localllm.Model) -> None:
-    """Results of the forward pass that were not processed are lost. Their answers end with an error, so that no reader
-    waits forever.
+    """Results of the forward pass that were not processed are lost. The affected answers end with an error,
+    so that no reader waits forever.
     """
     expected, observer = alone(model, 1), Interrupts(5)
     request = Request([1, 2, 3], SamplingOptions(temperature=0), 30, ignore_eos=True, observer=observer)
@@ -366,7 +368,7 @@ def test_a_reply_that_nobody_holds_frees_its_place(model: localllm.Model, read: 
 
 @pytest.mark.usefixtures("all_free")
 def test_a_reply_that_is_dropped_in_the_last_step_of_another_thread(model: localllm.Model) -> None:
-    """No step follows, so that step must free the blocks of the reply."""
+    """No further step follows, so the last step must free the blocks of the reply."""
     dropped = begin(model, 1)
     next(dropped)
     inside, go_on = threading.Event(), threading.Event()

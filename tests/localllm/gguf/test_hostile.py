@@ -224,7 +224,7 @@ def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
 def test_a_head_without_end_is_refused_at_once(tmp_path: Path) -> None:
     """A header with huge array lengths is refused without reading it.
 
-    The sparse file of two terabytes makes the lengths plausible, and takes no disk space.
+    A sparse file of two terabytes makes the lengths plausible without taking disk space.
     """
     path = tmp_path / "m.gguf"
     for keys, problem in [

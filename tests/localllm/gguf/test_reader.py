@@ -1,4 +1,6 @@
-"""Reading GGUF: metadata and tensors equal gguf-py's. Reading is fast, thread-safe, and needs constant memory."""
+"""Metadata and tensors of a GGUF equal those read by gguf-py. Reading is fast, thread-safe, and needs
+constant memory.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_vocabulary_of_128k_tokens_opens_in_half_a_second() -> None:
     assert tokens[128000] == "<|begin_of_text|>"
     assert merges[0] == "Ġ Ġ"
     assert min(seconds) < 0.5
-    texts = tokens.to_list()  # remains valid after the file is closed
+    texts = tokens.to_list()  # a copy, which stays valid after the file is closed
     assert texts[9906] == "Hello"
     assert [tokens[i] for i in range(0, len(tokens), 1000)] == texts[::1000]
 

@@ -1,6 +1,6 @@
 """Files that shrink while in use: data read at opening stays valid, and later reads give a one-line error.
 
-The tests run in a child process, because a memory mapping would kill it with SIGBUS.
+The tests run in a child process, because SIGBUS would kill a process that reads a shrunk file through a memory mapping.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_metadata_and_the_tokenizer_need_the_file_no_more(vocabulary: Path) -> N
 def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Path) -> None:
     """A model still runs after its file shrinks, because backends copy the weights at opening.
 
-    Later tensor reads are errors.
+    Later tensor reads raise an error.
     """
     path = write_model(tmp_path / "m.gguf")
     code = (

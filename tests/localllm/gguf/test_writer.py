@@ -1,4 +1,6 @@
-"""Writing GGUF: gguf-py and localllm read the same values, files are complete or absent, and writing streams."""
+"""gguf-py and localllm read the values that were written to a GGUF. Files are complete or absent, and writing
+needs little memory.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +259,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         write_gguf(tmp_path, {}, [], overwrite=True)
 
 
-@pytest.mark.parametrize("size", [150_000, 100_001])  # fails inside a write, or when the buffer is flushed
+@pytest.mark.parametrize("size", [150_000, 100_001])  # sizes that fail inside a write, and when the buffer is flushed
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -> None:
     with full_disk(100_050), pytest.raises(OutputError, match=r"m\.gguf: cannot be written: File too large"):
         write_gguf(tmp_path / "m.gguf", {}, [("w", "I8", (size,), [bytes(size - 1), b"x"])])

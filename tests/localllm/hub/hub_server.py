@@ -1,6 +1,7 @@
-"""A local Hugging Face hub: repositories over HTTP as huggingface_hub requests them, with injectable faults.
+"""A local Hugging Face hub: repositories over HTTP as huggingface_hub requests them, with injected network faults.
 
-A second server sends the file contents, as the hub redirects to another host, which must never receive the token.
+A second server sends the file contents, because the real hub redirects to another host, which must never
+receive the token.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Faults:
     longer: bool = False  # send more bytes than the listing says
     busy: int = 0  # number of 503 responses
     pause: float = 0.0  # seconds to wait after each 64 KiB
-    etag: str = ""  # a wrong ETag
+    etag: str = ""  # ETag to send instead of the right one
     listing: bytes = b""  # response instead of the file listing
 
 
@@ -186,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             faults.cuts -= 1
             self.wfile.write(body[: faults.cut_at or len(body) // 2])
             self.wfile.flush()
-            self.close_connection = True  # close before all announced bytes are sent
+            self.close_connection = True  # the response ends before all announced bytes are sent
             self.connection.shutdown(2)
             return
         for at in range(0, len(body), 1 << 16):

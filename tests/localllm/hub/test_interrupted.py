@@ -1,4 +1,4 @@
-"""Fetching from a hub that disconnects or sends wrong bytes: resuming, and verifying checksums."""
+"""Pulls from a hub that disconnects or sends wrong bytes are resumed, and checksums are verified."""
 
 from __future__ import annotations
 
@@ -262,9 +262,9 @@ def test_a_list_of_files_without_end_is_refused(client: Client, server: HubServe
 
 
 def test_names_of_many_models_take_time_in_proportion() -> None:
-    """Choosing short titles needs linearly many label comparisons.
+    """The number of label comparisons to choose short titles is linear in the number of models.
 
-    When the number was quadratic, 60,000 models took 20 s.
+    It used to be quadratic, so that 60,000 models took 20 s.
     """
 
     class Counted(str):

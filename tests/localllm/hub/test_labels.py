@@ -22,7 +22,7 @@ from localllm.hub.labels import Variant, is_model, label_of, matching, titles, v
         ("bitnet-TQ2_0", "TQ2_0"),
         ("m-fp16", "F16"),
         ("stories260K-f32", "F32"),
-        ("Q8_0/model-F16", "F16"),  # the last label counts
+        ("Q8_0/model-F16", "F16"),  # of several labels, the last one counts
         ("model", ""),
         ("iq-test-f1600", ""),
         ("Q4K", ""),

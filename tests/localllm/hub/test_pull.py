@@ -1,4 +1,4 @@
-"""Fetching over HTTP with huggingface_hub: choice of files, cached files, and refusals."""
+"""Pulling models over HTTP with huggingface_hub: the choice of files, cached files, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each store is found where its program keeps it. The Hugging Face cache follows huggingface_hub's rules."""
+"""Each model store is found in the directory that its program uses. The Hugging Face cache follows
+huggingface_hub's rules.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_variables_of_a_template_are_json(value: Any) -> None:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
-OTHER_NAMES = {  # name in the Python and HTTP APIs: flag of llama.cpp
+OTHER_NAMES = {  # options whose name in the Python and HTTP APIs differs from llama.cpp's flag
     "max_tokens": "--predict", "mirostat_tau": "--mirostat-ent", "mirostat_eta": "--mirostat-lr",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
     python -m tests.localllm.output.make_chat_cases DUMP
 
-Each template is reduced to a sketch: the few strings that identify its format. The cases then run without templates.
+Each template is reduced to a sketch: the few strings that identify its format. The tests then need no templates.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def prompt_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begun(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the begun reasoning and content of a continued answer, and llama.cpp's prompts with and without them."""
+    """Return the reasoning and content that a continued answer starts with, and llama.cpp's prompts with and
+    without them.
+    """
     last = row["messages"][-1]
     content = last["content"] if row["continue"] == CONTENT else None
     return {

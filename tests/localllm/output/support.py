@@ -58,7 +58,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass
 class Read:
-    """The concatenated parts of a parsed answer. Calls are stored as (name, arguments as JSON)."""
+    """The concatenated parts of a parsed answer. Tool calls are stored as (name, arguments as JSON)."""
 
     reasoning: str = ""
     content: str = ""
@@ -110,7 +110,7 @@ def read(
 
 
 def named(name: str, thought: str = "<think>") -> AnswerFormat:
-    """Return the named format, detected from its markers and the reasoning marker."""
+    """Return the answer format with this name, as detected from its markers and the reasoning marker."""
     row = next(row for row in ROWS if row.name == name)
     found = find_format(f"tools {' '.join(row.texts)} {thought}")
     assert found.name == name

@@ -153,7 +153,7 @@ def test_a_broken_call_has_incomplete_arguments(format_: Any, text: str, argumen
         json.loads(found.calls[0][1])
 
 
-LENIENT = [  # models' mistakes and variants of formats
+LENIENT = [  # mistakes that models make, and variants of formats
     (HERMES, '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'),
     (HERMES, '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>'),
     (HERMES, "<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Rome',}}</tool_call>"),
@@ -301,9 +301,9 @@ def test_content_that_goes_on_after_a_call_keeps_the_white_space(before: str, af
 
 @pytest.mark.parametrize("tail", ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"])
 def test_thoughts_that_stay_in_the_content(tail: str) -> None:
-    """With reasoning kept inline, content includes the start marker even if it is in the prompt.
+    """If reasoning stays in the content, the content includes the start marker even if the prompt contains it.
 
-    Calls mentioned in the reasoning are not calls.
+    Tool calls mentioned in the reasoning are not parsed as calls.
     """
     text = f"E.g. {JSON_CALL}, no.\n</think>\n\nHi.\n"
     begun = "<think>\n"
@@ -392,7 +392,7 @@ def test_without_tools_markers_of_calls_are_text() -> None:
     ids=["markers", "names", "brackets", "spaces", "escapes", "ends"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """Parsing takes linear time. A quadratic parser would take minutes."""
+    """A quadratic parser would take minutes for these texts."""
     assert len(text) > 100_000
 
     def run(part: str) -> float:

@@ -50,7 +50,7 @@ ENDS = (  # end-of-message tokens
     *("<end_of_sentence>", "<SPECIAL_12>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
     *("<|end_of_text|>", "<|role_end|>", "</assistant>", "<｜hy_eos:opensource｜>", "<sep>", "<|call|>", "<|eot|>"),
 )
-# Templates that drop the reasoning of messages with calls, or do not support it.
+# Templates that drop the reasoning of messages with calls, or do not support reasoning.
 NO_REASONING = (
     *(
         "Apertus",

@@ -1,5 +1,5 @@
-"""`localllm quantize` with measurements on the model: size and error targets, methods, automatic importance matrices, a
-text report.
+"""`localllm quantize` with measurements on the model: size and error targets, calibration methods, automatic
+importance matrices, and a text report.
 """
 
 from __future__ import annotations

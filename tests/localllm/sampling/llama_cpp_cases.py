@@ -24,8 +24,8 @@ INFILL = 120  # number of infill cases
 
 
 def logits(case: str, step: int, size: int = 160) -> np.ndarray:
-    """Return float32 logits (size,) in random order, near Zipf's law. They are multiples of 1/16, so equal on all
-    machines.
+    """Return float32 logits (size,) in random order, near Zipf's law. They are multiples of 1/16, so they are
+    equal on all machines.
     """
     random = np.random.RandomState(sum(case.encode()) * 1000 + step)
     ranks = random.permutation(size) + 1.0

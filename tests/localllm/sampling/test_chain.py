@@ -1,4 +1,6 @@
-"""Every sampler against llama.cpp's published expectations, and against a plain implementation of its definition."""
+"""Every sampler gives the results that llama.cpp's tests expect, and agrees with a plain implementation of
+its definition.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ EXPECTED: list[tuple[str, dict[str, Any], Sequence[float], Sequence[float]]] = [
     ("min_p", {"min_p": 0.74}, RISING, (0, 0, 0.3 / 0.7, 0.4 / 0.7)),
     ("min_p", {"min_p": 0.76}, RISING, (0, 0, 0, 1)),
     ("min_p", {"min_p": 1.0}, RISING, (0, 0, 0, 1)),
-    # llama.cpp's expectations for these five are not renormalized: {0.1}, {0.2, 0.1}, {0.97}, {0.2, 0.2, 0.2} ...
+    # llama.cpp's expected probabilities for these five are not renormalized: {0.1}, {0.2, 0.1}, {0.97}, {0.2,
+    # 0.2, 0.2} ...
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.09}, FALLING, (0, 0, 0, 1)),
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.19}, FALLING, (0, 0, 0.2 / 0.3, 0.1 / 0.3)),
     ("xtc", {"xtc_probability": 1.0, "xtc_threshold": 0.29}, FALLING, (0, 0.3 / 0.6, 0.2 / 0.6, 0.1 / 0.6)),

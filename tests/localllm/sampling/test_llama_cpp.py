@@ -80,7 +80,7 @@ def test_infill_of_a_whole_vocabulary(demo: localllm.Model) -> None:
     ids=["mirostat", "mirostat 2", "adaptive-p"],
 )
 def test_answers_do_not_depend_on_drafts(demo: localllm.Model, changed: dict[str, Any]) -> None:
-    """The prompt is repetitive, so that n-grams are drafted. Some answers have a grammar."""
+    """The prompt is repetitive, so that n-gram drafts match. Some answers have a grammar."""
     prompt = "one two three one two three one two three one two"
     with localllm.load("demo", ctx_size=128, spec="ngram") as drafting:
         for seed in range(4):

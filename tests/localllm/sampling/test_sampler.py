@@ -1,4 +1,4 @@
-"""The sampler's options, random numbers, history and errors. test_chain.py covers the sampling algorithms."""
+"""The options, random numbers, history and errors of the sampler. test_chain.py covers the sampling algorithms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGITS = np.random.default_rng(5).normal(0, 2, V).astype(np.float32)
 
 
 def test_defaults_are_llama_cpps() -> None:
-    o = SamplingOptions()  # common/common.h, common_params_sampling
+    o = SamplingOptions()  # defaults of llama.cpp's common_params_sampling (common/common.h)
     assert (o.temperature, o.dynatemp_range, o.dynatemp_exp) == (0.8, 0.0, 1.0)
     assert (o.top_k, o.top_p, o.min_p, o.typical_p, o.top_n_sigma, o.min_keep) == (40, 0.95, 0.05, 1.0, -1.0, 0)
     assert (o.xtc_probability, o.xtc_threshold) == (0.0, 0.1)
@@ -321,8 +321,8 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
 
 
 def test_many_sequence_breakers_are_found_as_fast_as_few() -> None:
-    """A request may have hundreds of sequence breakers. Searching them takes as long per vocabulary token as
-    for one.
+    """A request may have hundreds of sequence breakers. The search takes as long per vocabulary token as with
+    a single sequence breaker.
     """
     looks = 0
 

@@ -1,4 +1,4 @@
-"""Confined task that simulates exploited template code: it tries an attack, or sends a hostile reply."""
+"""A confined task that simulates exploited template code: it tries an attack, or sends a hostile reply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.sandbox.wire import HEAD
 resource: Any
 try:
     import resource
-except ImportError:  # not available on Windows
+except ImportError:  # the module does not exist on Windows
     resource = None
 
 _PARENT = os.getppid()  # read at import, because the sandbox refuses the call later

@@ -1,4 +1,4 @@
-"""Confined task that performs a requested action, for tests of the child process."""
+"""A confined task that performs a requested action, for tests of the child process."""
 
 from __future__ import annotations
 

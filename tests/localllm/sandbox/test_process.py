@@ -1,4 +1,6 @@
-"""The confined child process: its resource limits, the caller's error if it exceeds them, and its end."""
+"""The confined child process: resource limits, the error that the caller gets when they are exceeded, and the
+end of the child.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations in prompt cache files: the bits after loading are the same, and no file can destroy user data."""
+"""Conversations in prompt cache files continue with the same bits after loading, and no file can destroy user data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def kept(model: api.Model, session: api.Session, tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_goes_on_with_the_same_bits(file: Path, model: api.Model, kept: Path) -> None:
-    """A process with one thread writes the file. A process with three threads reads it into other blocks."""
+    """A process with one thread writes the file. A process with three threads reads the file into other KV
+    cache blocks.
+    """
     truth = model.logits([*IDS, 300, 301])[-2:]
     with api.load(file, threads=3) as other:
         before, session = other.session(), other.session()
@@ -153,7 +155,7 @@ def test_every_changed_byte_is_noticed(model: api.Model, kept: Path) -> None:
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], object], body: bytes | None = None, version: int = 1) -> None:
-    """Replace the header of the file, with a matching digest."""
+    """Replace the header of the prompt cache file, and update the digest to match."""
     whole = path.read_bytes()
     length = struct.unpack("<I", whole[12:16])[0]
     header = json.loads(whole[16 : 16 + length])
@@ -227,7 +229,7 @@ def test_another_format_another_model_too_small_a_context(file: Path, model: api
 
 
 def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: Path, session: api.Session) -> None:
-    """Even with a matching digest, NaN is never restored as a key. The user's conversation continues."""
+    """NaN is never restored as a key, even with a matching digest, and the current conversation stays usable."""
     whole = kept.read_bytes()
     length = struct.unpack("<I", whole[12:16])[0]
     body = bytearray(whole[16 + length : -32])
@@ -244,7 +246,7 @@ def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: 
 def test_a_cache_of_another_kind_leaves_the_text(
     model: api.Model, kept: Path, session: api.Session, field: str
 ) -> None:
-    """For a different version, backend or cache type, the saved tokens are evaluated again."""
+    """If the version, backend or cache type differs, the saved tokens are evaluated again."""
     whole = kept.read_bytes()
     if field == "block_bytes":
         length = struct.unpack("<I", whole[12:16])[0]
@@ -375,7 +377,7 @@ def test_save_and_load_in_a_chat(file: Path, tmp_path: Path) -> None:
     assert f"{cache}: 1 turn, " in done.stderr
     assert "error: wrong usage; write /save FILE" in done.stderr
     assert "error: wrong usage; write /load FILE" in done.stderr
-    assert done.stderr.count(f"error: {file}: exists and is not a localllm conv") == 2  # --force does not help
+    assert done.stderr.count(f"error: {file}: exists and is not a localllm conv") == 2  # not even with --force
     told = f"error: {cache} exists; /save --force {cache} replaces it\n"
     before, after = done.stderr.split(told)
     assert f"{cache}: 2 turns, " not in before

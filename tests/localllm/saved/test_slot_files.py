@@ -1,4 +1,6 @@
-"""Slot files: only plain names, no links, only slot files are replaced, and a missing folder is an error."""
+"""Slot files have plain names, and links are refused. Only slot files are replaced, and a missing folder is
+an error.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A service with scripted answers, so that protocol tests need no model.
+"""A service with scripted answers, so that tests of the HTTP APIs need no model.
 
 service = ScriptedService([*said("Hello"), done()])
 app = make_app(service, Settings())
-... service.asked[-1] is the Turn or Completion that the protocol created
+... service.asked[-1] is the Turn or Completion that the API handler created
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank
 
 @dataclass
 class Model:
-    """Model properties that the scripted service reports."""
+    """The model properties that the scripted service reports."""
 
     id: str = "tiny"
     created: int = 1_700_000_000
@@ -56,7 +56,7 @@ def said(*texts: str, token: int = 7, choice: int = 0, logprob: Logprob | None =
 
 
 def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> Token:
-    """Return the event of a token that completes these parts."""
+    """Return the event of a token after which these parts of the answer are complete."""
     return Token(token, "", logprob, tuple(parts))
 
 
@@ -81,7 +81,7 @@ def done(
     choice: int = 0,
     last: Sequence[Part] = (),
 ) -> Finished:
-    """Return the final event of an answer, with its usage and its remaining parts, `last`."""
+    """Return the final event of an answer, with the usage statistics and the remaining parts, `last`."""
     usage = Usage(
         prompt_tokens=prompt,
         reused_tokens=reused,

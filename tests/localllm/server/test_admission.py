@@ -55,7 +55,7 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
     admission = Admission(ServerLimits(requests=8, client_requests=2))
     admission.enter("a")
     admission.leave("a", 30.0)
-    for expected in (15, 13):  # half of a request's mean duration, for two requests at a time
+    for expected in (15, 13):  # Retry-After: half of the mean duration, because two requests run at a time
         admission.enter("a")
         admission.enter("a")
         with pytest.raises(TooManyRequests) as raised:
@@ -101,7 +101,7 @@ def test_answers_are_counted_for_the_account_of_their_client() -> None:
                 body = {"messages": [{"role": "user", "content": "x"}], "user": user}
                 response = await client.post("/v1/chat/completions", json=body, headers={"X-Api-Key": key})
                 assert response.status_code == expected
-                # the bucket is 67 - 60 tokens over its limit
+                # the client's bucket is 67 - 60 tokens over the limit
                 assert response.headers.get("retry-after") == ("7" if expected == 429 else None)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Hostile requests to every route get an answer or an error in the protocol's format, never status 500."""
+"""Hostile requests to every route get an answer or an error in the format of the API, never status 500."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def judge(path: str, response: httpx.Response) -> None:
-    """Check that the response is an answer, or an error in the format of the client's protocol."""
+    """Check that the response is an answer, or an error in the format of the requested API."""
     status = response.status_code
     assert status in (200, 400, 404, 413, 501), (path, status, response.text[:300])
     if status != 200:

@@ -15,7 +15,7 @@ from localllm.server import lanes
 from localllm.server.accounts import ACCOUNT
 from localllm.server.lanes import LARGE, Lane, is_large
 
-WAIT = 20  # seconds until a hanging test fails
+WAIT = 20  # seconds after which a test counts as hanging
 
 
 async def as_account(account: str, lane: Lane, job: Callable[[], Any]) -> Any:

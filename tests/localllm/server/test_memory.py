@@ -21,7 +21,7 @@ MIB = 1 << 20
 USUAL = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
 LARGE = {"content": "x", "unknown": [[0]] * 400_000}
 WAIT = 30  # timeout in seconds; an idle worker frees its memory earlier
-MORE = 110 * MIB  # allowed growth, with 48 MB for the largest cached grammars
+MORE = 110 * MIB  # allowed growth in bytes, including 48 MB for the largest cached grammars
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_memory_of_compiled_schemas_and_large_bodies_is_returned(server: Server)
     assert _answered(server, USUAL) == 200
     assert _status(server, "/tokenize", {"content": "a " * 200_000}) == 400
     warm = server.memory
-    for number in range(6):  # each schema takes 40 MB when compiled
+    for number in range(6):  # each compiled schema takes 40 MB
         assert _answered(server, {"type": "integer", "multipleOf": 84_401 + 2 * number}) == 200
     assert _status(server, "/tokenize", LARGE) == 200
     assert _above(server, warm) < MORE

@@ -84,7 +84,7 @@ def test_answers_are_added_up() -> None:
     assert {name: values[f"llamacpp:{name}"] for name in expected} == expected
     assert values['localllm_answers_total{reason="end"}'] == 1
     _, again = read(metrics.text().decode())
-    assert again["llamacpp:prompt_tokens_seconds"] == 0  # averaged since the previous scrape
+    assert again["llamacpp:prompt_tokens_seconds"] == 0  # the rate since the previous scrape
 
 
 def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

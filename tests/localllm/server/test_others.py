@@ -34,7 +34,7 @@ from tests.localllm.test_embedding import write_embedder
 DEMO = Path(resolve("demo"))
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 CONTEXT = 256
-WAIT = 30  # seconds until a hanging test fails
+WAIT = 30  # seconds after which a test counts as hanging
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TOO_LONG = "1234567890" * 1000  # 10000 characters, although the longest token has 31
 Clients = dict[str, httpx.AsyncClient]
@@ -77,7 +77,7 @@ MESSAGES = [{"role": "user", "content": TOO_LONG}]
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": TOO_LONG}),
     ("/tokenize", {"content": ["12345"] * 2000 + [1]}),
-    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes; the length limit counts bytes
+    ("/tokenize", {"content": "漢" * 4000}),  # 12000 bytes; the limit counts bytes in UTF-8
     ("/completion", {"prompt": TOO_LONG}),
     ("/completion", {"prompt": [TOO_LONG, 1]}),
     ("/completion", {"prompt": "a", "logit_bias": [[TOO_LONG, 1]]}),
@@ -208,7 +208,7 @@ def test_a_conversation_that_is_slow_to_render_does_not_hold_up_short_ones(monke
 
 
 class SlowChild:
-    """Grammar compiler that blocks until its caller disconnects."""
+    """A grammar compiler that blocks until the client disconnects."""
 
     def __init__(self) -> None:
         self.began, self.stopped = threading.Event(), threading.Event()
@@ -322,7 +322,7 @@ def test_sequence_breakers_hold_up_nobody(path: str, body: dict[str, Any], monke
     real = Tokenizer.encode
 
     def encode(self: Tokenizer, text: str, *more: Any, **named: Any) -> list[int]:
-        if text == "xqz":  # the rest of the breaker "zxqz" after a token that ends in "z"
+        if text == "xqz":  # the rest of the sequence breaker "zxqz" after a token that ends in "z"
             searches.append(text)
             blocked(began, free)
         return real(self, text, *more, **named)
@@ -391,7 +391,7 @@ def test_answers_of_one_request_count_one_by_one() -> None:
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
-    """A list of more prompts than the queue holds is answered, because the surplus waits outside the queue."""
+    """A request may have more prompts than the queue holds, because the surplus prompts wait outside the queue."""
 
     async def run() -> None:
         async with clients(SchedulerLimits(parallel=2, waiting=130)) as http:

@@ -78,7 +78,7 @@ def test_files_leave_room_for_the_answer(model: localllm.Model, wanted: int | No
 def test_a_gap_that_does_not_fit_is_refused(model: localllm.Model) -> None:
     with pytest.raises(PromptTooLong):
         filled(model, before="x" * 100_000)
-    # no room for files; the scheduler rejects the prompt
+    # files do not fit, and the scheduler rejects the prompt
     assert REPOSITORY not in filled(model, ("f.c", "x"), before="x" * CONTEXT)
 
 

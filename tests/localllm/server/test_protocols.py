@@ -1,4 +1,4 @@
-"""llama.cpp's and Ollama's protocols give the same answers of the bundled model."""
+"""The bundled model gives the same answers through llama.cpp's and Ollama's APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each error has its status and type, in the format of the protocol that the path selects."""
+"""Each error has the documented status and type, in the format of the API that the path belongs to."""
 
 from __future__ import annotations
 

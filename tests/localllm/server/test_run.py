@@ -1,4 +1,4 @@
-"""The server process: listening, loading in the background, connection timeouts, and shutdown."""
+"""The server process: listening, loading the model in the background, connection timeouts, and shutdown."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", ask()])
 def test_one_address_cannot_take_all_connections(sent: bytes) -> None:
-    """Of six connections one address gets four, half plus one.
+    """One address gets at most half of the six connections plus one, which is four.
 
     Other addresses get the rest, and closed connections free their places.
     """
@@ -280,7 +280,7 @@ def test_an_answer_ends_when_its_client_closes_the_connection(first: Any, stream
 def test_two_ends_of_a_body_close_the_connection() -> None:
     """A request with both Transfer-Encoding and Content-Length is rejected.
 
-    Otherwise a proxy could treat the rest of its body as a second request.
+    Otherwise a proxy could treat the rest of the body as a second request.
     """
     hidden = ask("/slots")
     with served(ScriptedService(script("a"))) as port, connect(port) as client:

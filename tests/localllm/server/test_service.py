@@ -65,7 +65,7 @@ def test_variables_of_requests_come_first() -> None:
 
 
 def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any]:
-    """Return the message of a model whose template opens the reasoning section."""
+    """Return the answer message of a model whose template opens the reasoning section."""
 
     def load(path: Path) -> Served:
         served = opened(path)
@@ -92,7 +92,7 @@ def test_a_thought_is_a_field_of_its_own_or_left_in_the_content() -> None:
     apart, inline = answered(Usual()), answered(Usual(), reasoning_format="none")
     assert apart["reasoning_content"]
     assert not apart["content"]
-    assert inline["content"] == f"<think>\n{apart['reasoning_content']}"  # with its marker, as in llama-server
+    assert inline["content"] == f"<think>\n{apart['reasoning_content']}"  # with the opening marker, as in llama-server
     assert "reasoning_content" not in inline
     server = Usual.of(None, True, {})
     assert answered(server)["content"] == inline["content"]

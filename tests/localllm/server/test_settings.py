@@ -1,4 +1,4 @@
-"""Server settings derived from command-line options, and the options themselves."""
+"""Server settings that follow from command-line options, and the option declarations."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Wire:
 
 
 class Held:
-    """Event source that yields one event, blocks, and records when it is closed."""
+    """An event source that yields one event, blocks, and records when it is closed."""
 
     def __init__(self, first: bool = True) -> None:
         self.first = first

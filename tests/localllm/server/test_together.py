@@ -1,4 +1,6 @@
-"""The whole server with a real model: answers under load equal single answers, clients disconnect, several models."""
+"""The whole server with a real model: answers under load equal the answers to single requests, clients
+disconnect, and several models are served.
+"""
 
 from __future__ import annotations
 
@@ -396,7 +398,7 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None:
-    """The content is the text of its tokens, including a leading space."""
+    """The content is the text of the generated tokens, including a leading space."""
     path = write_model(tmp_path / "m.gguf")
     body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
 
@@ -449,7 +451,7 @@ def test_the_state_tells_the_options_of_the_server() -> None:
 
 
 class Noting(ServiceObserver):
-    """Observer that records the requests."""
+    """An observer that records the requests."""
 
     def begin(self, model: str, generation: Generation) -> ObservedAnswers:
         self.begun = generation

@@ -1,6 +1,6 @@
 """Conversations with tools and reasoning, and small templates.
 
-`make_transformers` stores transformers' renderings of them.
+`make_transformers` stores how transformers renders them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)
-# Fixed dates that these templates use by default, as in transformers. localllm passes the current date instead.
+# Dates that these templates use if none is passed, as in transformers. localllm passes the current date instead.
 UNDATED = {
     "meta-llama-Llama-3.1-8B-Instruct.jinja": {"date_string": "26 Jul 2024"},
     "meta-llama-Llama-3.3-70B-Instruct.jinja": {"date_string": "26 Jul 2024"},

@@ -65,7 +65,7 @@ def test_chatml_by_hand() -> None:
 
 
 def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
-    """The rendering of a conversation begins with the rendering of its start, so the prefix cache applies.
+    """The rendered conversation begins with the rendering of its first messages, so the prefix cache applies.
 
     Rendering is deterministic.
     """
@@ -80,7 +80,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
     [
         ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
         ("{% if true %}\n  x\n  {% endif %}\ny", "  x\ny"),  # trim_blocks and lstrip_blocks
-        # no HTML escapes, keys not sorted
+        # tojson neither escapes HTML nor sorts keys
         ("{{ {'b': 'é<', 'a': [1, none]} | tojson }}", '{"b": "é<", "a": [1, null]}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
@@ -124,7 +124,7 @@ def test_what_templates_use(source: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("{{ 'to ' + tools[0].function.description }}.", "to ."),  # as in the template of Functionary 3.1
+        ("{{ 'to ' + tools[0].function.description }}.", "to ."),  # as in Functionary 3.1's template
         ("{{ tools[0].function.description is defined }}", "False"),  # the template handles a missing description
         ("{{ 'to ' + tools[0].function.description }}: {{ functions }}", None),
     ],
@@ -349,7 +349,7 @@ def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) ->
     for given, text in (
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n"),
         ("{{ messages[0].content }}!", "Hi!"),
-        ("No Jinja, no messages", "No Jinja, no messages"),  # llama-server accepts a plain text, too
+        ("No Jinja, no messages", "No Jinja, no messages"),  # plain text is a valid template, as in llama-server
         (str(tmp_path / "own.jinja"), "It says Hi"),
     ):
         template, note = choose_template(metadata, tokenizer("<s>"), given=given_template(given))

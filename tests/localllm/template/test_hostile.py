@@ -1,4 +1,4 @@
-"""Malicious templates: each gives one clear error, quickly and with little memory."""
+"""Each malicious template gives one clear error, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def usual() -> Iterator[Confined]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Confined]:
-    """A renderer with a long time limit, so that only the crash ends it even on a busy machine."""
+    """A renderer with a long time limit, so that only the crash ends the process, even on a busy machine."""
     with renderer(ResourceLimits(seconds=120)) as confined:
         yield confined
 

@@ -1,7 +1,7 @@
 """The origin of every character of a rendered prompt is tracked through every template operation, up to the token ids.
 
 In the tests of operations, the alphabet shows the origin: capitals, blanks and `|` are the template's; small letters,
-tabs and dots are message content. So the expected marks follow from any result.
+tabs and dots are message content. So the expected origin marks follow from the characters of any result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def text(letters: str) -> Text:
 
 
 def right(made: Any) -> bool:
-    """Return whether the marks of every string in a result match its letters."""
+    """Return whether the origin marks of every string in a result match its characters."""
     if isinstance(made, Text):
         return made._marks == text(str.__str__(made))._marks
     if isinstance(made, list | tuple):
@@ -91,7 +91,7 @@ def test_what_is_not_known_counts_as_given() -> None:
 
 
 class Made(dict[str, str]):
-    """Mapping that creates its values on access."""
+    """A mapping that creates values on access."""
 
     def __missing__(self, key: str) -> str:
         return "made"
@@ -103,8 +103,8 @@ class Made(dict[str, str]):
     ids=str,
 )
 def test_an_unusual_form_is_formatted_and_counts_as_given(form: str, values: Any) -> None:
-    """Formats whose width, precision or mapping comes from the values are applied, but the result counts as message
-    content.
+    """Format strings whose width, precision or mapping comes from the arguments work, but the result counts
+    as message content.
     """
     made = Text.of(form, OWN) % values
     assert made == form % values
@@ -136,7 +136,7 @@ TALK = [
 
 
 def own(source: str, confined: Confined, talk: Sequence[dict[str, Any]] = TALK, **extra: Any) -> str:
-    """Render; return the template's own characters, with "." for message content and "*" for the model's content."""
+    """Render a template and return its own characters, with "." for user content and "*" for assistant content."""
     rendered = ChatTemplate(source, "<s>", "</s>", confined=confined).render(talk, extra=extra)
     return "".join({OWN: c, MODEL: "*", GIVEN: "."}[m] for c, m in zip(rendered.text, rendered.text.marks, strict=True))
 
@@ -278,7 +278,7 @@ def test_the_models_turns_keep_what_it_writes(vocabulary: Tokenizer, confined: C
 def test_marks_of_turns_do_not_count_in_the_models_turns(confined: Confined) -> None:
     """In assistant messages, markers of reasoning and calls are parsed as tokens, because models write them.
 
-    Markers of turns are not, because a client may send the message.
+    Turn markers are not parsed as tokens there, because a client may have sent the message.
     """
     roles, own = ["<|assistant_start|>", "<|user_end|>"], ["<|inner_prefix|>", "<|tools_prefix|>"]
     letters = [f"<0x{byte:02X}>" for byte in range(256)]

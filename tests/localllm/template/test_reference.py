@@ -41,7 +41,7 @@ TOOL = {
 }
 TODAY = datetime(2024, 2, 29)
 NO_SYSTEM = {"google-gemma-2-2b-it.jinja"}
-NO_TOOLS = {  # templates whose source supports no tools
+NO_TOOLS = {  # templates that do not support tools
     "HuggingFaceTB-SmolLM3-3B.jinja",  # reads xml_tools and python_tools instead
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
@@ -138,7 +138,7 @@ def test_bos_once_with_a_real_vocabulary_and_its_template(vocab: str) -> None:
 
 SPECIAL = re.compile(r"<[|｜]?[^<>\s'\"{}%]{1,40}[|｜]?>|\[/?[A-Z_]{3,}\]|<｜[^｜]*｜>|[【】]")
 FOLLOWS_CONTENT = {"HuggingFaceTB-SmolLM3-3B.jinja"}  # detects flags such as "/no_think" in the system message
-NEEDS_OTHERS = {  # error for a conversation with tools
+NEEDS_OTHERS = {  # template: error for a conversation with tools
     "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox forbids changes to a list
     "Kimi-K2-Thinking.jinja": "append",
     "google-gemma-2-2b-it.jinja": "System role not supported",

@@ -1,4 +1,4 @@
-"""Messages adapted to templates without tools or calls. Calls rendered into the text can be parsed again."""
+"""Messages are adapted to templates without tools or calls. Calls rendered as text can be parsed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates render as in transformers, with tools and reasoning: small ones, and the 70 reference templates."""
+"""Small templates and the 70 reference templates render as in transformers, with tools and reasoning."""
 
 from __future__ import annotations
 

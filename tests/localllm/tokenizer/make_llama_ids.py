@@ -44,7 +44,7 @@ def checksum(ids: list[int]) -> str:
 
 
 def main() -> None:
-    found: dict[str, list[str]] = {}  # checksums of all texts: vocabulary names
+    found: dict[str, list[str]] = {}  # checksums of all texts -> names of the vocabularies that give them
     with tempfile.TemporaryDirectory() as folder:
         for name, metadata in vocabularies().items():
             lists = ids_of(sys.argv[1], metadata, Path(folder))

@@ -41,7 +41,7 @@ def test_ids_are_llama_cpps(name: str) -> None:
 def test_every_name_and_every_model_is_among_them() -> None:
     assert set(SUMS) == set(VOCABULARIES)
     pres = {VOCABULARIES[name].get(KEY + "pre") for name in SUMS}
-    assert pres >= set(PRE_RULES) - {"gemma4"}  # implied by the tokenizer model
+    assert pres >= set(PRE_RULES) - {"gemma4"}  # gemma4 is implied by the tokenizer model
     assert {metadata[KEY + "model"] for metadata in VOCABULARIES.values()} == set(VOCAB_KINDS)
 
 

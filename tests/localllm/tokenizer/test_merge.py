@@ -1,4 +1,4 @@
-"""BPE merges: both implementations give the same result, checked by hand and against the definition."""
+"""Both implementations of BPE merges give the results of the definition, and of a few merges done by hand."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_short_and_long_words_follow_the_definition(ranks: dict[tuple[str, str],
 
 @pytest.mark.parametrize("rank_of", [lambda size: float(size), lambda size: -float(size), lambda _: 0.0])
 def test_time_grows_with_the_word_and_not_its_square(rank_of: object) -> None:
-    """Merging takes linear time, for 200,000 equal characters whose merge ranks rise, fall or stay constant with
-    length.
+    """Merging takes linear time, even for 200,000 equal characters whose merge ranks rise, fall or stay
+    constant with length.
     """
     assert callable(rank_of)
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""The tokenizer on two small vocabularies: ids derived by hand, round trips, streaming, invalid metadata."""
+"""The tokenizer on two small vocabularies: token ids derived by hand, round trips, streaming, and invalid metadata."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_tokens_that_end_a_generation_are_found_by_text(texts: tuple[str, ...], 
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.text(i) for i in tokenizer.eog} == ends | {texts[0]}
     shown = {text for text in texts if tokenizer.decode([texts.index(text) + 1])}
-    # control tokens by their text, although the file declares another type
+    # these texts are control tokens, although the GGUF declares another type
     assert not shown & (ends | {"<fim_prefix>"})
 
 
@@ -301,7 +301,7 @@ def test_gemma_4_writes_spaces_and_bytes_as_sentencepiece_does_and_takes_newline
         KEY + "token_type": [CONTROL] + [NORMAL] * 5 + [BYTE] * 256,
         KEY + "merges": ["▁ a"],
         KEY + "bos_token_id": 0,
-        KEY + "add_bos_token": False,  # a wrong value that some published files have
+        KEY + "add_bos_token": False,  # a wrong value in some published GGUFs
     }
     tokenizer = Tokenizer.from_metadata(metadata)
     ids = [0, 2, 3, 5, 2, 1, 6 + 0xC3, 6 + 0xA9]
@@ -353,7 +353,7 @@ def test_long_hostile_text_ends_soon() -> None:
 def test_many_special_tokens_with_one_beginning_are_found_in_one_pass() -> None:
     """Finding special tokens takes linear time: 2000 tokens with a common prefix in 20,000 characters.
 
-    The longest match wins.
+    The longest matching token is used.
     """
     special = [f"eee{i}" for i in range(2000)]
     tokenizer = Tokenizer.from_metadata(

@@ -146,7 +146,7 @@ def byte_level(pre: str, model: str = "gpt2") -> dict[str, Any]:
 
 
 def by_characters(pre: str, model: str = "gpt2") -> dict[str, Any]:
-    """Return a vocabulary of literal characters, character pairs and bytes."""
+    """Return a vocabulary with tokens for characters, character pairs and bytes."""
     chars = [char for char in {*_CHARS, "▁"} if char != " "]
     pairs = [a + b for text in TEXTS for a, b in zip(text.replace(" ", "▁"), text[1:].replace(" ", "▁"), strict=False)]
     pairs = list(dict.fromkeys([*pairs, *_some(1, 2000)]))
@@ -203,10 +203,10 @@ def charsmap(replaced: dict[str, str]) -> bytes:
     for old, new in replaced.items():
         offsets[old.encode()] = len(texts)
         texts += new.encode() + b"\0"
-    nodes: dict[int, int] = {0: 0}  # array index: node value
+    nodes: dict[int, int] = {0: 0}  # position in the array -> value of the node
 
     def place(prefix: bytes, index: int) -> None:
-        """Place a node's children at the first offset that leaves all their positions free."""
+        """Place a node's children at the first offset where all their positions are free."""
         labels = sorted({old[len(prefix)] for old in offsets if old.startswith(prefix) and old != prefix})
         labels += [0] if prefix in offsets else []
         offset = next(o for o in range(1, 1 << 20) if not any((index ^ o ^ label) in nodes for label in labels))

@@ -192,7 +192,9 @@ YARN = {
 
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
-    """With the parameters of YaRN's Llama 2 models, the ramp runs from pair 20 to pair 46."""
+    """With the parameters of YaRN's Llama 2 models, the ramp from kept to interpolated frequencies runs from
+    pair 20 to pair 46.
+    """
     plain = np.array(inverse_frequencies(config(attention__key_length=128).rope, None))
     np.testing.assert_allclose(plain, 10000.0 ** (-np.arange(64) / 64), rtol=1e-15)
     scaled = np.array(inverse_frequencies(config(**YARN).rope, None))

@@ -73,7 +73,7 @@ def test_windows_as_the_families_have_them() -> None:
         9,
         0,
     )
-    # llama.cpp ignores the key for Mistral 7B v0.1.
+    # llama.cpp ignores the sliding-window key of Mistral 7B v0.1.
     assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7
 
 
@@ -156,7 +156,9 @@ def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> No
 
 
 def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
-    """A layer without sparsity is stored with the scale minus infinity, so that no value is below the threshold."""
+    """A layer without sparsity has the scale minus infinity in the GGUF, so that no activation is below the
+    threshold.
+    """
     found = sliding("gemma3n", 3, activation_sparsity_scale=[1.5, 0.0, -math.inf])
     assert found.sparsity == (1.5, 0.0, None)
     assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
@@ -202,7 +204,7 @@ def test_layers_that_guess_further_tokens_are_left_out() -> None:
 
 
 def test_layer_norms_with_the_key_of_rms_norms() -> None:
-    """A GGUF of Phi MoE has these keys."""
+    """GGUFs of Phi MoE store the epsilon of layer norms under the key of RMS norms."""
     assert sliding("phimoe").eps == 1e-5
     assert sliding("phimoe").norm == "layer"
 
@@ -215,7 +217,7 @@ def test_rows_are_in_the_order_of_their_names() -> None:
 
 @pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
 def test_diffusion_models_see_later_rows(name: str) -> None:
-    """Attention is bidirectional. llama.cpp ignores the GGUF's key, and so do we."""
+    """Attention is bidirectional regardless of the GGUF's key, as in llama.cpp."""
     metadata = dict(KIT[next(each for each in KIT if each.startswith(f"{name}-"))].loaded()[0])
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key

@@ -62,7 +62,7 @@ def test_a_missing_table_is_one_line() -> None:
 
 
 def test_norms_of_streams_may_be_matrices_or_rows() -> None:
-    """llama.cpp's converter writes these norms as vectors, and its test program writes matrices."""
+    """llama.cpp's converter writes these norms as vectors, while llama.cpp's test program writes matrices."""
     changed = dict(TENSORS)
     for name, tensor in TENSORS.items():
         if "hc_" in name and name.endswith("_norm.weight"):
@@ -72,8 +72,8 @@ def test_norms_of_streams_may_be_matrices_or_rows() -> None:
 
 @pytest.mark.parametrize(("pool", "every"), [(2, 2), (4, 4), (8, 1)])
 def test_index_keys_take_a_row_for_a_pool(pool: int, every: int) -> None:
-    """With pools of 8, the keys of one KV cache block would leave a SIMD vector partly empty, so every position has a
-    key.
+    """With pools of 8, the keys of one KV cache block would not fill a SIMD vector, so a key is stored for
+    every position.
     """
     plan = plan_of(METADATA | {"qwen4exp.attention.compress_ratios": [0, 0, pool]}, TENSORS)
     assert [layer.every for layer in plan.attention_layers if not layer.value_dim] == [every]

@@ -1,4 +1,4 @@
-"""Fusion rewrites a plan. The fused plan gives the same bits on the reference backend, and declares the same reads."""
+"""A fused plan gives the same bits as the original plan on the reference backend, and declares the same reads."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_values_are_made_before_they_are_read_and_layers_begin_where_they_did(na
         made |= {value.index for value in op.outputs}
     assert len(fused.starts) == len(plan.starts)
     for old, new in zip(plan.starts, fused.starts, strict=True):
-        # An operation that was fused into an earlier operation now runs before its layer starts.
+        # An operation that was fused into an earlier operation runs before its own layer starts.
         before = {id(op) for op in flattened(fused.operations[:new])}
         assert {id(op) for op in plan.operations[:old]} - before == set()
 

@@ -1,4 +1,4 @@
-"""A split plan has all operations, every value arrives before it is read, and running the parts gives the same bits."""
+"""The parts of a split plan have all operations and give the same bits. Every value is received before it is read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LIMITS = Limits(16, 16, 2, 2 * BLOCK)
 
 
 def by_layer(plan: Plan, places: Sequence[Hashable]) -> list[Hashable]:
-    """Return `places`, changed so that all operations on a KV cache layer, or on layers read together, are in one
-    place.
+    """Return `places`, with all operations on a KV cache layer, or on layers that are read together, moved to
+    one place.
     """
     found, layers = list(places), dict[int, Hashable]()
     first = {layer: op.state[0] for op in plan.operations for layer in op.state if len(op.state) > 1}
@@ -114,7 +114,7 @@ def test_every_operation_goes_where_it_belongs_and_every_value_is_there_in_time(
 
 
 def crossings(plan: Plan, places: Sequence[Hashable]) -> Counter[int]:
-    """Return how many times each value is sent."""
+    """Return how often each value is sent from one place to another."""
     sides = split(plan, places).plans.values()
     return Counter(
         value.index for side in sides for op in side.operations if isinstance(op, Send) for value in op.values

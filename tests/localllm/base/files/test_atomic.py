@@ -42,7 +42,7 @@ def test_a_file_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
-# bytes until the disk is full: fails at close, at flush, or inside a write
+# free bytes on the disk, so that the write fails at close, at flush, or inside a write
 @pytest.mark.parametrize("room", [0, 4096, 10_000])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
     (tmp_path / "a").write_bytes(b"before")
@@ -64,7 +64,7 @@ def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
 def interrupted(path: Path, moment: int) -> bool:
     """Write a file, and raise KeyboardInterrupt before the module's bytecode instruction number `moment`.
 
-    Return whether it was raised.
+    Return whether KeyboardInterrupt was raised.
     """
     left = moment
 
@@ -129,7 +129,7 @@ def test_what_a_kill_left_is_removed_a_day_later(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], timeout=60).returncode == 9
     (left,) = tmp_path.iterdir()
     write(tmp_path / "b")
-    assert left.exists()  # less than a day old
+    assert left.exists()  # leftovers are kept for a day
     os.utime(left, (time() - ABANDONED - 60,) * 2)
     write(tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]

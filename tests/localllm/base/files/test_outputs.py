@@ -112,7 +112,7 @@ def test_a_file_keeps_the_permissions_of_the_one_before(tmp_path: Path) -> None:
         with new_file(tmp_path / name, overwrite=True) as file:
             file.write(b"x")
     plain = (tmp_path / "plain").stat().st_mode
-    # the mode of a new file applies, not the mode of the link's target
+    # the link is replaced by a new file with the default mode, not the mode of the link's target
     assert [(tmp_path / name).stat().st_mode for name in ("new", "link")] == [plain, plain]
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_writer_leaves_nothing_and_passes(tmp_path: Path, error:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-@pytest.mark.parametrize("size", [100, 20_000])  # fails when the buffer is flushed, or inside a write
+@pytest.mark.parametrize("size", [100, 20_000])  # sizes that fail when the buffer is flushed, and inside a write
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size: int) -> None:
     (tmp_path / "a").write_bytes(b"old")
 

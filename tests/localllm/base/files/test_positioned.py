@@ -1,4 +1,4 @@
-"""Positioned reads give the same bytes with and without the system call, from many threads."""
+"""Positioned reads from many threads give the same bytes with and without the system call."""
 
 from __future__ import annotations
 

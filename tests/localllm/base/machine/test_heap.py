@@ -1,4 +1,4 @@
-"""Heap functions of glibc; other C libraries are left alone."""
+"""Heap functions of glibc, which do nothing on other C libraries."""
 
 from __future__ import annotations
 

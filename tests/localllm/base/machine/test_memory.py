@@ -1,4 +1,4 @@
-"""System memory on each platform, from simulated system interfaces."""
+"""System memory on each platform, as read from simulated system interfaces."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def test_without_linux_the_peak_comes_from_the_c_library(monkeypatch: pytest.Mon
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=7 * MIB))
     monkeypatch.setitem(sys.modules, "resource", usage)
     monkeypatch.setattr(module, "read_system_text", lambda path: "")
-    monkeypatch.setattr(sys, "platform", "darwin")  # ru_maxrss in bytes
+    monkeypatch.setattr(sys, "platform", "darwin")  # reports ru_maxrss in bytes
     assert peak_memory() == 7 * MIB
-    monkeypatch.setattr(sys, "platform", "freebsd14")  # ru_maxrss in KiB
+    monkeypatch.setattr(sys, "platform", "freebsd14")  # reports ru_maxrss in KiB
     assert peak_memory() == 7 << 30
 
 

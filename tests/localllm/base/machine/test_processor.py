@@ -1,4 +1,4 @@
-"""The processor's name on each platform, from a simulated system file, program or registry."""
+"""The processor's name on each platform, as read from a simulated system file, program or registry."""
 
 from __future__ import annotations
 

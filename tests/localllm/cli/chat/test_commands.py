@@ -1,6 +1,4 @@
-"""Slash commands of `localllm chat`: settings, files, token counts; saved conversations, and continuing after a
-crash.
-"""
+"""Slash commands of `localllm chat`, saved conversations, and continuing a chat after a crash."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ the end"""
 
 
 class Screen(io.StringIO):
-    """Terminal that records its output. Its width is unknown, so 80 columns apply."""
+    """A terminal that records its output. The width is unknown, so 80 columns apply."""
 
     def isatty(self) -> bool:
         return True

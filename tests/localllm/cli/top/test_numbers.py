@@ -1,4 +1,4 @@
-"""The values of `localllm top`: percentiles against exact quantiles, rates against counts, and malformed responses."""
+"""The values of `localllm top` are compared with exact quantiles and counts. Malformed responses are handled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_percentiles_are_those_of_the_times_but_for_the_width_of_a_bucket(seed: 
         assert found is not None
         rank = quantile * 2000
         if cumulative[-1] >= rank:
-            steps = np.concatenate([[True], np.diff(cumulative) > 0])  # skips empty buckets
+            steps = np.concatenate([[True], np.diff(cumulative) > 0])  # True for buckets that are not empty
             after = bounds[np.searchsorted(cumulative, rank)]
             before = bounds[np.searchsorted(cumulative, rank) - 1]
             exact = float(np.interp(rank, cumulative[steps], bounds[steps]))
@@ -109,7 +109,7 @@ def test_only_the_last_minute_counts_and_a_new_server_begins_anew() -> None:
             metrics.token(0.01)
         recent.add(look(at, metrics))
     assert [each.at for each in recent.looks] == [50, 60, 70, 80, 90, 100, 110]
-    assert view_of(recent.looks, 1e9, True).answer_rate == 0.1  # averaged over ten seconds
+    assert view_of(recent.looks, 1e9, True).answer_rate == 0.1  # one token in ten seconds
     again = Metrics()
     again.started = metrics.started + 5
     recent.add(look(120, again))

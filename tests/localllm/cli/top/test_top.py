@@ -1,4 +1,4 @@
-"""`localllm top` with a real server and the bundled model, and with other programs' servers."""
+"""`localllm top` on a real server with the bundled model, and on servers of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Helpers for tests of speculative decoding: models defined by functions, given drafts and costs, and a clock."""
+"""Helpers for tests of speculative decoding: models defined by functions, fixed drafts and costs, and a
+simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from localllm.sampling.sampler import Sampler
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 Guessing = Callable[[list[int], Sampler], DraftToken]
 
-# Seconds of a forward pass of 1 to 16 tokens, measured on two cores with the 1B geometry in Q4_0.
+# Seconds of a forward pass of 1 to 16 tokens, measured on two cores with a model of 1B parameters in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
 GREEDY = SamplingOptions(temperature=0)
 
@@ -131,7 +133,7 @@ class Reckless(Judge):
 
 
 class _Given:
-    """Replaces the `Speculation` of a model, to use given drafts."""
+    """Replaces the `Speculation` of a model, so that it verifies the given drafts."""
 
     def __init__(self, make: Callable[[], Drafts | None]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Drafts for an answer that a grammar constrains: for any drafts, the grammar allows every token of the answer."""
+"""Speculative decoding under a grammar: for any drafts, the grammar allows every token of the answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_answers_are_those_without_drafts(options: SamplingOptions, drafter: str
 
 
 def test_what_the_grammar_forbids_is_not_verified() -> None:
-    """Of three draft tokens, the grammar allows the first, often the second, and never the third."""
+    """Of three draft tokens, the grammar allows the first, often the second, and never the third, so at most
+    two are verified.
+    """
 
     def guess(text: list[int], sampler: Sampler) -> DraftToken:
         return DraftToken((text[-1] + (2, 3 + len(text) % 2, V // 2)[len(text) % 3]) % V, 0)

@@ -1,5 +1,5 @@
-"""A draft model in a batch: one step drafts for all answers, its KV cache follows them, and the tokens do not
-change.
+"""A draft model in a batch: one step drafts for all answers, the draft KV cache follows the answers, and the
+tokens do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FREE = {1: 10.0, 16: 10.0}  # seconds, far more than a real round of drafting ta
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Value a token at the decode times in FREE, not at this machine's decode time."""
+    """Use the decode times in FREE, which make drafting worthwhile, instead of this machine's decode times."""
     monkeypatch.setattr(RequestState, "pace", 1.0)
 
 
@@ -145,7 +145,7 @@ def test_it_reads_no_prompt_for_an_answer_that_soon_ends(demo: localllm.Model, s
 
 
 def test_it_rests_after_rounds_that_lose(demo: localllm.Model, small: localllm.Model) -> None:
-    """Real rounds of drafting take longer than the microsecond that they save per token."""
+    """A real round of drafting takes longer than the microsecond that it saves per token, so drafting pauses."""
     drafts, engine = drafting(demo, small, {1: 1e-6, 16: 1e-6}, step=1e-12)
     with Stepped(demo, drafts) as it:
         _, answer = it.ask(Request([1, 2, 3], SamplingOptions(temperature=3.0, seed=1), 200, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""Which draft tokens a batch verifies, worked out by hand with given costs."""
+"""The draft tokens that a batch verifies equal a choice worked out by hand from given costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model() -> Iterator[localllm.Model]:
 
 
 def writing(model: localllm.Model, drafts: Drafts, prompts: list[list[int]], most: int = 50) -> list[RequestState]:
-    """Return requests for which a step drafts."""
+    """Return requests in generation, for which a step drafts."""
     it = Stepped(model, drafts)
     found = [it.ask(Request(prompt, GREEDY, most, ignore_eos=True))[0] for prompt in prompts]
     for one in found:
@@ -85,7 +85,7 @@ def test_rows_are_verified_while_they_cost_less_than_they_save(model: localllm.M
     assert one.verified == 3
     pair = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 2)
     drafts.propose(pair, LIMITS)
-    assert [one.verified for one in pair] == [1, 1]  # both compete for two tokens without cost
+    assert [one.verified for one in pair] == [1, 1]  # both requests compete for two tokens whose verification is free
 
 
 def test_nothing_is_verified_where_every_row_costs_a_step(model: localllm.Model) -> None:
@@ -186,7 +186,7 @@ def test_what_a_grammar_forbids_is_not_verified(model: localllm.Model) -> None:
 
 
 def test_guesses_count_where_only_the_largest_logits_are_looked_at(model: localllm.Model) -> None:
-    """Nothing is verified, so a step returns few logits. Acceptance statistics are updated anyway."""
+    """No draft is verified, so a step returns only the largest logits. Acceptance statistics are still updated."""
     drafts = Drafts(Fixed({1: 1.0, 64: 64.0}), 15)
     with Stepped(model, drafts) as it:
         it.ask(Request([*PHRASE * 6], GREEDY, 60, ignore_eos=True))

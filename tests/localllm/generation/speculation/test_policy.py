@@ -18,7 +18,7 @@ from tests.localllm.generation.speculation.support import GREEDY, MEASURED, Cloc
 from tests.localllm.generation.support import Stepped
 
 V = 50
-EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # verification is free
+EVERY_ROW = dict.fromkeys(range(1, 17), 20.0)  # verifying more tokens costs no time
 NO_GAIN = {rows: 20.0 * rows for rows in range(1, 17)}  # verification saves nothing
 SAME = Mapping(np.arange(V, dtype=np.int32), V, None, None)
 SHAPES = {"measured": MEASURED, "free": EVERY_ROW, "no gain": NO_GAIN}
@@ -33,7 +33,7 @@ def best_fixed(likelihood: float, step: float, costs: dict[int, float]) -> float
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Provide the clock of the loop and the draft model. Only forward passes take time."""
+    """Provide the simulated clock of generation and draft model. Only forward passes advance it."""
     found = Clock()
     monkeypatch.setattr(core, "perf_counter", found)
     monkeypatch.setattr(draft_model, "perf_counter", found)
@@ -110,7 +110,9 @@ def test_costs_between_those_measured_lie_between_them() -> None:
 
 
 def test_costs_follow_what_passes_take() -> None:
-    """The costs of one token and of several tokens are independent. A forward pass that took a minute hardly counts."""
+    """The costs of one token and of several tokens are independent. A single forward pass of a minute hardly
+    changes the measured costs.
+    """
     costs = Costs({1: 10.0, 16: 40.0})
     for _ in range(100):
         costs.observe(8, 60.0)
@@ -131,14 +133,14 @@ def test_acceptance_is_learned_class_by_class() -> None:
     assert acceptance.expect(0) > 0.95
     assert acceptance.expect(1) < 0.05
     assert acceptance.mean == pytest.approx(0.5, abs=0.1)
-    for _ in range(100):  # now the text is of another kind
+    for _ in range(100):  # a text with other acceptance rates follows
         acceptance.observe(0, 0.0)
     assert acceptance.expect(0) < 0.1
 
 
 def test_a_step_in_the_costs_is_looked_over() -> None:
-    """Three tokens are cheap, four are not, and sixteen are again. So long drafts are worthwhile if they are
-    certain.
+    """Three tokens are cheap, four are not, and sixteen are again. So long drafts are worthwhile if their
+    acceptance is nearly certain.
     """
     costs = Costs({1: 10.0, 3: 10.0, 4: 30.0, 16: 31.0})
     assert outlook(costs, 10.0, 2, 1.0, 0.99, 0.1, 15) > 0

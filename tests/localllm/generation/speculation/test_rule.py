@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Guessing] = {
 
 
 def plain(options: SamplingOptions, count: int) -> tuple[list[int], Sampler]:
-    """Return the answer by the definition, one token after another, and the sampler in its final state."""
+    """Return the answer of plain decoding, one token after another, and the sampler in its final state."""
     text, sampler = list(PROMPT), Sampler(options)
     for token in PROMPT:
         sampler.accept(token)
@@ -101,11 +101,11 @@ def test_right_drafts_all_stand(options: SamplingOptions) -> None:
     usage = answer.result().usage
     assert answer.tokens == expected
     assert usage.drafted == usage.accepted == 39 - usage.decode_passes
-    assert usage.decode_passes == 5  # for 39 tokens, 8 at a time
+    assert usage.decode_passes == 5  # 39 tokens, up to 8 per forward pass
 
 
 def test_a_draft_is_not_believed() -> None:
-    """Check that the tests above can fail: without verification, the tokens of a different draft model differ."""
+    """The tests above can fail: without verification, a different draft model gives different tokens."""
     expected, _ = plain(PLAIN, 40)
     text = list(PROMPT)
     for _ in range(40):

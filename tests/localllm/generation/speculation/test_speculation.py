@@ -1,4 +1,4 @@
-"""Speculative decoding on real models gives the same answers as plain decoding, for any drafts and any end."""
+"""Speculative decoding on real models gives the same answers as plain decoding, for any drafts and any way to end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def seen(reply: localllm.Reply) -> tuple[Any, ...]:
     return pieces, reply.end.reason, reply.end.stop, reply.usage.answer_tokens, reply.end.cached_tokens
 
 
-# Draft token after a text, given the model's continuation and the size of the vocabulary.
+# Functions that return the next draft token from the text, the model's continuation, and the vocabulary size.
 HOSTILE: dict[str, Callable[[list[int], list[int], int], int]] = {
     "always wrong": lambda text, truth, size: (truth[len(text)] + 1) % size if len(text) < len(truth) else 0,
     "always right": lambda text, truth, size: truth[len(text)] if len(text) < len(truth) else 0,
@@ -221,7 +221,7 @@ def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: lo
 
 
 def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> None:
-    """Bytes and letters of one model are tokens of the other. Drafting is slow but correct."""
+    """Each vocabulary has the other's bytes and letters as tokens. Drafting is slow but correct."""
     path = write_model(tmp_path / "m.gguf", context=256)
     with localllm.load("demo", ctx_size=128, threads=1, model_draft=path, spec="draft") as model:
         eager(model)
@@ -232,7 +232,7 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> 
 
 
 def test_a_damaged_draft_guesses_nothing(demo: localllm.Model) -> None:
-    """The logits of the draft model are NaN."""
+    """The logits of the draft model are NaN, so no drafts are proposed."""
     with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
         eager(model)
         assert model.draft is not None
@@ -273,7 +273,7 @@ def test_options_that_contradict(options: dict[str, Any], says: str) -> None:
 
 
 def test_more_drafted_tokens_than_a_pass_takes_are_clamped_with_a_note() -> None:
-    """16 is the default of llama-server, which its users may state explicitly."""
+    """Larger values are accepted because users may pass llama-server's default of 16 explicitly."""
     with pytest.warns(UserWarning, match="draft_max=16: at most 15 tokens are drafted"):
         model = localllm.load("demo", ctx_size=64, spec="ngram", draft_max=16)
     model.close()

@@ -46,12 +46,14 @@ def test_equal_vocabularies_are_equal() -> None:
 
 
 def test_tokens_are_the_same_by_their_bytes() -> None:
-    """Tokens have another order, with others in between. A byte token and a letter with equal text stay distinct."""
+    """The other vocabulary has the tokens in another order, with further tokens in between. A byte token and
+    a letter with equal text stay distinct.
+    """
     ours, theirs = spm("a", "ab", "▁c"), spm("▁c", "x", "a", end="<end>")
     mapping = match_vocabularies(model(ours), model(theirs))
     ids, other = {w: 259 + i for i, w in enumerate(("a", "ab", "▁c"))}, {"▁c": 259, "x": 260, "a": 261}
     assert mapping.target_of[other["▁c"]] == ids["▁c"]
-    assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two tokens with these bytes
+    assert mapping.target_of[other["a"]] == 3 + ord("a")  # the first of two target tokens with these bytes
     assert mapping.target_of[2] == 2  # both are end-of-text tokens
     assert mapping.to_draft(ids["▁c"]) == (other["▁c"],)
     logits = mapping.logits(np.ones(262, np.float32))

@@ -85,7 +85,7 @@ def test_folding_changes_no_logits_of_experts_with_biases() -> None:
 
 
 def test_where_a_llama_can_be_folded() -> None:
-    """Each Llama layer has four fold groups, and the output norm is one more.
+    """Each Llama layer has four groups of weights into which scales can be folded. The output norm forms another group.
 
     With tied embeddings the output norm is excluded, because the embedding is also read unscaled.
     """
@@ -179,11 +179,11 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
 
 
 def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
-    """In an equivalent model with two very large input channels, AWQ scales down exactly these channels."""
+    """In an equivalent model with two very large input channels, AWQ scales down exactly those two channels."""
     with load("demo", ctx_size=128, observe=True) as model:
         (group, *_) = fold_groups(model.plan) if model.plan is not None else []
         scale = np.ones(512, np.float32)
-        scale[[3, 100]] = 1 / 64.0  # small weight columns, so these input channels grow
+        scale[[3, 100]] = 1 / 64.0  # smaller columns of weights, so that these input channels are larger
         found: dict[str, Scaling] = {}
         _add(found, group, scale, model.file.tensors)
         new = []

@@ -1,4 +1,4 @@
-"""Importance matrices: llama.cpp's values for the same text, separate rows per expert, and both file formats."""
+"""Importance matrices have llama.cpp's values for the same text, separate rows per expert, and two file formats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_model_in_the_box_gives_llama_cpp_s_numbers(tmp_path: Path) -> None:
         assert values.sum() == pytest.approx(total, rel=3e-3), name
         assert values[0, 7] == pytest.approx(seventh, rel=2e-2), name
     assert main(words) == 1  # refuses to overwrite the file
-    # the flag has no effect, because the output matrix is tied
+    # --process-output has no effect, because the output matrix is tied
     assert main([*words, "--force", "--process-output"]) == 0
 
 
@@ -145,7 +145,7 @@ def test_what_was_written_is_read(tmp_path: Path, name: str) -> None:
 
 def test_the_older_format_by_hand(tmp_path: Path) -> None:
     """The .dat format by hand: entries with name, chunk count and values, then the total chunk count and the text's
-    name. The last two may be missing.
+    name. The total count and the name may be missing.
     """
     path = tmp_path / "a.dat"
     entry = struct.pack("<i", 1) + struct.pack("<i", 1) + b"x" + struct.pack("<ii2f", 4, 2, 8.0, 2.0)

@@ -1,4 +1,6 @@
-"""Measured costs of formats, and the mixes chosen by them, compared with all possible mixes."""
+"""Measured costs of formats, and the mixes of formats that are chosen from the costs, compared with all
+possible mixes.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def cost(effects: dict[str, list[Effect]], mix: dict[str, str]) -> tuple[int, fl
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mixes_are_near_the_best_of_all(seed: int) -> None:
-    """Of the 3125 mixes of five tensors in five formats, the chosen one is within one format step of one tensor from
-    the best.
+    """Five tensors in five formats have 3125 mixes. The chosen mix differs from the best by at most one
+    format step of one tensor.
     """
     effects, mixes = random_effects(seed), every(random_effects(seed))
     step = max(b.bytes - a.bytes for e in effects.values() for a, b in pairwise(e))
@@ -74,7 +76,9 @@ def test_a_format_that_is_larger_and_worse_is_never_chosen() -> None:
 
 
 def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
-    """Three KL divergences agree: the sum over tensors, the model with all tensors changed, and the written file."""
+    """Three KL divergences agree: the sum over single tensors, the value for the model with all tensors
+    changed, and the value for the written file.
+    """
     with Trial("demo", TEXT, ctx_size=128, windows=6) as trial:
         names = [f"blk.{i}.{part}.weight" for i in (0, 3) for part in ("attn_v", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))

@@ -126,7 +126,7 @@ def test_pings_stand_for_progress_with_the_prompt() -> None:
         (done("end"), "end_turn", None),
         (done("length"), "max_tokens", None),
         (done("stop", stop="END"), "stop_sequence", "END"),
-        (done("stop", stop="<|template|>"), "end_turn", None),  # the template's stop string, not one of the request
+        (done("stop", stop="<|template|>"), "end_turn", None),  # a stop string of the template, not of the request
         (done("cancelled"), "max_tokens", None),
     ],
 )

@@ -1,4 +1,6 @@
-"""Fixtures for headless Chromium. Tests skip without the `playwright` package or without Chromium on the PATH."""
+"""Fixtures for headless Chromium. Tests are skipped without the `playwright` package or without Chromium on
+the PATH.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TABLE += ("|" + "|".join("wide" for _ in range(80)) + "|\n") * 50
 
 
 class Site:
-    """Server with scripted answers, and the pages of one browser profile."""
+    """A server with scripted answers, and the pages that one browser profile opens on it."""
 
     def __init__(self, browser: Any, service: ScriptedService, port: int) -> None:
         self.service = service
@@ -27,7 +27,7 @@ class Site:
         self.context = browser.new_context()
         self.context.set_default_timeout(10_000)
         self.problems: list[str] = []
-        self.asked: list[str] = []  # URLs of all requests of the pages
+        self.asked: list[str] = []  # URLs of all requests that the pages made
 
     def page(self, address: str = "", ready: bool = True, **viewport: int) -> Any:
         page = self.context.new_page()

@@ -17,7 +17,7 @@ def complete(steps: Any = None, path: str = "/completion", **body: Any) -> Any:
 
 
 def asked(**body: Any) -> Completion:
-    """Return the Completion that the service receives for a request body."""
+    """Return the `Completion` that the service gets for a request body."""
     service = ScriptedService(script("a"))
     response = call(service, "/completion", {"prompt": "x"} | body)
     assert response.status_code == 200, response.text

@@ -205,7 +205,7 @@ def test_several_answers() -> None:
     assert [(each["index"], each["content"]) for each in body] == [(0, "b"), (1, "a")]
     both = complete(steps, prompt=["x", "y"], n=2)
     assert [(each["index"], each["content"]) for each in both] == [(0, "b"), (1, "a"), (2, "b"), (3, "a")]
-    assert refusal(n=5)[0] == 400  # more than --parallel
+    assert refusal(n=5)[0] == 400  # n exceeds --parallel
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n": 2, "stream": True}))
     assert sorted(each["index"] for each in stream if each["stop"]) == [0, 1]
 

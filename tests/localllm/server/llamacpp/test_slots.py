@@ -94,7 +94,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
                     assert wrong["status"] == 400
                     assert str(tmp_path) not in str(wrong)
             empty = await post("/slots/1?action=erase")
-            assert empty["n_erased"] == saved["n_saved"]  # number of cached tokens of slot 1's last request
+            assert empty["n_erased"] == saved["n_saved"]  # the tokens that slot 1 had in the KV cache
             assert (await post("/slots/1?action=erase"))["n_erased"] == 0
             assert (await post("/slots/1?action=save", {"filename": "empty"}))["n_saved"] == 0
             assert (await post("/slots/1?action=restore", {"filename": "empty"}))["n_restored"] == 0

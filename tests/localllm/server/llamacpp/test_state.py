@@ -69,7 +69,7 @@ def test_props() -> None:
     ],
 )
 def test_what_chats_may_contain(template: str, capabilities: tuple[str, ...], lacks: set[str]) -> None:
-    """`chat_template_caps` in /props has llama-server's names, except for one."""
+    """`chat_template_caps` in /props has llama-server's keys, except for one."""
     model = Model(template=template, capabilities=capabilities)
     caps = call(ScriptedService(all_models=[model]), "/props").json()["chat_template_caps"]
     assert set(caps) == {

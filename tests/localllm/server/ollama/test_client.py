@@ -17,7 +17,9 @@ ollama = pytest.importorskip("ollama", reason="the package ollama is not install
 
 
 def answer(asked: Turn | Completion) -> list[Step]:
-    """Script the model: call a tool, then report its result. A request for an error raises one."""
+    """Script the model's answers: call a tool, then report the tool's result. A request for an error raises
+    an exception.
+    """
     if isinstance(asked, Completion):
         return script("raw")
     last = asked.messages[-1]

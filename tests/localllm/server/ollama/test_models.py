@@ -124,7 +124,7 @@ def test_long_inputs_are_cut_unless_told_otherwise() -> None:
 
 
 class Bytes(ScriptedService):
-    """Service that rejects texts of more than 8 bytes without tokenizing them."""
+    """A service that rejects texts of more than 8 bytes without tokenizing them."""
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         if (count := -(-len(text.encode()) // 2)) > 4:

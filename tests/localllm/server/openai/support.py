@@ -36,7 +36,9 @@ def ok(service: ScriptedService, path: str, **body: Any) -> dict[str, Any]:
 
 
 def stream(service: ScriptedService, path: str, **body: Any) -> list[tuple[str, Any]]:
-    """Return (event name, data) of each server-sent event. The name may be "", and "[DONE]" stays a string."""
+    """Return (event name, data) of each server-sent event. The event name may be "", and the data "[DONE]"
+    stays a string.
+    """
     response = send(service, path, {"stream": True, **body})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")

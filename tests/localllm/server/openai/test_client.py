@@ -1,4 +1,6 @@
-"""The official `openai` client over the application: its types accept the responses, whole and streamed."""
+"""The official `openai` client, connected to the application in process. The client's types accept responses,
+whole and streamed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile bodies: any field content gives status 200 or a refusal, never a server error.
+"""Request bodies with any field content give status 200 or a refusal, never a server error.
 
 The tests change a valid body: they replace, remove or add values at random, with a fixed seed.
 """

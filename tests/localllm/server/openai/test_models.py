@@ -1,4 +1,4 @@
-"""OpenAI's list of models, embeddings, and reranking."""
+"""OpenAI's /v1/models and /v1/embeddings, and reranking."""
 
 from __future__ import annotations
 

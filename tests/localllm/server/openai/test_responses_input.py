@@ -41,7 +41,9 @@ def test_a_text_and_instructions() -> None:
 
 
 def test_the_items_of_an_agent() -> None:
-    """Codex sends one turn as reasoning, text and two calls. They become one assistant message."""
+    """Codex sends one turn as separate items: reasoning, text and two calls. These items become one assistant
+    message.
+    """
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"role": "user", "content": "fix it"},
