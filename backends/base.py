@@ -36,14 +36,14 @@ Progress = Callable[[str, int, int], None]  # arguments: phase, amount done, tot
 
 
 class BackendError(Exception):
-    """The hardware, the driver or the plan does not allow the request. The message says what to do next."""
+    """Raised if the hardware, the driver or the plan does not support the request. The message says what to do next."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
 
 
 class WrongResults(BackendError):
-    """A device failed its conformance check and is not used. `reason` is the message without the advice."""
+    """Raised if a device fails its conformance check. `reason` is the message without the advice."""
 
     def __init__(self, reason: str, *advice: Span) -> None:
         super().__init__(Notice(reason, "; ", *advice))
@@ -172,14 +172,14 @@ class Roofs(NamedTuple):
 
     bytes: float  # bytes read from the weights; 0 if the weights are too small to measure
     operations: float  # int8 multiply-adds
-    cycles: float  # frequency of the clock behind `Clocked.clocks`
+    cycles: float  # frequency in Hz of the clock that `Clocked.clocks` reads
 
 
 @runtime_checkable
 class Clocked(Protocol):
     """Optional interface of executables: cycle counts of every operation."""
 
-    # the operation of each kernel call, in execution order; an operation may take several calls
+    # the operation of each kernel call, in execution order; an operation may have several calls
     operations: tuple[Operation, ...]
     barriers: tuple[bool, ...]  # whether a barrier follows each call; only the times between barriers are exact
 
@@ -188,7 +188,7 @@ class Clocked(Protocol):
         ...
 
     def stored(self, weight: Weight) -> int:
-        """Return the number of bytes that a matrix takes in memory."""
+        """Return the number of bytes that a matrix occupies in memory."""
         ...
 
     def roofs(self) -> Roofs: ...
@@ -213,7 +213,7 @@ class Executable(Protocol):
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the pieces into which `begin` requires the batch to be split, in order.
 
-        Each is an array of row indices.
+        Each piece is an array of row indices.
         """
         ...
 
@@ -266,7 +266,7 @@ class Executable(Protocol):
         ...
 
     def read_bandwidth(self) -> float:
-        """Measure the bandwidth of reading the bound weights in bytes per second. It limits decode speed."""
+        """Measure the bandwidth of reading the bound weights in bytes per second, which limits decode speed."""
         ...
 
     def close(self) -> None: ...

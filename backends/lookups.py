@@ -1,8 +1,8 @@
-"""Lookups: the host reads rows of the embedding tables that stay in the model file, for every device.
+"""Lookups: the host reads rows of the embedding tables that stay in the GGUF, for every device.
 
 The rows that a step needs depend only on its tokens and earlier tokens, so they are read before the first kernel runs.
-Each row is read once per step, in file order. Only the operating system caches rows between steps. The thread that runs
-the step reads the rows. Several executables of one model may read at the same time.
+Each row is read once per step, in order of file offset. Only the operating system caches rows between steps. The thread
+that runs the step reads the rows. Several executables of one model may read at the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lookups:
 def _embedded(op: EmbedNgrams, batch: Batch) -> F32:
     wanted = _hashed(op, batch).ravel()
     ordered = np.sort(wanted)
-    rows = ordered[np.append(True, ordered[1:] != ordered[:-1])]  # np.unique would import numpy.ma, 30 ms
+    rows = ordered[np.append(True, ordered[1:] != ordered[:-1])]  # np.unique would import numpy.ma, which takes 30 ms
     values = dequantize(op.table.gather(rows), op.table.format)  # (rows, width of a head)
     return values[np.searchsorted(rows, wanted)].reshape(len(batch.tokens), op.out.width)
 

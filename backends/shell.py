@@ -1,4 +1,4 @@
-"""The part of an executable that all backends share: everything around the kernels.
+"""The part of an executable that all backends share: checks, stages, RoPE tables and results, but no kernels.
 
 Kernels do no bounds checks. The shell checks batches, cache blocks and replacement weights before they reach memory,
 and rejects every call after `close`. It also counts stages, extends RoPE tables, and returns the kept values of a step.

@@ -2,7 +2,7 @@
 
     python benchmarks/against.py OTHER/bin/localllm --model MODEL --out benchmarks/results/against.jsonl
 
-A round runs both installations, in alternating order, so that changes of the machine's speed affect both. A result row
+A round runs both installations, in alternating order, so that changes in machine speed affect both. A result row
 holds the medians, and the median and range over rounds of the ratio ours / other. A ratio above 1 means that ours is
 faster.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/answers.py MODEL [-t 2] [--counts 4,8,16]
 
-Prints one JSON object. It measures the localllm of the Python that starts it, so that against.py can compare two
-installations. It also runs with 0.2.0, where several threads cannot share a model, and omits their figures.
+Prints one JSON object. This program measures the localllm of the Python that runs it, so that against.py can compare
+two installations. With localllm 0.2.0, whose models cannot be shared by threads, the figures of threads are omitted.
 """
 
 from __future__ import annotations

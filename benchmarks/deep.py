@@ -49,7 +49,7 @@ COPIED = 512  # tokens whose cache rows are copied to fill the cache
 FLASH = {"flash": "1", "plain": "0"}
 HOPELESS = 2.0
 PHYSICAL_BATCH = (
-    128  # for a peer that decodes: without flash attention it reserves memory for the scores of this number of rows
+    128  # physical batch of a decoding peer: without flash attention it allocates scores for this number of rows
 )
 
 
@@ -68,7 +68,7 @@ class Row:
     flash: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     weights_per_token: int = 0  # bytes of matrices read per decoded token
-    cache_per_token: int = 0  # bytes of index keys and of the selection
+    cache_per_token: int = 0  # cache bytes read per decoded token: index keys and selected rows
     every_key: int = 0  # cache bytes that full attention would read
 
     @property
@@ -170,7 +170,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         read = [
             f"{size / 1e6:.1f}" if row.test.startswith("tg") and size else ""
-            for size in (row.cache_per_token, 0 if row.model in WHOLE else row.every_key)  # pools hold far rows
+            for size in (row.cache_per_token, 0 if row.model in WHOLE else row.every_key)  # pools: distant positions
         ]
         rates = [f"{median(rates):.1f}" if rates else "" for rates in (row.ours, row.best)]
         rates.append("" if row.ratio is None else f"{row.ratio:.1f}")

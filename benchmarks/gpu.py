@@ -1,7 +1,7 @@
 """Check a GPU, then time it, in eight minutes. A stage that fails or runs out of time becomes a row with the reason.
 
     python benchmarks/gpu.py [--backend cuda] [--minutes 8] [--llama-bench PATH | --llama-source FOLDER]
-    python benchmarks/gpu.py --backend opencl --quick        # all stages on PoCL, with a tiny model: no useful numbers
+    python benchmarks/gpu.py --backend opencl --quick        # all stages on PoCL, with a tiny model: no useful timings
 
 The checks cover packages, compiling and loading a kernel, the conformance table (pytest), and the bundled model against
 the CPU. The timings cover copy bandwidth, dense matrix products (by PyTorch if installed), the kernels of every format,
@@ -67,7 +67,8 @@ def golden(backend: str) -> Callable[[Report], None]:
         texts = []
         for name in (backend, "cpu"):
             with localllm.load("demo", backend=name, ctx_size=512) as model:
-                pieces = model.generate("Once upon a time", max_tokens=16, temperature=0.0)  # later, two tokens tie
+                # after more than 16 tokens, the two largest logits are equal
+                pieces = model.generate("Once upon a time", max_tokens=16, temperature=0.0)
                 texts.append("".join(piece.text for piece in pieces))
         report.row("golden", text=texts[0])
         assert texts[0] == texts[1], f"on the CPU it is {texts[1]!r}"

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """Raised with the reason why something is not measured."""
+    """Raised to skip a measurement; the message is the reason."""
 
 
 @dataclass

@@ -80,7 +80,7 @@ def batch(rows: int) -> Batch:
 def product_seconds(executable: CpuExecutable, rows: int) -> float:
     """Return the seconds of a step that embeds tokens, quantizes their embeddings and multiplies.
 
-    The product dominates.
+    The product takes most of the time.
     """
     step = batch(rows)
     executable.step(step)

@@ -31,7 +31,7 @@ class Peer:
 
     def __init__(self, api: Any, options: argparse.Namespace) -> None:
         self._api = api
-        # Must stay alive, because llama.cpp may call it at any time.
+        # The callback must stay alive, because llama.cpp may call it at any time.
         self._log = api.llama_log_callback(lambda level, text, data: None)
         api.llama_log_set(self._log, None)
         api.llama_backend_init()

@@ -1,4 +1,4 @@
-"""Run third-party load tools against localllm serve: servebench and llama-benchy from the package index.
+"""Run third-party load tools against localllm serve: servebench and llama-benchy from PyPI.
 
     python benchmarks/load_tools.py MODEL [-t 2] [--clients 1,4,8] [--input 256] [--output 64]
     [--servebench PATH] [--llama-benchy PATH]

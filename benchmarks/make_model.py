@@ -115,7 +115,7 @@ def tensors(g: Geometry, type_name: str, seed: int) -> Iterator[NewTensor]:
 
 
 def byte_vocabulary(size: int) -> dict[str, Any]:
-    """Return a byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, filler tokens."""
+    """Return a byte-level vocabulary: 256 bytes, one merge (readers expect at least one), BOS, EOS, filler tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable} | {
         b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)

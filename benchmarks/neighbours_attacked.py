@@ -50,9 +50,9 @@ class Row:
     alone: list[float]
     waits: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # the neighbour's failed requests
-    statuses: list[int] = field(default_factory=list)  # of the attacker; -1: disconnected, or timed out
+    statuses: list[int] = field(default_factory=list)  # HTTP statuses of the attack; -1: disconnected, or timed out
     seconds: float = 0.0  # duration of the attack
-    memory: int = 0  # the server's memory afterwards, in MiB
+    memory: int = 0  # resident memory of the server after the attack, in MiB
 
     @property
     def kind(self) -> str:

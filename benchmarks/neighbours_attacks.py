@@ -15,7 +15,7 @@ Body = dict[str, Any] | bytes
 HELLO = [{"role": "user", "content": "a"}]
 STORY = {"max_tokens": 900, "ignore_eos": True}
 
-megabytes = 30.0  # size of a large text in MB, which a command line option changes
+megabytes = 30.0  # size of a large text in MB, set by a command line option
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Put mixed load on localllm serve for an hour. Check for errors, growth, and answers that change.
+"""Put mixed load on localllm serve for an hour. Check for errors, resource leaks, and answers that change.
 
     python benchmarks/soak.py [MODEL] [--minutes 60] [--workers 6] [--pause 0.2]
 
@@ -290,7 +290,7 @@ def _children(pid: int) -> list[int]:
 
 
 def growth(samples: list[Sample]) -> list[str]:
-    """Return the values that grew from the second sixth of the minutes to the last."""
+    """Return the resource counts that grew from the second sixth of the minutes to the last."""
     if not samples:
         return ["no minute was sampled"]
     part = max(1, len(samples) // 6)

@@ -53,7 +53,7 @@ class Wanted:
         return not isinstance(self.body, bytes) and bool(self.body.get("stream"))
 
 
-PATHS = (  # the first matching entry counts
+PATHS = (  # (path prefix, API); the first match applies
     ("/v1/messages", "anthropic"),
     ("/v1/responses", "responses"),
     ("/v1/", "openai"),

@@ -38,7 +38,7 @@ from speculation_pair import PROMPTS  # isort: skip
 
 MODES = ("plain", "draft", "ngram", "auto")
 PEER = "llama.cpp"
-WARM, SMALL = 300, 50 << 20  # warm-up steps before an answer of models below this number of bytes
+WARM, SMALL = 300, 50 << 20  # number of warm-up steps before an answer, for models smaller than SMALL bytes
 SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)")
 ACCEPTED = re.compile(r"n_drafted\s*=\s*(\d+)\s+.*?n_accept\s*=\s*(\d+)", re.DOTALL)
 
@@ -54,7 +54,7 @@ class Row:
     threads: int
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
-    estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain, as estimated by the statistics
+    estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain that the statistics estimate
     same_text: bool = True  # whether all modes generated the same tokens
 
     def ratio(self, mode: str, to: str = "plain") -> float:

@@ -2,10 +2,10 @@
 
     python benchmarks/speculation_pair.py FOLDER --acceptance 60 80 95
 
-Both contain the bundled model, embedded in wider layers and padded with zeros, so that they generate text. The target
-has twelve more layers of random weights. Their contribution to the residual stream is scaled until the draft's top
-token equals the target's token at the given share of positions of the target's greedy answers. The GGUFs are in Q4_0,
-with 0.54 GB and 24 MB.
+Both models contain the bundled model, embedded in wider layers and padded with zeros, so that they generate text. The
+target has twelve more layers of random weights. Their contribution to the residual stream is scaled until the draft's
+top token equals the target's token at the given share of positions of the target's greedy answers. The GGUFs are in
+Q4_0, with 0.54 GB and 24 MB.
 """
 
 from __future__ import annotations

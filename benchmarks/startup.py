@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py MODEL.gguf --llama-completion PATH [-t 2] [--rounds 5]
 
-A user waits for all of this before the first word: interpreter, imports, cached kernels, weights, tokenizer, prompt.
-The first start on a machine also compiles kernels. It is timed separately, with an empty kernel cache.
+The time to the first word includes the interpreter, imports, cached kernels, weights, the tokenizer and the prompt. The
+first start on a machine also compiles kernels; this start is timed separately, with an empty kernel cache.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ BELOW = ("backends/", "plan/", "quant/")
 TOKENS = 60
 MESSAGES = [{"role": "user", "content": "Hello! Who are you?"}]
 LENGTH = {"max_tokens": TOKENS, "ignore_eos": True}
-MARK = "tokenizer/tokenizer.py:push"  # the function that starts a token by converting it to text
+MARK = "tokenizer/tokenizer.py:push"  # every call of this function marks the start of a token
 WALKS = ("token of a chat", "token of an HTTP answer", "HTTP request")
 
 

@@ -8,8 +8,8 @@
             print(piece.text, end="", flush=True)
 
 `load` opens a GGUF; its options control how the model runs. `Model` has `chat`, `generate`, `conversation`, `tokenize`,
-`detokenize`, `logits` and `embed`; answers are a `Reply`. Every error that a caller can fix is a LocalLLMError, whose
-one-line message gives the problem, its place, and the next step.
+`detokenize`, `logits` and `embed`; each answer is a `Reply`. Every error that a caller can fix is a LocalLLMError,
+whose one-line message gives the problem, its place, and the next step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _INTERRUPTED = 130
 try:
     import signal
     from types import FrameType
-except KeyboardInterrupt:  # importing `signal` takes a millisecond
+except KeyboardInterrupt:  # Ctrl-C during the import of `signal`, which takes 1 ms
     os._exit(_INTERRUPTED)
 
 

@@ -45,8 +45,8 @@ class Conversation:
 
     With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
     ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called once with a note
-    about each change to the messages that the template requires, and each time turns are dropped. Control tokens
-    written in messages are text, unless `options.parse_special_in_content`.
+    about each change to the messages that the template requires, and each time turns are dropped. Control tokens in
+    messages are encoded as plain text, unless `options.parse_special_in_content` is set.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Conversation:
         self._special = frozenset(self._tokenizer.special.values())
         self._format = find_format(template.source)
         self._visible = self._format.visible(self._tokenizer.special)
-        self._parted = any(map(self._tokenizer.is_control, self._visible))  # the raw text has unreadable control tokens
+        self._parted = any(map(self._tokenizer.is_control, self._visible))  # whether raw text shows control tokens
         self.observer: AnswerObserver | None = None  # observes the generation of answers
         self._encoder = ChatEncoder(self._tokenizer, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
@@ -76,13 +76,13 @@ class Conversation:
         self._last: Callable[[], Reply | None] = lambda: None  # weak reference to the last reply
         self.use_options(options)
         self.use_sampling(sampling)
-        assert model.stepper is not None  # raises LocalLLMError for a model that does not predict tokens
+        assert model.stepper is not None  # `stepper` raises LocalLLMError if the model predicts no tokens
 
     # -- settings --------------------------------------------------------------------------------------------------
 
     def use_options(self, options: AnswerOptions) -> None:
         """Use these options for later answers. A different system prompt replaces the first message."""
-        self._asked_of = options.asked  # first, because this may raise an error
+        self._asked_of = options.asked  # assigned first: `asked` may raise an error
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
         self._variables = with_thinking(self._template.source, options.template_variables)
         self._stop = (*options.stops, *self._template.stops)
@@ -107,15 +107,15 @@ class Conversation:
         return structure is not None and (structure.schema is not None or structure.any_object)
 
     def shown(self, piece: Piece) -> str:
-        """Return the text of a piece as the model wrote it. If the raw text has unreadable control tokens, or answers
-        are constrained, return it without reasoning and tool calls.
+        """Return the text of a piece as the model wrote it. If the raw text would show the control tokens of reasoning
+        and tool calls, or answers are constrained, return only the content.
         """
         return piece.text if self._parted or self.structured else piece.raw
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Reply:
-        """Answer `text`. The answer is generated while the reply is read; read it before the next turn.
+        """Return the reply to `text`. Reading the reply generates the answer; read it before the next turn.
 
         The turn is added to the conversation when its reply is read. The next turn closes a reply that was not read to
         the end. A cancelled answer keeps the text so far. A turn without any answer (after ContextFull, TemplateError,
@@ -151,7 +151,7 @@ class Conversation:
 
     def shift(self) -> int:
         """Drop the oldest turns until at most half of the context is used, but keep the newest turn. Return the number
-        dropped.
+        of dropped turns.
         """
         messages, dropped = self._shifted(self.messages, [])
         if dropped:
@@ -159,8 +159,9 @@ class Conversation:
         return dropped
 
     def resume(self, messages: list[dict[str, str]]) -> None:
-        """Replace the conversation with `messages`, which the next turn evaluates. If they begin with a system message,
-        it replaces the system prompt."""
+        """Replace the conversation with `messages`, which the next turn evaluates. A leading system message replaces
+        the system prompt.
+        """
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
         self.messages, self._answered = [*begun, *messages], []
 
@@ -192,7 +193,7 @@ class Conversation:
     # -- internals -------------------------------------------------------------------------------------------------
 
     def _instructions(self) -> list[dict[str, str]]:
-        """Return the system message in a list; empty without one."""
+        """Return a list with the system message, or an empty list without a system prompt."""
         told = "\n\n".join(part for part in (self._system, self._added) if part)
         return [{"role": "system", "content": told}] if told else []
 
@@ -215,7 +216,7 @@ class Conversation:
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Generator[Piece]:
-        """Yield the answer to the last of `messages`. It continues after the tokens `begun`, which are not yielded."""
+        """Yield the answer to the last message, as a continuation of the tokens `begun`, which are not yielded."""
         turn = _Turn(messages, list(begun), self._decoded(begun))
         started = text = self._tokenizer.decode(begun)
         ended = False
@@ -269,7 +270,7 @@ class Conversation:
 
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
-        self._sampler.begin()  # the prompt repeats the history; the random generator continues
+        self._sampler.begin()  # clears the history, which the prompt repeats; keeps the random state
         return Request(
             prompt,
             self._sampler.options,
@@ -298,8 +299,8 @@ class Conversation:
     def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
         """Return the constraint of an answer whose first `begun` tokens are at the end of the prompt.
 
-        These tokens have been passed to the constraint. Raise LocalLLMError if it does not allow them. Return None if
-        answers are not constrained.
+        The constraint has accepted these tokens. Raise LocalLLMError if it does not allow them. Return None if answers
+        are unconstrained.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
         make = answer_constraint(self._model, self._asked_of, self._template, self._tail(asked))
@@ -316,7 +317,9 @@ class Conversation:
         return prompt_tail(self._tokenizer.decode(prompt[-_TAIL:], special=True))
 
     def _whole(self, turn: _Turn) -> list[int] | None:
-        """Return the leading tokens whose text is exactly the text so far, without text that was held back; or None."""
+        """Return the leading answer tokens that decode to exactly the text so far, excluding held-back text; None if no
+        prefix does.
+        """
         tokens = turn.tokens
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._decoded(tried) == turn.text), None)
@@ -358,8 +361,8 @@ class Conversation:
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]
     ) -> tuple[list[dict[str, str]], list[int]] | None:
-        """Return messages and prompt without the oldest turns, and report it in a note; None if the prompt still does
-        not fit.
+        """Drop the oldest turns, with a note, and return the messages and the prompt; None if the prompt still does not
+        fit.
         """
         messages, dropped = self._shifted(messages, tokens)
         prompt = [*self._prompt(messages), *tokens]

@@ -74,7 +74,7 @@ class Model(Templated):
         """Return the embedding of every text, float32 (texts, width); of a single text, (width,).
 
         `pooling` is "mean", "cls" (the first token), "last", "rank" (the scores of a classifier), or "auto" (as the
-        file says). Vectors have length 1 unless `normalize` is false; scores are not normalized.
+        GGUF specifies). Vectors have length 1 unless `normalize` is false; scores are not normalized.
         """
         many, embedder = [texts] if isinstance(texts, str) else list(texts), self.embedder
         way = embedder.pooling(pooling)
@@ -192,9 +192,9 @@ class Model(Templated):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             print(model.chat(messages, max_tokens=100))
 
-        A plain text is one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call that the
-        model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`. Everything else
-        is as in `generate`. A warning reports each change that the template required in the messages.
+        A string is treated as one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call
+        that the model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`.
+        Everything else is as in `generate`. A warning reports each change that the template required in the messages.
         """
         from localllm.output.reader import AnswerReader
 
@@ -332,11 +332,11 @@ def load(
             ...
 
     Keywords override `options`. `progress(what, done, total)` is called as kernels are compiled and weights are read. A
-    file without tensors loads for tokenizing only. With `observe`, the inputs of every matrix product can be read after
-    a step (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of
-    predicting tokens; an encoder-only model always does. `sequences` prepares for a server: the number of requests that
-    share the cache (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With
-    a GPU, `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError, TokenizerError,
+    GGUF without tensors can only tokenize. With `observe`, the inputs of every matrix product can be read after a step
+    (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
+    tokens; an encoder-only model always does. `sequences` is for servers: the number of requests that share the KV
+    cache (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With a GPU,
+    `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError, TokenizerError,
     ModelError, BackendError or SpeculationError, each with a one-line message.
     """
     chosen = LoadOptions.given(options, keywords)

@@ -60,7 +60,7 @@ class ToolCall:
 class Reply(Iterator[Piece]):
     """An answer, which is generated while it is read.
 
-    Iterate over it with `for` or `async for` to stream its pieces. The attributes wait for the end of the answer.
+    Iterate over a reply with `for` or `async for` to stream its pieces. The attributes wait for the end of the answer.
 
         reply = model.chat("Who are you?")
         print(reply)                            # or reply.text
@@ -232,7 +232,7 @@ class Reply(Iterator[Piece]):
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        import asyncio  # slow to import
+        import asyncio  # imported late: asyncio is slow to import
 
         try:
             while (piece := await asyncio.to_thread(next, self, None)) is not None:

@@ -26,7 +26,7 @@ class ExpertGating:
     norm: str = ""
     dense: bool = False  # the layer adds the outputs of a dense feed-forward and of the experts
     sum_scale: float = 1.0  # factor on the sum of the experts and the dense or shared feed-forward
-    biased: Gating | None = None  # gating of layers with a selection bias if the GGUF sets none; None: `gating`
+    biased: Gating | None = None  # default gating of layers with a selection bias; None: `gating`
     # each group of experts shares a small adjugate expert, which is added once per selected expert of the group
     adjugate: bool = False
 
@@ -41,8 +41,8 @@ class Sliding:
     stretched: bool = True  # rope scaling also applies to sliding-window layers
     factors: bool = True  # frequency factors also apply to sliding-window layers
     rope_base: float = 0.0  # default rope base of sliding-window layers; 0: same as the other layers
-    only_rope: bool = False  # full-attention layers are not rotated (NoPE)
-    depth: int = 0  # only models with this number of layers use sliding windows; 0: all models
+    only_rope: bool = False  # only sliding-window layers use RoPE; full-attention layers do not (NoPE)
+    depth: int = 0  # only models with this number of layers use sliding-window attention; 0: all models
     chunked: bool = False  # chunked attention: a window is a chunk of the context
     both_ways: bool = False  # symmetric windows: half before the query, half after it
     half: bool = False  # full-attention layers rotate half of the head dimensions
@@ -73,7 +73,8 @@ class Recurrent:
     # layers, in parallel with attention.
     layers: Literal["without_heads", "interval", "all", "beside"]
     interval: int = 4  # default n of `interval`
-    # The key `kda.gate_lower_bound` bounds log decays from below. The GGUF stores their slopes, or the negated slopes.
+    # The key `kda.gate_lower_bound` bounds log decays from below. GGUFs store the slopes of log decays, or the negated
+    # slopes.
     bounded: Literal["", "slopes", "negative"] = ""
     unit_eps: float = 0.0  # epsilon of the L2 norm of queries and keys (KDA); 0: `eps`
     alone: bool = False  # each layer has either a mixer or a feed-forward
@@ -106,10 +107,10 @@ class Architecture:
     """
 
     name: str  # `general.architecture`, and the prefix of the model's metadata keys
-    rope_style: RopeStyle | None  # None: no rotation
+    rope_style: RopeStyle | None  # None: no RoPE
     activation: Activation | Literal["xielu"] = "silu"
-    no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated (NoPE); 0: all layers are rotated
-    rope_pattern: bool = False  # the key `attention.rope_pattern` defines which layers are rotated
+    no_rope_every: int = 0  # layers n - 1, 2n - 1, ... do not use RoPE (NoPE); 0: all layers use RoPE
+    rope_pattern: bool = False  # the key `attention.rope_pattern` defines which layers use RoPE
     qk_norm: bool = False  # q/k norms are required (otherwise they are applied if the GGUF has them)
     ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (as llama.cpp for some models)
     # fused: ffn_up contains gate and up; plain: no gate; found: determined by the tensors in the GGUF
@@ -142,7 +143,7 @@ class Architecture:
     embedding_norm: bool = False  # norm the token embeddings, without weights
     post_norm_eps: float = 0.0  # epsilon of the post-norms; 0: same as the other norms
     head_norm_eps: float = 0.0  # q/k norms are layer norms with this epsilon; 0: like the other norms
-    swin: bool = False  # the key `swin_norm` moves the norms behind attention and feed-forward
+    swin: bool = False  # the key `swin_norm` moves the norms after attention and feed-forward
     silent: tuple[int, int] = (0, 0)  # image token ids [first, end), whose logits are masked to -inf
     norms_rotated: bool = False  # q/k norms are applied after rotation
     value_norm: bool = False  # norm the values of each head, without weights
@@ -166,18 +167,18 @@ class Architecture:
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     alibi: float | None = None  # default ALiBi bias; None: no ALiBi
     alibi_depth: int = 0  # only models with this number of layers use ALiBi; 0: all
-    rope_depth: int = 0  # only models with this number of layers are rotated; 0: all
+    rope_depth: int = 0  # only models with this number of layers use RoPE; 0: all
     score_scale_key: str = "attention.scale"  # metadata key of the score scale, read if `attention_scale` is set
     scores_by_width: bool = False  # divide scores by the head width instead of its square root
-    unit_qk_norm: bool = False  # norm the queries and keys of rotated layers, without weights
-    unit_qk_norm_but: int = 0  # number of experts of models without this norm
-    # (growth, length) of the query temperature in unrotated layers
+    unit_qk_norm: bool = False  # norm queries and keys without weights, in layers with RoPE
+    unit_qk_norm_but: int = 0  # models with this number of experts do not use `unit_qk_norm`
+    # (growth, length) of the query temperature in layers without RoPE
     unrotated_temperature: tuple[float, int] | None = None
     embedding_skip: bool = False  # add the token embedding after every layer, times the layer's scale
     unit: GluActivation | None = None  # activation of dense gated feed-forwards; None: `activation`
     limits: GluActivation | None = None  # activation of layers for which the GGUF sets a limit
     limits_of_all: bool = False  # the experts' limits also apply to other feed-forwards without limits
-    lead_rotated: bool = False  # leading dense layers are rotated
+    lead_rotated: bool = False  # leading dense layers use RoPE
     norm_by_eps: bool = False  # use RMS norms if the GGUF has an epsilon for RMS norms
     rms_eps: bool = False  # GGUFs store the epsilon of layer norms under the key of RMS norms
     halves: bool = False  # `feed_forward_length` counts gate and up together
@@ -185,11 +186,11 @@ class Architecture:
     recurrent: Recurrent | None = None
     query_gate: bool = False  # attn_q also contains the output gate of each head, after its query
     output_norm: str = "output_norm"  # "": no norm before the output
-    # the output matrix may cover only the last tokens; the others are never generated
+    # the output matrix may cover only the last token ids of the vocabulary; the others are never generated
     narrow_output: bool = False
     heads_norm: bool = True  # multi-token-prediction heads read hidden states after the output norm; False: before it
     encoder: bool = False  # bidirectional attention; the model returns embeddings instead of logits
-    diffusion: bool = False  # bidirectional attention; text is filled in instead of continued
+    diffusion: bool = False  # bidirectional attention; the model fills in masked tokens instead of appending
     bare_start: bool = False  # the first layer's attention has no input norm if the GGUF lacks the tensor
     classifier_pooling: Literal["cls", "mean"] = "cls"  # default pooling of encoder classifiers
     distances: bool = False  # T5's relative position bias: `attn_rel_b` contains a score bias per bucket of distances

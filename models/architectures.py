@@ -93,9 +93,9 @@ _ROWS = (
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
         "deepseek2", "interleaved", ffn_scales=False, latent=True, yarn_scores=True,
-        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's GGUFs may lack the key
+        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM GGUFs may lack the gating key
     ),
-    Architecture(  # text part only; GGUFs declare 0 rotated dimensions
+    Architecture(  # text part only; GGUFs set `rope.dimension_count` to 0
         "deepseek2-ocr", "neox", ffn_scales=False, ignored=("rope.dimension_count",),
         routing=ExpertGating("softmax", False, from_file=True),
     ),
@@ -398,7 +398,7 @@ _ROWS = (
         ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
-    Architecture(  # the part of Qwen3-TTS that reads text and generates speech codes
+    Architecture(  # the language model of Qwen3-TTS, which generates speech codes from text
         "qwen3tts", "neox", ffn_scales=False, qk_norm=True, narrow_output=True,
     ),
     Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # text part only

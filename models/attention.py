@@ -23,15 +23,15 @@ NOT_ROTATED = Ropes(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Maps normed hidden states (T, width) to head outputs (T, heads * value_dim), and these to (T, width)."""
+    """Maps normed hidden states (T, width) to head outputs (T, heads * value_dim), and head outputs to (T, width)."""
 
     builder: Builder
     full: Ropes
     sliding: Ropes  # rotations of sliding-window layers
     # model layer -> cache layer, for the layers recorded so far
     stored: dict[int, int] = field(default_factory=dict)
-    after: bool = False  # attend only to positions after the text read by an encoder
-    still: Ropes = NOT_ROTATED  # rotations of unrotated layers, whose queries may have a position-dependent temperature
+    after: bool = False  # attend only to positions after the encoder text
+    still: Ropes = NOT_ROTATED  # for layers without RoPE: rotations by angle 0, which apply the query temperature
     selector: Selector | None = None  # sparse attention: selects the positions that layers read
 
     def mixed(self, x: Value, layer: int) -> Value:

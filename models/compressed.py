@@ -18,7 +18,7 @@ from localllm.plan import Rope, Value
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention(Attention):
-    """Maps normed hidden states (T, width) to head outputs (T, heads * head_dim), and these to (T, width)."""
+    """Maps normed hidden states (T, width) to head outputs (T, heads * head_dim), and head outputs to (T, width)."""
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder, name = self.builder, f"blk.{layer}.attn_"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from localllm.plan import Activation, Gating, GluActivation, NormKind
 
-Pooling = Literal["none", "mean", "cls", "last", "rank"]  # in GGUF's order, which starts at 0
+Pooling = Literal["none", "mean", "cls", "last", "rank"]  # in the order of GGUF's pooling types, which start at 0
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 
@@ -198,7 +198,7 @@ class Config:
     norm: NormKind
     alibi: float  # maximum ALiBi bias; 0: no ALiBi
     buckets: int  # buckets of the relative position bias; 0: no bias
-    unit_qk_norm: bool  # norm queries and keys of rotated layers, without weights
+    unit_qk_norm: bool  # norm queries and keys without weights, in layers with RoPE
     limits: tuple[float, ...]  # activation limits of dense feed-forwards per layer; 0: no limit
     # (positive, negative, beta, eps) per layer; empty for other activations
     xielu: tuple[tuple[float, float, float, float], ...]
@@ -230,5 +230,5 @@ class Config:
     nextn_layers: int  # number of multi-token-prediction heads, the last layers in the GGUF (`models.next_token`)
     causal: bool  # causal attention
     activation: Activation | Literal["xielu"]  # activation of dense feed-forwards
-    pooling: Pooling  # how a text's token embeddings become one embedding
-    classifier_pooling: Pooling  # pooling of a classifier's input
+    pooling: Pooling  # how the hidden states of a text are combined into one embedding
+    classifier_pooling: Pooling  # pooling before the classifier

@@ -1,8 +1,8 @@
 """The decoder of T5 (arXiv:1910.10683): its layers attend to the decoded tokens, then to the encoder's output.
 
 The cross-attention keys and values, computed from the encoder's output, are cached at the positions of the encoded
-text. Decoded tokens take the positions after it: relative position biases depend only on distances, so any start
-position works.
+text. Decoded tokens get the positions after the encoded text: relative position biases depend only on distances, so any
+start position works.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def decoder_of(builder: Builder, tensors: Tensors) -> Decoder:
 
 
 def _config(config: Config) -> Config:
-    """Return the decoder's config: causal layers like the encoder's first layer, without sliding
-    windows and rotation."""
+    """Return the decoder's config: causal layers like the encoder's first layer, without
+    sliding-window attention and RoPE."""
     assert config.decoder is not None
     count = config.decoder.layers
 

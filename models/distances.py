@@ -40,7 +40,7 @@ def bucket(distance: int, buckets: int, causal: bool) -> int:
     first = buckets if distance > 0 and not causal else 0
     if behind < exact:
         return first + behind
-    # The other buckets are even steps of the logarithm. Integer powers are compared, because they are exact.
+    # The other buckets are equal steps of the distance's logarithm. Integer powers are compared, as they are exact.
     shared, step = buckets - exact, 0
     while step < shared - 1 and behind**shared * exact ** (step + 1) >= FARTHEST ** (step + 1) * exact**shared:
         step += 1

@@ -6,7 +6,7 @@ from localllm.base.printable import printable
 
 
 class ModelError(Exception):
-    """A missing, out-of-range or unsupported key or tensor; the message gives the expected and found values."""
+    """Raised for a missing, invalid or unsupported key or tensor; the message gives the expected and found values."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

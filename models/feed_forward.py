@@ -43,8 +43,9 @@ class FeedForward:
         return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
 
     def latent(self, name: str, x: Value, experts: Callable[[Value], Value]) -> Value:
-        """Return `experts(x)`, with a down-projected x if the GGUF has latent projections (Nemotron
-        3 Super, Kimi K3)."""
+        """Return the experts' output for x. If the GGUF has latent projections (Nemotron 3 Super, Kimi K3), the experts
+        compute in the latent width.
+        """
         builder, tensors = self.builder, self.builder.tensors
         kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in tensors), "")
         if not kind:
@@ -56,8 +57,8 @@ class FeedForward:
         )
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
-        """Return the dense feed-forward plus the experts; experts and router have their own norms of the residual
-        stream.
+        """Return the sum of the outputs of the dense feed-forward and of the experts. Experts and router have separate
+        norms of the residual stream.
         """
         builder, name = self.builder, f"blk.{layer}."
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
@@ -192,7 +193,7 @@ class FeedForward:
         if not fused:
             inner = tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
-            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads only one of the two
+            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads only gate or up
                 return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight

@@ -51,7 +51,7 @@ def record(
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (default: the model's). If a model has two sets of
-    frequency factors, it selects one of them. Encoders return embeddings (T, width) instead of logits; other models do
+    frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
     multi-token-prediction heads need, and not only the tokens whose logits are requested.
     """
@@ -136,7 +136,7 @@ def _recurrence(builder: Builder) -> Recurrence:
 def finish(
     builder: Builder, x: Value, norm: str, output: str, every_row: bool = False, hidden: Value | None = None
 ) -> Plan:
-    """Finish the plan with the named norm and output matrix; `every_row` selects the requested tokens here.
+    """Finish the plan with the named norm and output matrix. With `every_row`, select the requested tokens here.
 
     `hidden` is the input of multi-token-prediction heads if it differs from the output's input.
     """
@@ -157,7 +157,7 @@ def _logits(builder: Builder, x: Value, name: str) -> Value:
         rows = min(rows, tensors.height(f"{name}.weight"))
     weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", rows, config.width)
     scale = config.logit_scale * (builder.scale(name) if given else 1.0)
-    if builder.row.decoder and not given:  # as T5 was trained
+    if builder.row.decoder and not given:  # T5 was trained with this scale for tied embeddings
         scale *= config.width**-0.5
     bias = tensors.optional(f"{name}.bias", rows)
     if (silent := range(*builder.row.silent)) and bias is None:

@@ -1,4 +1,4 @@
-"""The pooling head: combines token embeddings into one vector per text, then applies the GGUF's head matrices.
+"""The pooling head: pools the hidden states of a text into one vector, then applies the GGUF's head matrices.
 
 A classifier turns the vector into scores (rerankers); dense layers transform it (EmbeddingGemma).
 """
@@ -80,7 +80,7 @@ def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:
 
 
 class Pooler:
-    """Combines the token embeddings of a text into one vector, as the model specifies."""
+    """Pools the hidden states of a text into one vector, as the model specifies."""
 
     def __init__(self, config: Config, head: PoolingHead) -> None:
         self._config, self.ranks = config, head.ranks
@@ -118,7 +118,7 @@ class Pooler:
         return x
 
 
-_PROBABILITIES = ("qwen3", "qwen3vl")  # rerankers that compare the tokens "yes" and "no"
+_PROBABILITIES = ("qwen3", "qwen3vl")  # rerankers whose scores are logits of "yes" and "no"
 
 
 def unit(x: F32) -> F32:

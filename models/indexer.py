@@ -1,11 +1,11 @@
 """The indexer of sparse attention (DeepSeek 3.2's "lightning indexer", arXiv:2512.02556) selects top-k positions.
 
-It has small queries and one small key per position, in its own cache, and selects the positions with the highest scores
-(`plan.IndexerTopK`). Some layers reuse the selection of an earlier layer. If the context is so short that every
-position would be selected, no indexer is recorded, and attention is dense.
+The indexer has small queries and one small key per position, in a separate cache. It selects the positions with the
+highest scores (`plan.IndexerTopK`). Some layers reuse the selection of an earlier layer. If the context is so short
+that every position would be selected, no indexer is recorded, and attention is dense.
 
 DeepSeek models rotate queries and keys by a Hadamard matrix before rounding them to FP8. The rotation does not change
-scores, so only the cache types that need it apply it (`backends.cache`).
+scores, so it is applied only with 4-bit and 5-bit cache types (`backends.cache`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from localllm.plan import Rope, Value, Weight
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Attention):
     """Maps normed hidden states (T, width) to latent head outputs (T, heads * latent width), and
-    these to (T, width)."""
+    head outputs to (T, width)."""
 
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder

@@ -24,7 +24,7 @@ class LayerRecorder:
     recurrence: Recurrence
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
-    every_row: bool = False  # also keep all hidden states in the last layer, because they are read after it
+    every_row: bool = False  # the last layer keeps the hidden states of all tokens
 
     def begin(self, x: Value) -> Value:
         """Return the input of the first layer from the token embeddings."""
@@ -35,8 +35,8 @@ class LayerRecorder:
         return x
 
     def hidden(self, x: Value) -> Value | None:
-        """Return the input of multi-token-prediction heads from the last layer's output; None if it is the output's
-        input.
+        """Return the input of multi-token-prediction heads from the last layer's output; None if it
+        equals the input of the output norm.
         """
         return None
 

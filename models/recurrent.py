@@ -1,6 +1,6 @@
 """Recurrent mixers, which replace attention in a layer or run in parallel with it; their state has a fixed size.
 
-They consist of causal convolutions, and of linear attention or a selective scan (`plan.recurrence`).
+A mixer consists of causal convolutions, and of linear attention or a selective scan (`plan.recurrence`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTPUTS: dict[Mixer, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Maps normed hidden states (T, width) to the mixer's output (T, inner), and this to (T, width)."""
+    """Maps normed hidden states (T, width) to the mixer's output (T, inner), and the output to (T, width)."""
 
     builder: Builder
 

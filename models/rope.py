@@ -1,6 +1,6 @@
-"""The angles of rotary position embedding: computes an inverse frequency per pair of dimensions.
+"""Rotary position embedding: computes the inverse frequency of each pair of dimensions.
 
-The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) are applied here; a backend only sees
+The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) are applied here; a backend gets only
 frequencies and one magnitude.
 """
 

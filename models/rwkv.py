@@ -79,7 +79,7 @@ class _Parts:
         return self.builder.linear(self.prefix + name, x, rows or self.builder.config.width, x.width)
 
     def low_rank(self, names: str, x: Value, between: Callable[[Value], Value], bias: Weight | None = None) -> Value:
-        """Apply two low-rank matrices with the function `between` in between; `names` is their name without 1 and 2."""
+        """Multiply x by the low-rank matrices `names` + "1" and `names` + "2", with `between` applied in between."""
         rank = self.builder.tensors.height(f"{self.prefix}{names}1.weight")
         if not rank:
             raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")

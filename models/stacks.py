@@ -37,7 +37,8 @@ class StackRecorder(LayerRecorder):
         if layer % stacks.layers == 0:
             x = builder.recorder.add(self.given[True], self.given[False])
         x = super(StackRecorder, self).layer(x, layer)
-        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:  # the output has a norm
+        # the last pass is followed by the output norm instead
+        if (layer + 1) % stacks.layers == 0 and layer + 1 < builder.config.layers:
             x = self.given[stacks.high(layer)] = builder.norm("", x)
         return x
 

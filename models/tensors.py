@@ -79,7 +79,7 @@ class Tensors:
         return self.numbers(f"ones({width})", [1.0] * width)
 
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
-        """Return a constant vector that is not in the GGUF; equal names mean equal values."""
+        """Return a constant vector that is not in the GGUF; vectors with the same name must have the same values."""
         return Weight.of(derived.Numbers(name, tuple(values)))
 
     def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
@@ -88,11 +88,11 @@ class Tensors:
         return weight if weight.shape == shape else Weight.of(derived.Shaped(weight, shape))
 
     def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
-        """Return a constant matrix of equal rows that is not in the GGUF; equal names mean equal rows."""
+        """Return a constant matrix of equal rows that is not in the GGUF; the same name must mean the same row."""
         return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
     def constant_stack(self, name: str, row: Sequence[float], heads: int) -> Weight:
-        """Return a constant stack (heads, 1, len(row)) that is not in the GGUF; equal names mean equal rows."""
+        """Return a constant stack (heads, 1, len(row)) not in the GGUF; the same name must mean the same row."""
         return replace(self.numbers(f"{name}({heads}, {len(row)})", row), shape=(heads, 1, len(row)))
 
     def streams(self, name: str, streams: int, width: int) -> Weight:

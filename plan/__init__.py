@@ -1,7 +1,7 @@
 """The plan: a forward pass as a flat list of operations over named values.
 
 `models` walks an architecture and records it with a `Recorder`, which returns a `Plan`. A backend binds the plan once
-and replays it for every `Batch`. Nothing here computes.
+and replays it for every `Batch`. This package executes nothing.
 
 A value is a float32 matrix with one row per token of the batch ("batch", T rows) or per token whose logits are
 requested ("logits", L rows). Values are single-assignment: each is computed by one operation and never modified.

@@ -47,8 +47,8 @@ class IndexerTopK(Producer):
     ties go to the earlier block. If there are at most `count` blocks, all are selected without computing scores.
 
     If `pooled`, each block has a single key, at its last position. Only this key is scored, and only completely visible
-    blocks count. The cache may contain just these keys (`CacheLayer.every`). The positions after the last complete
-    block are always selected; `local` is 0.
+    blocks can be selected. The cache may contain just these keys (`CacheLayer.every`). The positions after the last
+    complete block are always selected; `local` is 0.
 
     `out` has one slice per token and group: the number of positions, then the positions in order, then zeros.
     """
@@ -125,7 +125,7 @@ class Attention(Producer):
     after: bool = False  # attend only to positions after the encoder text
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all KV heads read the same positions; otherwise one slice per KV head
-    pools: int | None = None  # index of the cache layer of pools
+    pools: int | None = None  # index of the cache layer that stores pools
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 BLOCK = 64  # tokens per cache block
 
 
-@dataclass(slots=True)  # not frozen: setting its fields would take a microsecond longer
+@dataclass(slots=True)  # not frozen: constructing a frozen instance takes a microsecond longer
 class Batch:
     """One step's input: T tokens of any number of sequences, and the tokens whose logits are requested.
 
@@ -38,7 +38,7 @@ class Batch:
 
     def ends(self) -> NDArray[np.int32]:
         """Return the last position that each non-causal token attends to, (T,): the end of its
-        sequence or of its text."""
+        sequence or of its encoder text."""
         if self.borders is not None:
             return self.borders[self.sequence] - 1
         last = np.append(self.sequence[1:] != self.sequence[:-1], True)

@@ -13,7 +13,7 @@ class EmbedNgrams(Producer):
     """out[t] = the concatenated embeddings of the n-grams that end at token t, one from each head's part of the table.
 
     The hash of order n is the exclusive or of token[t - i] * multipliers[i] over i < n; products stay below 2^63.
-    Orders are 2, 3, ... up to the number of multipliers, with equal numbers of heads. Head h takes row `hash % sizes[h]
+    Orders are 2, 3, ... up to the number of multipliers, with equal numbers of heads. Head h reads row `hash % sizes[h]
     + firsts[h]` of the table.
 
     N-grams do not cross the end of a text: positions below 0 and tokens up to the last `end` before token t are

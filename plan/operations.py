@@ -271,9 +271,9 @@ class Match(Unary):
 class GaussianTopK(Unary):
     """out = max(x - (mean + deviations * standard deviation), 0), with mean and deviation over each token's values.
 
-    For normally distributed x, it keeps the largest values: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). It uses the
-    sample standard deviation (divided by width - 1), as in llama.cpp. Transformers divides by the width, which for
-    Gemma 3n's width of 8192 moves the threshold by 6e-5 of the deviation.
+    For normally distributed x, this keeps the largest values: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). As in
+    llama.cpp, the deviation is the sample standard deviation (divided by width - 1). Transformers divides by the width,
+    which for Gemma 3n's width of 8192 moves the threshold by 6e-5 of the deviation.
     """
 
     deviations: float

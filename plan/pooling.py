@@ -17,9 +17,8 @@ class Pool(Producer):
 
     Every column has separate weights: the softmax, over the tokens, of scores + bias[position % size].
 
-    If x is twice as wide as `out`, pools overlap: a mean covers 2 size tokens. It takes the first half of the columns
-    from the older half of the tokens, and the second half of the columns from the newer half. Positions below 0 do not
-    count.
+    If x is twice as wide as `out`, pools overlap: a mean covers 2 size tokens. The older half of the tokens contributes
+    the first half of the columns, the newer half contributes the second half. Positions below 0 are excluded.
 
     Tokens of earlier steps are read from the cache layer `layer`, which stores x and the scores of every token.
     """

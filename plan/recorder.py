@@ -86,7 +86,7 @@ class Recorder:
         return out
 
     def receive(self, width: int, name: str) -> Value:
-        """Return a value (T, width) that another plan computes and `Executable.run` takes; must be recorded first."""
+        """Return a value (T, width) from another plan, passed to `Executable.run`. Must be the first operation."""
         assert not self._operations, f"{name}: received after the plan began"
         out = self._value(width, "batch", name)
         self._operations.append(Receive((out,)))
@@ -207,7 +207,7 @@ class Recorder:
             chooser = self._chooser(selection)
             most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
             self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
-        elif causal:  # otherwise a token attends to later positions in the batch, so nothing leaves the window early
+        elif causal:  # non-causal layers keep all blocks: a token also attends to later positions in the batch
             self._layers[layer] = replace(stored, window=window)
         assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
         assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"

@@ -21,7 +21,7 @@ __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "de
 
 _CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte fit into the L2 cache
 
-_LARGEST_IMPORTANCE = 1e15  # far above any activation, and sums of weighted squares stay finite
+_LARGEST_IMPORTANCE = 1e15  # far above real importances, but sums of weighted squares stay finite
 
 
 def _format(name: str) -> Format:
@@ -76,7 +76,7 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
 
     Raises QuantError for a format that cannot be written, another dtype or shape, values that do not fill whole blocks,
     importance that is negative or not finite, and, in block formats, for NaN, infinity and blocks whose scale is too
-    large for a half. F32, F16 and BF16 keep NaN and infinity; F16 rounds larger values to infinity.
+    large for f16. F32, F16 and BF16 keep NaN and infinity; F16 rounds larger values to infinity.
     """
     fmt = _format(name)
     if fmt.quantize is None:

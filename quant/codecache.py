@@ -23,11 +23,11 @@ _MAX_LINKS = 40  # maximum symbolic links to follow, as in Linux
 
 
 class NoCodeCache(UserWarning):
-    """Compiled code is not cached; the message gives the reason."""
+    """The warning that compiled code is not cached; the message gives the reason."""
 
 
 class _Refused(Exception):
-    """Another user can modify this folder or file."""
+    """Raised if another user can modify a folder or file."""
 
 
 def default_folder(kind: str) -> Path | None:
@@ -66,10 +66,9 @@ def private_folder(folder: Path | None) -> Path | None:
 
 
 def check_tree(folder: Path) -> bool:
-    """Return whether a private folder contains only files and folders of this user; warn about the first exception.
+    """Return whether a private folder contains only files and folders of this user; warn about the first violation.
 
-    This is for a cache whose files another package opens. Modes of the files do not matter, because other users cannot
-    enter the folder.
+    For caches whose files another package opens. File modes do not matter, because other users cannot enter the folder.
     """
     if sys.platform == "win32":
         return True  # `private_folder` has checked that it is in the profile

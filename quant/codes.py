@@ -2,7 +2,7 @@
 
 Formats in `CODED` store one code per value: value = `offset + scale * level[code]`, with a scale and an offset per
 group. `write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so that
-formats need no second reader.
+no format needs a second parser.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Coded:
 
     levels: F32  # (levels,)
     codes: U8  # (levels,)
-    write: Callable[[U8, U8], None]  # (blocks (n, bytes), changed in place, codes (n, values))
+    write: Callable[[U8, U8], None]  # arguments: blocks (n, bytes), changed in place, and codes (n, values)
 
     @property
     def even(self) -> bool:

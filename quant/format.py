@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
-    """A format, shape or value that cannot be converted; the message states the requirement."""
+    """Raised for a format, shape or value that cannot be converted; the message states the requirement."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
@@ -36,7 +36,7 @@ class Format:
     """
 
     name: str
-    type_id: int  # ggml_type, as stored in GGUF files
+    type_id: int  # ggml_type, as stored in GGUFs
     block_values: int
     block_bytes: int
     dequantize: Callable[[U8], F32]

@@ -36,7 +36,7 @@ def gptq_quantize(weights: F32, hessian: F64, format_name: str, shared: GptqFeed
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
     counts as unimportant. `shared` is the result of `feedback`, if already computed. Raises the errors of
-    `quant.gptq_quantize`.
+    `quant.quantize`.
     """
     squares = np.maximum(np.diagonal(hessian), 0)
     plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
@@ -86,7 +86,7 @@ def _choose_codes(rows: U8, w: F32, upper: F32, start: int, stop: int, format_na
 
 
 def feedback(hessian: F64) -> GptqFeedback:
-    """Return the feedback for a Hessian; this takes two matrix decompositions."""
+    """Return the feedback data for a Hessian, computed by two matrix decompositions."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)

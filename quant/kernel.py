@@ -1,6 +1,6 @@
 """Connects a format in the table to its compiled search (`quant.compiled`), which is imported at the first call.
 
-Numba compiles a search in a few seconds on its very first use, and caches it in the user's cache folder.
+Numba compiles a search in a few seconds on its first use, and caches it in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def search(
 ) -> Callable[[F32, F32 | None], U8]:
     """Return a format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
 
-    `book` names the codebook of the format; `weighted` formats lose too much accuracy without importance.
+    `book` names the codebook of the format. `weighted` formats require importance, because they lose too much accuracy
+    without it.
     """
 
     def quantize(x: F32, importance: F32 | None) -> U8:

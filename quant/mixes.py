@@ -84,7 +84,7 @@ class QuantMix:
     output: str = "Q6_K"  # format of the output matrix, or of tied token embeddings
     embedding: str = ""  # format of other token embeddings; empty: `format`
     low: bool = False  # whether this is a type below three bits, with different rules for wide models
-    experts: str = ""  # format of stacked expert matrices; all other tensors are Q8_0
+    experts: str = ""  # format of stacked expert matrices; if set, all other matrices get Q8_0
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ _FALLBACK = {
 }
 _NEED_IMATRIX = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 
-# Matrices that keep their format: small matrices, tables, and matrices that are not used in matrix products.
+# Names of matrices that are not quantized: small matrices, tables, and matrices that are not used in products.
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
@@ -196,7 +196,7 @@ _KEPT_PARTS_OF = {
 }
 _EIGHT_BITS_OF = {"glm5-next": re.compile(r"attn_q_a|attn_q_b|nextn\.eh_proj")}
 
-_ROLES = (  # the first match applies
+_ROLES = (  # (role, pattern of names); the first match applies
     ("output", re.compile(r"^output\.weight$")),
     ("embedding", re.compile(r"^(per_layer_)?token_embd\.weight$")),
     ("attn_v", re.compile(r"attn_(qkv|kv_b|v)\.weight")),

@@ -1,8 +1,8 @@
 """Searches for the block scale with the least squared error, weighted by importance.
 
-They follow llama.cpp (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so that the
-same weights and importance give the same bytes. Sums run over the values of a block in order, for all blocks at once:
-arrays are transposed to (block_values, n).
+The searches follow llama.cpp (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so
+that the same weights and importance give the same bytes. Sums run over the values of a block in order, for all blocks
+at once: arrays are transposed to (block_values, n).
 """
 
 from __future__ import annotations

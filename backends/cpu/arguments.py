@@ -151,7 +151,7 @@ def _kinds(struct: type) -> dict[str, object]:
 
 @dataclass_transform(kw_only_default=True)
 class Struct:
-    """The base of all structs."""
+    """Base class of structs: packs the fields in Python, and loads them in kernels."""
 
     __slots__ = ("_given", "_located")
     size: ClassVar[int] = 0  # number of slots

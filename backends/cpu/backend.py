@@ -33,7 +33,7 @@ from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
-TURNS = 1 << 18  # iterations per timed pass of products: some milliseconds
+TURNS = 1 << 18  # iterations per timed pass of int8 products, which takes some milliseconds
 
 
 def default_threads() -> int:
@@ -75,7 +75,7 @@ class CpuBackend:
 
 
 class CpuExecutable(Shell):
-    """A plan bound to memory. One step at a time."""
+    """A plan bound to memory, which runs one step at a time."""
 
     _cache: CacheBlocks
 
@@ -132,7 +132,7 @@ class CpuExecutable(Shell):
         self.memory = budget.memory(plan, program, limits, threads, cache)
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
-        """Return views for the largest batch."""
+        """Return views of the memory that holds the expert routing, sized for the largest batch."""
         choices, hidden = program.routings[op.out.index]
         ffn = op.down.weight.shape[2]
         return Routing(
@@ -154,7 +154,7 @@ class CpuExecutable(Shell):
         for (_, into), rows in zip((*stage.received, *stage.looked_up), (*received, *looked_up), strict=True):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
-        if len(entries):  # no entries if the stage has only additions, which earlier linears perform
+        if len(entries):  # no entries if all additions of the stage are fused into earlier linears
             self.pool.run(entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 

@@ -35,7 +35,7 @@ def program(
 
 
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers.
+    """Emit the operations with these indices.
 
     `dying` lists, for each operation, the values that it is the last to read.
     """

@@ -26,7 +26,7 @@ from localllm.plan import CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
-    """Return the memory that a plan will take. Raises BackendError if the plan cannot be bound."""
+    """Return the memory that a plan will need. Raises BackendError if the plan cannot be bound."""
     return memory(plan, bind.program(plan, limits, threads, host(), cache), limits, threads, cache)
 
 

@@ -10,7 +10,7 @@ product sums over positions. One head of one block (64 positions, D values per h
            scales (16), minimums (16)}; values (E / 32) of {scales (64), minimums (64), fifth bits (64, 4 bytes),
            integers (16 fours of positions, 16 or 32 bytes, 4 positions)}
 
-Words and integers of 4 or 5 bits are packed as in the file format: byte i of 16 holds value i in its low half and value
+Words and integers of 4 or 5 bits are packed as in the GGUF format: byte i of 16 holds value i in its low half and value
 i + 16 in its high half. Bit g of byte i of a key's fifth bits belongs to value 4 g + i; bit i of a value's fifth bits
 belongs to value i. Keys of 8 bits are stored as q + 128, for the dot product of unsigned with signed bytes.
 """
@@ -92,7 +92,7 @@ class Floats:
     def finite_keys(self, content: U8) -> bool:
         """Return whether block contents uint8 (n, bytes) are free of infinity and NaN.
 
-        FP8 contents always are: NaN in FP8 reads as 480.
+        FP8 contents are always finite, because kernels read FP8 NaN as 480.
         """
         bits = np.ascontiguousarray(content).view(f"u{self.bytes}")
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())

@@ -1,7 +1,7 @@
 """The instruction sets, one table row each, and the choice of an instruction set for this machine or by name.
 
 A row defines how LLVM generates code, how four int8 products are summed, and the size of register tiles in the mat-mul.
-All rows give the same bits and differ only in speed, with one exception: AVX512-BF16 treats numbers below 2^-126 as
+Results are bitwise identical on all instruction sets, with one exception: AVX512-BF16 treats values below 2^-126 as
 zero in products with BF16 weights.
 """
 
@@ -84,9 +84,9 @@ def _flatten(features: dict[str, bool]) -> str:
 # 0.98 without. AMD's hardware prefetcher follows the panels better than explicit prefetches, which occupy its few miss
 # buffers.
 ZEN, READ_AHEAD = "znver", 4608
-# Time of a step of 16 rows of a 1B model, with packed and unpacked products. Zen 4: 108 and 141 ms (Q4_K_M), 99 and 115
-# ms (Q4_0). With 9 rows: 80 and 125 ms, 58 and 94 ms. Emerald Rapids unpacks faster: 16 rows take 105 ms, and twice 8
-# rows would take 130 ms.
+# On Zen 4, packed products are faster up to 16 rows. A step of 16 rows of a 1B model takes 108 ms with packed and 141
+# ms with unpacked products in Q4_K_M (Q4_0: 99 and 115 ms), a step of 9 rows 80 and 125 ms (Q4_0: 58 and 94 ms).
+# Emerald Rapids unpacks faster: 16 rows take 105 ms, and twice 8 rows would take 130 ms.
 ZEN_DIRECT_ROWS = 16
 
 

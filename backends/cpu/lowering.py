@@ -109,7 +109,7 @@ NO_COPY = rowwise.Quantized(address=0, stride=0, values=0)
 
 
 def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
-    """Return the quantized copies for a kernel to write. It skips the kinds that are not in `made`."""
+    """Return the quantized copies for a kernel to write, with `NO_COPY` for the kinds that are not in `made`."""
 
     def quantized(kind: Activations) -> rowwise.Quantized:
         if kind not in made:
@@ -151,7 +151,7 @@ def _scratch(
 ) -> dict[Scratch, int]:
     """Return the scratch bytes per thread.
 
-    They are the same for all calls, so that threads never share scratch memory.
+    The size is the same for all calls, so that threads never share scratch memory.
     """
     operations = flattened(plan.operations)
     shapes = [shape_of(plan, op, cache) for op in operations if isinstance(op, Attention)]

@@ -22,7 +22,7 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """One zeroed mapping, allocated front to back. Its pages take up memory once they are touched."""
+    """One zeroed mapping, allocated front to back. A page uses physical memory once it is touched."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size = size

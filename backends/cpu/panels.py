@@ -230,5 +230,5 @@ def short(f: Function, block: Block, offset: int) -> Value:
 
 
 def panel_count(rows: int) -> int:
-    """Return the number of panels of a matrix. It is even, so that the mat-mul can always take two panels."""
+    """Return the number of panels of a matrix. The number is even, so that the mat-mul can always take two panels."""
     return -(-rows // (2 * LANES)) * 2

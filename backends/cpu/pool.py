@@ -36,7 +36,7 @@ class ThreadPool:
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
         self._at = address(self._sync)  # each call of `address` takes a microsecond
-        self._plan, self._plan_at = self._sync, self._at  # address of the last plan; initially any array
+        self._plan, self._plan_at = self._sync, self._at  # the last plan and its address, or a placeholder
         self.spins = executor.SPINS
         self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
@@ -52,7 +52,7 @@ class ThreadPool:
         for started, thread in enumerate(self._workers):
             try:
                 thread.start()
-            except RuntimeError:  # no memory for a stack, or a system limit
+            except RuntimeError:  # no memory for a stack, or the system's thread limit is reached
                 self._workers = self._workers[:started]
                 self.close()
                 problem = f"only {started + 1} of {threads} threads can be started"

@@ -15,7 +15,7 @@ from localllm.backends.cpu.pool import ThreadPool
 
 
 def read_rates(library: Library, pool: ThreadPool, start: int, size: int, passes: int) -> list[float]:
-    """Return the bytes per second of each pass over the `size` bytes at `start`, or [] if these are too few."""
+    """Return the bytes per second of each pass over the `size` bytes at `start`, or [] if `size` is too small."""
     if size < bandwidth.LEAST:
         return []
     piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)

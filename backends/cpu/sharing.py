@@ -30,7 +30,7 @@ class Sharing:
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._wanted: tuple[bool, int, bool] | None = None  # arguments of the last `_heads`
-        self._found = 1  # the result of that call, by which kernels divide the work
+        self._found = 1  # the result of the last `_heads`: pieces per task
         self._of_partition = shape.pieces * shape.state_bytes(shape.piece)
         longest = shape.listed(limits.positions - 1, window)
         row = -(-longest // (BLOCK * PARTITION)) * self._of_partition
@@ -44,7 +44,7 @@ class Sharing:
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if shape.window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
         wanted = (rows > SPLIT_ROWS, tiles * (seen if split else 1), split)
-        if wanted != self._wanted:  # most steps divide like the previous step
+        if wanted != self._wanted:  # most steps have the same division as the previous step
             self._wanted, self._found = wanted, self._heads(*wanted)
         work = self.work
         work[Work.tiles], work[Work.tile_rows], work[Work.split] = tiles, self._at, split

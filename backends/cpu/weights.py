@@ -62,14 +62,14 @@ class RepackedWeight:
     def chunk(self, threads: int) -> int:
         """Return the number of panels per task, so few that each thread has several tasks and a task fits into L2.
 
-        It is even, or 1 for a float format with too few tasks for the threads.
+        The number is even, or 1 for a float format with too few tasks for the threads.
         """
         if self.format not in INTEGER_PANELS and self.panels // 2 < threads:
             return 1
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
-        """Return the number of panels per task if panels are unpacked. It is even."""
+        """Return the number of panels per task if panels are unpacked. The number is even."""
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs through PyCUDA, with kernels compiled by NVRTC. It needs a driver, but no CUDA toolkit."""
+"""NVIDIA GPUs through PyCUDA, with kernels compiled by NVRTC. The backend needs a driver, but no CUDA toolkit."""

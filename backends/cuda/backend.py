@@ -157,7 +157,7 @@ class CudaDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()
         block, stream = (size, 1, 1), self._stream
-        call = kernel._launch_kernel  # PyCUDA's public calls end here, but pack the arguments every time
+        call = kernel._launch_kernel  # PyCUDA's public launch calls use it, but pack the arguments every time
 
         def launch(grid: Grid) -> None:
             try:
@@ -199,7 +199,7 @@ class CudaDevice:
         self._modules = {}
         if self._context is not None:
             self._context.pop()
-            self._context.detach()  # the garbage collector calls a function that is wrong for primary contexts
+            self._context.detach()  # otherwise the destructor would make a call that is invalid for primary contexts
             self._context = None
 
 

@@ -42,7 +42,7 @@ def program(
 
 
 def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers.
+    """Emit the operations with these indices.
 
     `dying` lists, for each operation, the values that it is the last to read.
     """

@@ -1,4 +1,4 @@
-"""Computes the memory that a program will take on a device, and measures the device's copy bandwidth."""
+"""Computes the memory that a program will need on a device, and measures the device's copy bandwidth."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def must_fit(device: Device, memory: Memory) -> None:
 def copy_bandwidth(device: Device, size: int) -> float:
     """Measure a copy within device memory in bytes per second, counting reads and writes.
 
-    The best of several runs counts.
+    Return the highest bandwidth of several runs.
     """
     size = max(1 << 20, min(size, 256 << 20))
     buffers = [device.alloc(size, "a measurement of bandwidth") for _ in range(2)]

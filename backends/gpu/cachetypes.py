@@ -8,8 +8,8 @@ by row. Layout of one head in one block (64 positions or the pools that end in t
   values  words (64 positions, W), scales (64 positions, G)
 
 If every row has its own list of positions, keys are stored like values, so that one row can serve as both. A position
-has the same bytes as in `backends.cache.store`. Floats are padded to whole words. The scale of q8_0, q5_0 and q4_0 is a
-half in `scales`; q5_1 and q4_1 store scale and minimum in the first word of a group, and have no `scales`.
+has the same bytes as in `backends.cache.store`. Floats are padded to whole words. The scale of q8_0, q5_0 and q4_0 is
+an f16 in `scales`; q5_1 and q4_1 store scale and minimum in the first word of a group, and have no `scales`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CacheRow:
     type: CacheType
     number: int
     values: int  # values per unit; kernels always read whole units
-    infinite: int = 0  # bits that are all set only in infinity and NaN, in halves (f32: words); 0: none exist
+    infinite: int = 0  # bits that are all set only in infinity and NaN, in halves (f32: words); 0: the type has neither
 
     @property
     def scaled(self) -> bool:
@@ -61,7 +61,7 @@ class CacheRow:
     def finite(self, content: np.ndarray, head_dim: int, keys: bool, count: int = BLOCK) -> bool:
         """Return whether the block content uint8 (n, bytes) is free of infinity and NaN.
 
-        FP8 content always is: NaN in FP8 reads as 480.
+        FP8 content is always finite, because kernels read FP8 NaN as 480.
         """
         rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim, count))
         halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)

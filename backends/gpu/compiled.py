@@ -13,7 +13,7 @@ from localllm.quant.codecache import CodeCache
 
 
 class CompiledStore:
-    """Compiled binaries in a folder; with None, nothing is stored."""
+    """Stores compiled binaries in a folder; without a folder (None), nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._cache = CodeCache(folder)

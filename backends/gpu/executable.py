@@ -125,7 +125,7 @@ class GpuExecutable(Shell):
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Set the top-k search to `count` logits, or to the vocabulary size if that is smaller. Return the number."""
+        """Set the top-k search to `count` logits, or to the vocabulary size if smaller. Return the count used."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
@@ -292,7 +292,7 @@ class GpuExecutable(Shell):
         self._buffers.fill(weight)
 
     def read_bandwidth(self) -> float:
-        """Measure copying the largest matrix within the device in bytes per second, counting reads and writes."""
+        """Measure the bandwidth of copying the largest matrix on the device in bytes per second, reads plus writes."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 

@@ -22,7 +22,7 @@ from localllm.quant import dequantize
 
 Bound = tuple[Callable[[Groups], None], Grid]
 SPOILED = 16 << 20  # bytes of a buffer that `spoil` fills
-Numbers = tuple[int, ...]  # passed to a generic kernel at run time
+Numbers = tuple[int, ...]  # values passed to a generic kernel at run time
 
 
 class DeviceMemory:

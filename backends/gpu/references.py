@@ -53,7 +53,7 @@ class Choices:
 class Fixed(Enum):
     """Buffers that exist only once per program."""
 
-    NOTHING = "nothing"  # a small dummy for parameters that a kernel does not read
+    NOTHING = "nothing"  # a small dummy buffer for parameters that a kernel does not read
     STEP = "step"  # step buffer of the batch
     WANTED = "wanted"  # step buffer of the rows whose logits are requested
     TABLES = "tables"  # block tables

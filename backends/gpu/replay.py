@@ -1,4 +1,4 @@
-"""Replay of steps with few rows. Their launches are recorded once per shape, and replayed as one launch.
+"""Replays steps with few rows: their launches are recorded once per shape, then replayed as one launch.
 
 Kernels read tokens, positions and block tables from device memory, so a replay is correct for every batch of its shape.
 A shape is the number of rows, the number of logit rows, and the number of attention partitions rounded up to a power of

@@ -1,7 +1,7 @@
 """Splits a batch into pieces of one row, few rows or many rows. Pieces of many rows use attention tiles.
 
 Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
-time in kernels with a fixed summation order, so that decode gives the same bits in any batch. With non-causal
+time in kernels with a fixed summation order, so that decode is bitwise independent of the batch. With non-causal
 attention, the rows of a sequence stay in one piece.
 """
 

@@ -35,7 +35,7 @@ LimitsAt = Callable[[int], Limits]  # maps a context size to limits
 
 
 class DoesNotFit(BackendError):
-    """The request needs more memory than the device has free."""
+    """Raised if a request needs more memory than the device has free."""
 
 
 @dataclass(frozen=True, slots=True)

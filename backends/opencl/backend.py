@@ -52,7 +52,7 @@ class OpenClDevice:
             free=device.global_mem_size,  # total memory, as OpenCL does not report free memory
             local_memory=device.local_mem_size,
         )
-        # PoCL runs kernels on the CPU and takes a second to compile each. It has its own cache. If a program's binary
+        # PoCL runs kernels on the CPU, takes a second to compile each, and caches them on disk. If a program's binary
         # is requested, PoCL compiles again for every work-group size.
         self.generic = "pocl" in device.version.lower()
         self._programs: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class OpenClDevice:
 
 
 class OpenClBackend(GpuBackend):
-    """A backend on one OpenCL device. `device` is its number among the devices of these kinds, or part of its name."""
+    """A backend on one OpenCL device. `device` is a number among the devices of these kinds, or part of a name."""
 
     name = "opencl"
     device: OpenClDevice

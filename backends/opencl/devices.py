@@ -1,4 +1,4 @@
-"""Lists the OpenCL devices of this machine. It does not import the GPU code, which takes a tenth of a second."""
+"""Lists the OpenCL devices of this machine, without the import of the GPU code, which takes a tenth of a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from localllm.backends.base import BackendError
 from localllm.base.notices import Notice, Setting
 
-SIMULATOR = "oclgrind"  # for tests; it poses as a GPU, but is a thousand times slower
+SIMULATOR = "oclgrind"  # a simulator for tests, which reports itself as a GPU but is a thousand times slower
 
 
 def package() -> Any:

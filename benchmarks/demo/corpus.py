@@ -148,7 +148,7 @@ def story_topic(story: str, rng: random.Random) -> str | None:
 
 
 def typed(text: str, rng: random.Random) -> str:
-    """Return the user's words as people also type them: sometimes without capitals or the final full stop."""
+    """Return a user's text as people type it: sometimes without capitals or the final full stop."""
     if rng.random() < 0.2:
         text = text.lower()
     return text.rstrip(".?!") if rng.random() < 0.2 else text

@@ -55,7 +55,8 @@ def main() -> None:
             "--kl-divergence",
         ]
         compared = ""
-        while "Same top p" not in compared[compared.find("Minimum KLD") :]:  # the last lines may be lost
+        # retry, because llama-perplexity sometimes loses its last lines
+        while "Same top p" not in compared[compared.find("Minimum KLD") :]:
             compared = run("llama-perplexity", *words)
         run("llama-imatrix", "-m", TARGET, "-f", TEXT, "-c", "128", "--chunks", "8", "-o", matrix)
         found = read_imatrix(matrix)

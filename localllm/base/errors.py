@@ -7,7 +7,7 @@ from localllm.base.printable import printable
 
 
 class LocalLLMError(Exception):
-    """A one-line message without control characters. It has the problem, the place, and the next step."""
+    """A one-line message without control characters. It states the problem, the place, and the next step."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

@@ -12,8 +12,9 @@ _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 
 
 def printable(text: str, limit: int | None = 80, keep: str = "") -> str:
-    """Return `text` as one harmless line. Terminal control characters are escaped as in Python, except characters in
-    `keep`. The text is truncated to `limit` characters."""
+    """Return `text` as one line that is safe to display. Terminal control characters are escaped as in Python, except
+    characters in `keep`. The text is truncated to `limit` characters.
+    """
     if limit is not None and len(text) > limit:
         text = text[:limit] + "..."
     return _STEERING.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)

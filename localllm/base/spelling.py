@@ -32,6 +32,6 @@ def _bare(name: str) -> str:
 
 def _alike(one: str, other: str) -> float:
     """Return the similarity from 0 to 1. Transposed letters count as a full match."""
-    from difflib import SequenceMatcher  # late: every start imports this module
+    from difflib import SequenceMatcher  # imported late, since every start imports this module
 
     return 1.0 if sorted(one) == sorted(other) else SequenceMatcher(None, one, other).ratio()

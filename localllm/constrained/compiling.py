@@ -139,8 +139,8 @@ def prepare() -> None:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Store a vocabulary, or compile `request["grammar"]` for the vocabulary `request["key"]`.
 
-    The reply to a grammar has the `source` without GBNF and the `bytes` it takes, or an `error`. It is empty if the
-    vocabulary is unknown.
+    The reply to a grammar has the `source` without GBNF and the `bytes` it takes, or an `error`. The reply is empty if
+    the vocabulary is unknown.
     """
     key = request["key"]
     if "text" in request:
@@ -156,7 +156,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except StructureError as error:
         return {"error": str(error)}
     size = max(_memory() - before, 0)
-    del matcher  # keep it alive until its memory is measured
+    del matcher  # the matcher must live until its memory is measured
     return {"source": source, "bytes": size}
 
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 16  # number of compiled grammars kept
-_KEPT_BYTES = 48 << 20  # their maximum memory in bytes, including estimated lexer states, which grow with every mask
-_MASK_BYTES = 4 << 10  # hostile patterns add up to 6 KB per mask for 1,000 masks, usual ones less than 1 MB in total
+_KEPT_BYTES = 48 << 20  # maximum bytes of kept grammars, including estimated lexer states, which grow with every mask
+_MASK_BYTES = 4 << 10  # assumed growth per mask: up to 6 KB for hostile patterns; under 1 MB in total for usual ones
 _KEPT_REFUSALS = 1000
-_MARK = "\x02"  # takes the space that some vocabularies prepend to a text; no token merges it with the text after it
+_MARK = "\x02"  # absorbs the space that some vocabularies prepend to a text; no token merges it with later text
 
 
 class GrammarVocabulary:
@@ -83,7 +83,9 @@ class GrammarVocabulary:
         return _Known(self)
 
     def checked(self, child: GrammarChild, stop: threading.Event) -> GrammarVocabulary:
-        """Return a view of this vocabulary for untrusted grammars. `child` compiles them first, until `stop` is set."""
+        """Return a view of this vocabulary for untrusted grammars. The process `child` compiles each grammar first;
+        setting `stop` ends this.
+        """
         return _Checked(self, child, stop)
 
     def new_child(self) -> GrammarChild:
@@ -189,7 +191,7 @@ class _Kept:
         self.matcher, self.size = matcher, size
 
     def count(self) -> None:
-        """Count a computed mask."""
+        """Add the estimated memory that a computed mask takes in the lexer's states."""
         self.size += _MASK_BYTES
 
 

@@ -138,14 +138,18 @@ class _Rules:
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
     def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return the calls, between the markers of a section. A marker that would end generation is omitted."""
+        """Return the expression for calls between the markers of a section. A marker that would end generation is
+        omitted.
+        """
         after = "" if self.ends_answer(after) else after
         more = f"(GAP {call})*" if parallel else ""
         parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
         return " ".join([*filter(None, parts), *([f"GAP {self.text(after)}"] if after else [])])
 
     def listed(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return the items (body, required) in order, with separators between the items that are present."""
+        """Return the expression for items (body, required) in order, with separators between the items that are
+        present.
+        """
         fixed = [body for body, required in items if required]
         free = [body for body, required in items if not required]
         tails = [self.add(f"{self.text(separator)} {body}") for body in free]
@@ -156,7 +160,7 @@ class _Rules:
 
 
 def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
-    """Return a call between the markers of the call, without the markers of the section."""
+    """Return the expression for a call between its own markers, without the section's markers."""
     if isinstance(form, NamedCalls):
         return _named(rules, form, function)
     if isinstance(form, TaggedCalls):
@@ -166,7 +170,7 @@ def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
 
 
 def _json(rules: _Rules, form: JsonCalls, functions: Sequence[_Function], parallel: bool) -> str:
-    """Return objects with a name and arguments."""
+    """Return the expression for calls that are JSON objects with a name and arguments."""
     objects = []
     for function in functions:
         arguments = rules.json(function.schema)
@@ -192,7 +196,7 @@ def _json(rules: _Rules, form: JsonCalls, functions: Sequence[_Function], parall
 
 
 def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
-    """Return a name between markers, then an object."""
+    """Return the expression for a call: the name between markers, then a JSON object of arguments."""
     pattern = form.begin[0]
     begin = " ".join(_filled(rules, pattern, {"name": form.prefix + function.name}))
     gemma = bool(form.style.quote)
@@ -202,7 +206,7 @@ def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
 
 
 def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[str]:
-    """Return the parts of a pattern. The model chooses the fields that are not given."""
+    """Return the expressions for the parts of a pattern. The model chooses the fields missing from `fields`."""
     chosen = {"id": "/[a-zA-Z0-9]{9}/", "n": "/[0-9]{1,3}/"}
     parts: list[str] = []
     plain = ""
@@ -218,7 +222,7 @@ def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[
 
 
 def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> str:
-    """Return calls. The start marker of the first call is already in the prompt."""
+    """Return the expression for calls. The start marker of the first call is already in the prompt."""
     one = f"({' | '.join(calls)})"
     return f"{one} ({rules.text(start)} {one})*" if parallel else one
 
@@ -289,7 +293,7 @@ def _element(rules: _Rules, prefix: str, key: str, schema: Property, depth: int)
 
 
 def _python(rules: _Rules, form: PythonCalls, functions: Sequence[_Function], parallel: bool) -> str:
-    """Return a list of calls with keyword arguments."""
+    """Return the expression for a list of calls with keyword arguments."""
     calls = []
     for function in functions:
         items = [

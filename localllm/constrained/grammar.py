@@ -14,7 +14,7 @@ from typing import Any
 
 from localllm.options.structure import Structure, StructureError
 
-MOST_SCHEMA = 1 << 18  # characters; the limits keep the compile time below one to two seconds
+MOST_SCHEMA = 1 << 18  # maximum characters; compiling takes at most one to two seconds within the limits
 MOST_GRAMMAR = 1 << 16  # characters
 MOST_DEPTH = 64
 MOST_PARTS = 1000  # maximum properties of an object, or alternatives

@@ -20,7 +20,7 @@ from localllm.template.reasoning import ReasoningState
 if TYPE_CHECKING:
     from localllm.sampling.constraint import Constraint
 
-_MOST_LEAD = 64  # characters of a token before the marker at its end
+_MOST_LEAD = 64  # maximum characters before the marker in the token in which the marker begins
 
 
 def offered_calls(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 
-_MOST_BEFORE = 64  # characters before reasoning that begins in the output
+_MOST_BEFORE = 64  # maximum characters of output before reasoning
 
 
 # -- grammars --------------------------------------------------------------------------------------------------------

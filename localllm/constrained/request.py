@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from localllm.template import ChatTemplate
     from localllm.tokenizer import Tokenizer
 
-_TAIL = 1000  # characters
+_TAIL = 1000  # characters at the end of a prompt that are checked for reasoning
 
 
 class ConstraintSource(Protocol):
@@ -45,7 +45,7 @@ def answer_constraint(
 ) -> Callable[[], Constraint] | None:
     """Return a factory for the constraint on an answer, or None if it is unconstrained. `tail` is the end of the
     prompt."""
-    if not asked.forced and not model.tokenizer.eog:  # no grammar could end, but none was requested
+    if not asked.forced and not model.tokenizer.eog:  # no token could end the grammar of an optional call
         asked = replace(asked, tools=())
     if asked.free:
         return None

@@ -49,7 +49,7 @@ from localllm.plan import summarize
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".", ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # suffixes of complete names
+_WHOLE = (*_SUFFIXES, ".", ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # of complete tensor names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "ple_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types", "hc_attn_", "hc_ffn_", "output_hc_", "indexer_compressor_"),
@@ -304,8 +304,9 @@ def _verify(
 
 
 def _origin(error: str, recipe: Recipe, prefixes: list[str]) -> str:
-    """Return the checkpoint's names of the GGUF tensor that an error message begins with. `prefixes` are the layer
-    prefixes."""
+    """Return the checkpoint's names for the GGUF tensor at the start of an error message. `prefixes` are the layer
+    prefixes.
+    """
     if recipe.mapped is not None:
         return ""
     name = error.split(":")[0]

@@ -1,5 +1,5 @@
-"""Open the files of a checkpoint. They are untrusted, so only regular files of limited size are read, and no link may
-lead out of the folder.
+"""Open the files of a checkpoint. The files are untrusted, so only regular files of limited size are read, and no link
+may lead out of the folder.
 
 A link such as `chat_template.jinja -> /etc/passwd` would copy a private file into a model that the user may share. The
 Hugging Face cache stores files as links to `blobs` of the same model; these links are followed.

@@ -1,4 +1,4 @@
-"""Read the JSON files of a checkpoint. They are untrusted, so their size is limited."""
+"""Read the JSON files of a checkpoint. The files are untrusted, so their size is limited."""
 
 from __future__ import annotations
 

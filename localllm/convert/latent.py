@@ -7,7 +7,7 @@ from localllm.convert.recipe import Key
 
 
 def gating(config: HfConfig) -> int:
-    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # softmax, sigmoid
+    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # expert gating function: 1 softmax, 2 sigmoid
 
 
 def _groups(config: HfConfig) -> int | None:

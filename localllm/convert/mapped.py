@@ -35,7 +35,8 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
             name = next((stored.removeprefix(p) for p in mapped.prefixes if stored.startswith(p)), stored)
             if name.startswith(mapped.skipped) or name.endswith(_COMPUTED):
                 continue
-            base, _, suffix = (name, "", "weight") if name in of else name.rpartition(".")  # DBRX's experts: no suffix
+            # The names of DBRX's expert tensors lack a suffix.
+            base, _, suffix = (name, "", "weight") if name in of else name.rpartition(".")
             suffix, target = _OLD_SUFFIXES.get(suffix, suffix), mapped.names.get(base) or of.get(base)
             if target is None or suffix not in _SUFFIXES:
                 raise ConvertError(f"tensor '{printable(stored)}' has no place in GGUF files of {recipe.name}")

@@ -13,7 +13,7 @@ from localllm.convert.jsonfile import read_json
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_RULES = {"DreamTokenizer": _QWEN2}  # tokenizer classes of the reference implementations, whose code is not run
+_RULES = {"DreamTokenizer": _QWEN2}  # tokenizer class, whose code is not run -> pre-tokenizer
 _MAX_BYTES = 1 << 26  # the largest known file has 2 MB
 
 

@@ -1,5 +1,7 @@
 """Convert PLaMo's vocabulary, tokenizer.jsonl, whose lines are [text, score, kind, ...]. The reference tokenizer
-chooses the segmentation with the highest total score, like the GGUF tokenizer model "plamo2". Its code is not run."""
+chooses the segmentation with the highest total score, like the GGUF tokenizer model "plamo2". The reference code is not
+run.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _fp8_blocks(packing: HfConfig) -> tuple[int, int] | None:
 
 
 def _weights(packing: HfConfig) -> Iterator[HfConfig]:
-    """Return the weight settings of each group of matrices."""
+    """Return the quantization settings of the weights in each group of matrices."""
     groups = packing.table("config_groups")
     if not groups:
         raise packing.error("config_groups", None, "the bits and the group size of the weights")
@@ -191,7 +191,7 @@ def _integers(words: U8, bits: int) -> I32:
 
 
 def _zero_points(zeros: LazyTensor, bits: int, start: int, stop: int) -> I32:
-    """Return the zero points (rows, groups) of some rows; they are packed down each column."""
+    """Return the zero points (rows, groups) of some rows. Zero points of consecutive rows are packed into one word."""
     each = 32 // bits
     first = start // each
     words = zeros.read(first, -(-stop // each)).view("<u4")

@@ -208,8 +208,9 @@ def height(tensor: LazyTensor) -> int:
 
 
 def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
-    """Return the indices 0, 1, ... of `count` rows or columns as an array (groups, each); raise ConvertError if they do
-    not fit."""
+    """Return the indices 0, 1, ... of `count` rows or columns as an array (groups, each); raise ConvertError if `count`
+    differs from groups * each.
+    """
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
@@ -219,7 +220,7 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
 
 
 def by_name(*names: str) -> Callable[[HfConfig], int]:
-    """Return a reader that takes the value of the first name in config.json."""
+    """Return a reader that looks up several names in config.json and returns the first value found."""
     return lambda config: config.needed(*names)
 
 
@@ -306,27 +307,27 @@ class Recipe:
     classes: tuple[str, ...]  # `architectures` in config.json
     layer: Mapping[str, tuple[From, ...]]  # the first source whose tensors exist is used
     norm_offset: float = 0.0  # added to the weights of norms
-    plain_norms: tuple[str, ...] = ()  # norms without this offset
-    rope_tensors: RopeTensors = False  # whether GGUF files store frequency factors; whole: for partially rotated heads
+    plain_norms: tuple[str, ...] = ()  # norms to which `norm_offset` is not added
+    rope_tensors: RopeTensors = False  # whether GGUFs store frequency factors; "whole": padded to the whole head
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, Key] = field(default_factory=dict)  # other metadata keys: a value, or its source
+    keys: Mapping[str, Key] = field(default_factory=dict)  # values of other metadata keys, or their sources
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if it differs
     when: Callable[[HfConfig], bool] | None = None  # chooses among recipes of one class; the first match is used
-    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # values under transformers' key names
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # returns config values by transformers' key names
     # sources of tensors outside layers that differ from the default
     top: Mapping[str, From | tuple[From, ...]] = field(default_factory=dict)
     unread: Callable[[str, HfConfig], bool] | None = None  # tensors of the checkpoint that no model reads
-    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json does not show it
+    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json does not determine it
     templates: Mapping[str, str] = field(default_factory=dict)  # templates added to checkpoints without them
     whole_keys: Mapping[str, Any] = field(default_factory=dict)  # keys without a prefix; None removes a key
     tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # tokens defined in config.json only
     zeros_unused: bool = False  # suppress special tokens with a zero embedding, which were never trained
-    numbers: Mapping[str, str] = field(default_factory=dict)  # full keys: the one-element tensors of all layers
-    number: Mapping[str, str] = field(default_factory=dict)  # full keys: a one-element tensor outside layers
-    integers: Mapping[str, str] = field(default_factory=dict)  # full keys: an integer tensor of one layer
-    # name suffix: how to merge the shards of such tensors in a tensor-parallel checkpoint
+    numbers: Mapping[str, str] = field(default_factory=dict)  # full key -> name of each layer's one-element tensor
+    number: Mapping[str, str] = field(default_factory=dict)  # full key -> name of a one-element tensor outside layers
+    integers: Mapping[str, str] = field(default_factory=dict)  # full key -> name of an integer tensor in one layer
+    # Tensor name suffix -> axis along which to concatenate the shards of a tensor-parallel checkpoint.
     pieces: Mapping[str, Pieces] = field(default_factory=dict)
     pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     lone: Mapping[str, tuple[From, ...]] = field(default_factory=dict)  # top-level tensors whose source is in one layer
@@ -345,7 +346,7 @@ class Recipe:
         return _values(self.whole_keys, config)
 
     def said(self, config: HfConfig) -> HfConfig:
-        """Return config.json with transformers' key names, and the defaults."""
+        """Return config.json with transformers' key names, and defaults for missing keys."""
         values = {**config.values, **self.words(config)} if self.words is not None else config.values
         return HfConfig(config.path, values, self.assumed(config))
 

@@ -20,7 +20,7 @@ from localllm.convert.tensor import LazyTensor, array_tensor
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # nested tables in rope_parameters
 
-_MOST_APART = 3e-4  # radians per position; gpt-oss has 2.2e-4, and its published GGUF files accept that
+_MOST_APART = 3e-4  # radians per position; gpt-oss's published GGUF files differ from the exact values by 2.2e-4
 GGUFKeys = dict[str, Any]  # keys without the architecture prefix
 
 
@@ -101,7 +101,7 @@ def _linear(given: _Given) -> RopeKeys:
 
 
 def _dynamic(given: _Given) -> RopeKeys:
-    """Scale the base by Hunyuan's fixed alpha. In other models it depends on the text length, and is left out."""
+    """Scale the base by Hunyuan's fixed alpha. In other models the scale depends on the text length, and is omitted."""
     alpha, width = given.rope.real("alpha"), given.head_dim
     if alpha is not None and not alpha >= 1.0:
         raise given.rope.error("alpha", alpha, "a number from 1 up")

@@ -25,7 +25,7 @@ from localllm.convert.tensor import U8, LazyTensor
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8
-# per file; parsing a header at this limit takes 3 s; DeepSeek V3 has 91,991 tensors in 163 files
+# Maximum tensors per file. Parsing a header of this size takes 3 s; DeepSeek V3 has 91,991 tensors in 163 files.
 _MAX_TENSORS = 1 << 17
 _MAX_NAME = 512  # characters; the longest known name has about 120
 _BYTES = {
@@ -56,8 +56,7 @@ class Shard:
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
             raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
         text = self._read(8, length)
-        # Each tensor has one JSON object, with two lists and commas between the numbers. The rest of the limit is left
-        # for __metadata__.
+        # Per tensor, the header has one object and two lists, with commas between values; __metadata__ gets the rest.
         if text.count(b"{") + text.count(b"[") > 4 * _MAX_TENSORS or text.count(b",") > 16 * _MAX_TENSORS:
             raise self._error(f"the header names more than {_MAX_TENSORS} tensors; save the model in several files")
         header = parse_json(text, str(self.path))

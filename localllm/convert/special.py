@@ -35,7 +35,7 @@ def special_keys(
     texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
     first, last = _around(fast)
     texts["bos"] = texts["bos"] or first
-    if texts["eos"] is None and last is not None:  # the separator of an encoder
+    if texts["eos"] is None and last is not None:  # `last` is an encoder's separator
         texts["sep"] = texts["sep"] or last
         texts["eos"] = last if keys[_KEY + "model"] != "bert" else None
     found: dict[str, Any] = {}

@@ -65,9 +65,9 @@ def tokenizer_keys(
     """Return the `tokenizer.*` keys for an embedding with this number of rows; raise ConvertError for an unsupported
     tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model`, if the checkpoint's files do not show it or show another.
-    `templates` are chat templates by name for a checkpoint without templates. `further` are control tokens by id, for
-    rows beyond the vocabulary.
+    `kind` is the architecture's `tokenizer.ggml.model`, if the checkpoint's files do not determine it, or imply a
+    different value. `templates` are chat templates by name for a checkpoint without templates. `further` are control
+    tokens by id, for rows beyond the vocabulary.
     """
     settings, fast = optional(folder / "tokenizer_config.json"), optional(folder / "tokenizer.json")
     files = TokenizerFiles(folder, fast or as_fast(folder, settings), settings, rows)

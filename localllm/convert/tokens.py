@@ -13,7 +13,7 @@ from localllm.convert.jsonfile import objects, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types in GGUF files
 SPACE = "\u2581"
-ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's files; text never merges into such a token
+ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's converter; merging never yields such tokens
 _LOOKS_SPECIAL = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 _SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked as control tokens in some checkpoints
 

@@ -18,9 +18,9 @@ _MAX_BYTES = 1 << 24  # the only known file has 1 MB
 _MAX_LINE = 2000  # characters
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
 _START = "<s>"  # id 0, which has no line in the file; it begins a text and ends the output
-_TURN = b"\n\n"  # also ends the output
+_TURN = b"\n\n"  # end of a turn, and an end-of-generation token
 
-# The dialogue format that these models were trained with. It omits the reasoning of earlier turns.
+# The dialogue format that these models were trained with. The reasoning of earlier turns is omitted.
 TEMPLATE = (
     "{{ bos_token }}{% set told = messages | selectattr('role', 'equalto', 'system') | list %}"
     "{% if told and told[-1].content %}{{ 'System: ' + told[-1].content + '\n\n' }}{% endif %}"

@@ -1,7 +1,7 @@
 """Chooses the tokenization of a text that reuses the most of the KV cache.
 
 A text has many tokenizations, and generated tokens need not match the tokenizer's. The cache contains the generated
-tokens. When a conversation is rendered again, they are kept as long as their bytes match the text.
+tokens. When a conversation is rendered again, cached tokens are kept as long as their bytes match the text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ def align_tokens(
 ) -> list[int]:
     """Return `cached[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
-    `fresh` is the tokenizer's encoding of the text. The switch is at a byte offset where a token of each ends. A token
+    `fresh` is the tokenizer's encoding of the text. The switch is at a byte offset where a token ends in both. A token
     in `special` matches only itself, never its text.
     """
     length = min(len(cached), len(fresh))
     equal = next((i for i in range(length) if cached[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
-    ours = theirs = b""  # bytes of one side that the other has not reached yet; at least one is empty
+    ours = theirs = b""  # unmatched bytes of `cached`, and of `fresh`; at least one of the two is empty
     while True:
         if not ours and not theirs and i < len(cached) and j < len(fresh) and cached[i] == fresh[j]:
             i, j = i + 1, j + 1

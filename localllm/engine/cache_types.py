@@ -52,7 +52,7 @@ def harm(name: str, plan: Plan) -> str:
     if type_ is None or not type_.blocks:
         return ""
     widths = [width for layer in plan.attention_layers for width in (layer.head_dim, layer.value_dim) if width]
-    least = min(widths, default=QUERY_BLOCK)  # an indexer has keys only
+    least = min(widths, default=QUERY_BLOCK)  # an indexer caches only keys
     if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
         return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
     if type_.rotated and least < QUERY_BLOCK:

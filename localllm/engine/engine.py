@@ -30,7 +30,7 @@ from localllm.plan import Batch
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
-Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # a tuple: these tokens of the step, in this order
+Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # a tuple: token indices in the step, in order
 
 _NO_LOGITS = np.empty((0, 0), np.float32)
 _NO_TOP_K = TopK(np.empty((0, 0), np.int32), _NO_LOGITS)
@@ -71,8 +71,8 @@ class Watches(Protocol):
 class Engine:
     """The sequences of an executable and its KV cache. Not thread-safe; the lock `alone` makes a second thread wait.
 
-    `limits` are at most the executable's: `rows` and `logit_rows` per step, and `positions`, the maximum tokens of a
-    sequence. `pool` allocates the executable's blocks.
+    `limits` do not exceed the executable's limits: `rows` and `logit_rows` per step, and `positions`, the maximum
+    tokens of a sequence. `pool` allocates the executable's blocks.
 
     For an encoder-decoder model, `start` is the token that separates the text from its answer. The first step of a
     sequence contains the whole text and that token. The encoder reads the tokens before it, the decoder all others.
@@ -97,7 +97,7 @@ class Engine:
         return sequence.fork()
 
     def truncate(self, sequence: CacheSequence, length: int) -> int:
-        """Keep the first `length` tokens, or none if a sliding window dropped needed ones; return the length."""
+        """Keep the first `length` tokens; none if a sliding-window layer freed blocks they need. Return the length."""
         with self.alone:
             length = sequence.reach(length)
             sequence.truncate(length)
@@ -233,7 +233,7 @@ class Engine:
                 f"a step of {total} tokens, {sum(wanted)} of them with logits: this model takes up to {limits.rows} "
                 f"and {limits.logit_rows} at a time; evaluate the rest in another step"
             )
-        if len(rows) > 1:  # `append` checks a single sequence
+        if len(rows) > 1:  # for a single sequence, `append` checks the free space
             sequences = [part.sequence for part in rows]
             assert len(set(map(id, sequences))) == len(rows), "a sequence occurs twice in a step"
             fit = how_many_fit(list(zip(sequences, counts, strict=True)))

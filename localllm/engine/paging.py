@@ -47,8 +47,8 @@ class BlockPool:
         self.window = window
         self.windowed = windowed
         self._users = [0] * blocks
-        self._free = list(range(blocks - 1, -1, -1))  # a stack
-        self._copies: dict[int, int] = {}  # target -> source
+        self._free = list(range(blocks - 1, -1, -1))  # a stack of free blocks
+        self._copies: dict[int, int] = {}  # pending copies: target block -> source block
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
     @property
@@ -110,7 +110,7 @@ class BlockPool:
     def _take(self) -> int:
         block = self._free.pop()
         self._users[block] = 1
-        self._copies.pop(block, None)  # pending copy of a previous owner
+        self._copies.pop(block, None)  # drop the pending copy of a previous owner
         return block
 
     def _share(self, block: int) -> None:
@@ -167,7 +167,7 @@ class _Table:
     def append(self, count: int) -> Int32s:
         """Append `count` tokens, which must fit, and return their cache slots (count,)."""
         pool, size = self.pool, self.pool.block_size
-        if count == 1 and (offset := self.length % size) and pool._users[self.blocks[-1]] == 1:  # decoding
+        if count == 1 and (offset := self.length % size) and pool._users[self.blocks[-1]] == 1:  # fast path for decode
             self._newest = self.length
             self.length += 1
             return np.array([self.blocks[-1] * size + offset], np.int32)
@@ -294,8 +294,8 @@ class CacheSequence:
         return CacheFull(wanted, self.room, tightest.pool.blocks, tightest.pool.block_size)
 
     def reach(self, length: int) -> int:
-        """Return the length after truncating to `length` tokens: `length`, or 0 if a sliding window has dropped needed
-        ones.
+        """Return the length after truncating to `length` tokens: `length`, or 0 if a sliding-window layer has freed
+        blocks that these tokens need.
 
         If it is 0, all tokens must be evaluated again. A text read by an encoder is kept as a whole, together with the
         token after it, or dropped.

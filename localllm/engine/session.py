@@ -52,5 +52,5 @@ class Session:
         return self.sequence.common_prefix(tokens)
 
     def rewind(self, length: int) -> int:
-        """Keep the first `length` tokens, or none if a sliding window has dropped needed ones; return the length."""
+        """Keep the first `length` tokens; none if a sliding-window layer freed blocks they need. Return the length."""
         return self.engine.truncate(self.sequence, length)

@@ -23,7 +23,9 @@ _DEPTHS = (0.25, 0.5, 1, 2, 4, 8)  # distances below the 256th largest score, se
 
 
 def top_k_indices(values: Floats, k: int) -> Indices:
-    """Return the indices (min(k, n),) of the k largest `values` (n,), largest first, ties by index. No NaN."""
+    """Return the indices (min(k, n),) of the k largest `values` (n,), which contain no NaN; largest first, ties by
+    index.
+    """
     if k >= len(values):
         return descending(values)
     picked = _from_columns(values, k)
@@ -38,8 +40,8 @@ def top_k_indices(values: Floats, k: int) -> Indices:
 def _from_columns(values: Floats, k: int) -> Indices | None:
     """Return ascending indices of a few more than the k largest values; None if a full search is as fast.
 
-    The k-th largest of the 1024 column maxima is a lower bound that at least k values reach, so only columns that reach
-    it are searched.
+    The k-th largest of the 1024 column maxima is a lower bound on the k-th largest value. Columns with a smaller
+    maximum are therefore not searched.
     """
     height = len(values) // _COLUMNS
     if height < 2 or k > _COLUMNS // 4:
@@ -57,7 +59,7 @@ def _from_columns(values: Floats, k: int) -> Indices | None:
 
 
 def descending(values: Floats) -> Indices:
-    """Return the indices (n,) that sort `values` (n,) in descending order, ties by index. No NaN."""
+    """Return the indices (n,) that sort `values` (n,) in descending order, ties by index. NaN is not allowed."""
     if len(values) < _MANY:
         return (-values).argsort(kind="stable")
     bits = (values + np.float32(0)).view(np.int32)  # adding 0 turns -0 into +0

@@ -86,7 +86,8 @@ def cut_windows(model: Model, text: str, ctx_size: int, limit: int | None = None
         return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))
     if stride >= ctx_size:
         raise LocalLLMError(Notice(f"windows of {ctx_size} tokens are too small for a stride of {stride}", *named))
-    overlapping = np.lib.stride_tricks.sliding_window_view(tokens[:-1], ctx_size)[::stride]  # the last predicts nothing
+    # The last token of the text predicts nothing.
+    overlapping = np.lib.stride_tricks.sliding_window_view(tokens[:-1], ctx_size)[::stride]
     return Windows(overlapping[:limit], stride)
 
 

@@ -86,7 +86,7 @@ class Core:
         return worked or bool(parts)
 
     def receive(self) -> bool:
-        """Run the jobs in the inbox; return whether there were any."""
+        """Run the jobs in the inbox; return whether any job ran."""
         worked = False
         while not self.inbox.empty():
             self.inbox.get()()  # does not block: only the stepping thread takes jobs
@@ -106,8 +106,9 @@ class Core:
             return []
 
     def _process(self, parts: list[StepPart], results: list[Result], seconds: float, passing: float) -> None:
-        """Sample the next tokens of each request. `seconds` is the duration of the step, `passing`
-        of the forward pass."""
+        """Sample the next tokens of each request. `seconds` is the duration of the step, and `passing` the duration of
+        its forward pass.
+        """
         if not results:
             return
         self._schedule.observe(parts, passing)

@@ -37,7 +37,9 @@ class Observer(Protocol):
     """Observes the scheduler, in the stepping thread."""
 
     def step(self, sequences: int, drafts: int = 0) -> None:
-        """Called after each step with the number of sequences in it; `drafts` is the number that verified drafts."""
+        """Called after each step with the number of its sequences; `drafts` counts the sequences whose drafts were
+        verified.
+        """
         ...
 
 

@@ -84,8 +84,8 @@ class Request:
     stops: tuple[str, ...] = ()  # stop strings, excluded from the answer
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives per token; None: no log-probabilities
-    sampled: bool = False  # take log-probabilities after the sampling options, not before
-    prompt_logprobs: bool = False  # also return log-probabilities of the prompt tokens (`echo`)
+    sampled: bool = False  # whether log-probabilities are taken after the sampling options, not before
+    prompt_logprobs: bool = False  # whether to also return log-probabilities of the prompt tokens (`echo`)
     dry_breakers: Breakers | None = None  # DRY sequence breakers, if already known
     constraint: Callable[[], Constraint] | None = None  # returns a new grammar state; called once per answer
     visible: frozenset[int] = frozenset()  # ids of control tokens to include in the text, for `localllm.output`
@@ -93,7 +93,7 @@ class Request:
     reuse: bool = True  # whether to use the prefix cache and to leave the request's tokens there
     slot: int = -1  # slot to use; -1: a free one
     choice: int = 0  # index of this answer among several answers to one prompt; repeated in its events
-    priority: int = 0  # higher runs first
+    priority: int = 0  # requests with higher priority run first
     client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between their users
     processor: LogitsProcessor | None = None  # modifies the logits before sampling
     observer: AnswerObserver | None = None  # observes each token; requires all logits to be computed

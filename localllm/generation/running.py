@@ -1,6 +1,6 @@
 """Admits and preempts requests, reuses cached prefixes, and decides which sequences the prefix cache keeps.
 
-A request waits until it is admitted, runs until it ends, and waits again if preempted. Its evaluated tokens stay in the
+A request waits until it is admitted, runs until it ends, and waits again if preempted. Evaluated tokens stay in the
 prefix cache until their blocks are needed.
 """
 
@@ -105,7 +105,9 @@ class Running:
         self.prefixes.keep(sequence)
 
     def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
-        """Sample a request's next tokens from the result of a step. `prompt`: the step was prefill for the request."""
+        """Sample a request's next tokens from the result of a step. `prompt` tells whether the step was part of the
+        request's prefill.
+        """
         sequence = one.sequence
         assert sequence is not None
         if not prompt:

@@ -96,7 +96,7 @@ class Schedule:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
             count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
-            if self._whole(one):  # ignores the budget
+            if self._whole(one):  # one step must contain an encoder's whole text, even beyond the budget
                 count = one.pending if one.pending <= room else 0
             if not count:
                 continue
@@ -191,7 +191,8 @@ class Budget:
         self._decode = 0.0  # duration of a step without prefill, in seconds
 
     def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
-        """Return the number of prefill tokens for a step with `decoding` decode tokens; without these, fill the step.
+        """Return the number of prefill tokens for a step with `decoding` decode tokens. If there are none, fill the
+        step.
 
         A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times as
         long), or if decode alone takes more than half of `seconds`.

@@ -25,7 +25,7 @@ from localllm.generation.slots import Slots
 from localllm.generation.stream import Stepper
 
 T = TypeVar("T")
-SEEN_SECONDS = 0.1  # between counts of cached blocks for `load`; counting sliding-window blocks takes up to 0.3 ms
+SEEN_SECONDS = 0.1  # interval between counts of cached blocks for `load`; a count takes up to 0.3 ms
 
 
 class Scheduler(Closing):

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _MOST_IDLE = 10_000  # maximum steps without work while a thread waits; beyond it, a bug is reported instead of hanging
 AHEAD = 8  # maximum unread events of a stream before its request is paused
 
-# The functions of module `signal` convert to enums, which costs 10 microseconds per token.
+# `_signal` is used because the functions of `signal` convert to enums, which costs 10 microseconds per token.
 _SIGINT = int(SIGINT)
 
 
@@ -84,12 +84,12 @@ class Stepper:
         wanted = None if ahead is None else lambda: len(events) < ahead
         ticket = Ticket(request, events.append, wanted, stop)
         one = self.core.new_state(ticket, sampler)
-        stream = Stream(self, ticket, events)  # before `put`, so that an interrupt closes it
+        stream = Stream(self, ticket, events)  # created before `put`, so that an interrupt closes the stream
         self.put(lambda: self._add(one))
         return stream
 
     def _add(self, one: RequestState) -> None:
-        if self._closed is not None:  # closed after the request was queued
+        if self._closed is not None:  # the stepper was closed after the request was queued
             one.fail(self._closed)
         else:
             self.core.running.waiting.append(one)

@@ -48,7 +48,8 @@ class AnswerText:
 
 
 class StopStrings:
-    """Finds the stop strings `stops` in an answer. The first to complete wins; on a tie, the longest.
+    """Finds the stop strings `stops` in an answer. The stop string that is completed first counts; on a tie, the
+    longest.
 
     The result does not depend on how the text is split into pieces. Raises LocalLLMError for an empty stop string.
     """
@@ -75,7 +76,7 @@ class StopStrings:
         return text[:shown], False
 
     def finish(self) -> str:
-        """Return the text still held back, which did not become a stop string."""
+        """Return the text still held back, which a stop string did not complete."""
         held, self._held = self._held, ""
         return held
 

@@ -201,7 +201,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _check_split(shard: _Shard, index: int, count: int | None) -> int:
-    """Return the part count that this shard declares. It must be part `index` (from 0) of `count` (any if None)."""
+    """Return the part count that this shard declares; it must be part `index` (from 0) of `count` (any if None)."""
     found = max(1, _split_number(shard, _SPLIT_COUNT, 1) or 1)
     if found > _MAX_PARTS or (count is not None and found != count):
         supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"

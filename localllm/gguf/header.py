@@ -62,8 +62,8 @@ class _Cursor:
         self.size = size  # size of the file
         self.position = 0
         self.end = min(size, layout.MAX_HEAD_BYTES)
-        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # memory is only used where written
-        self.copied = 0  # filled bytes of `data`
+        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # pages take memory only once written
+        self.copied = 0  # bytes of the header copied to `data` so far
         self._read = read
         self.strings_left = layout.MAX_STRINGS
 

@@ -22,10 +22,10 @@ ALIGNMENT_KEY = "general.alignment"
 # Limits on a file's declared sizes, in addition to the file size. Each is far above any real file. Together they limit
 # the time for a malicious file of any size to seconds.
 MAX_HEAD_BYTES = 1 << 28  # before tensor data; the largest seen (2^18 tokens, 2^19 merges, tokenizer.json) has 48 MB
-MAX_STRINGS = 1 << 22  # total in all arrays
+MAX_STRINGS = 1 << 22  # maximum strings in all arrays together
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
-MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md
+MAX_KEY_BYTES = (1 << 16) - 1  # limit in gguf.md
 MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, including a terminating zero
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1

@@ -163,7 +163,7 @@ def _text(path: Path, field: str, text: str) -> bytes:
 
 
 def _value(path: Path, field: str, value: object) -> bytes:
-    """Return the stored form of a key's value: type and value."""
+    """Return the GGUF value type and the value to store for a key."""
     match value:
         case bool() | np.bool_():
             return struct.pack("<I?", layout.BOOL, bool(value))

@@ -107,7 +107,7 @@ class LoadedModel(Closing):
 
     @property
     def layers(self) -> tuple[Store, ...]:
-        """The cache layers of the plan."""
+        """The KV cache layers of the plan."""
         return self.plan.layers if self.plan is not None else ()
 
     @cached_property
@@ -192,7 +192,7 @@ class LoadedModel(Closing):
         """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(token_ids(ids))
 
-    # -- numbers ---------------------------------------------------------------------------------------------------
+    # -- logits ----------------------------------------------------------------------------------------------------
 
     def closed_error(self) -> LocalLLMError:
         """Return the error to raise once the model is closed."""

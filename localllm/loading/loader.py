@@ -64,8 +64,8 @@ def bind(
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
-    `sequences` prepares for a server: `sequences` sequences share the KV cache, and each may fill the context, if
-    memory allows.
+    `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
+    context.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -139,9 +139,9 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
     if diffuses:
         return Limits(context, context, blocks, positions)
-    if plan.encodes:  # an encoder text is one step, together with decoder rows of other sequences
+    if plan.encodes:  # a step may contain an encoder's whole text and decoder rows of other sequences
         return Limits(context + 16 * sequences, logit_rows, blocks, positions)
-    if not plan.causal:  # bidirectional attention: a text must be one batch
+    if not plan.causal:  # bidirectional attention requires a whole text in one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:
         return Limits(BATCH_ROWS, logit_rows, blocks, positions)
@@ -206,5 +206,5 @@ def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int
 
 
 def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the context size in tokens: as requested, or for 0 the trained size, at most `most`."""
+    """Return the context size in tokens: `asked`, or for 0 the trained context size capped at `most`."""
     return asked or min(config.context_length, most)

@@ -99,8 +99,8 @@ class Predictor(LoadedModel):
     ) -> None:
         """Enable speculative decoding: load the draft model if given, and measure forward passes.
 
-        `load` is `localllm.load`. `sequences` prepares for a server, as in `bind`. The draft model gets the GPU memory
-        that the target leaves free. It uses no GPU if the target uses no GPU.
+        `load` is `localllm.load`. `sequences` is for servers, as in `bind`. The draft model gets the GPU memory that
+        the target leaves free. It uses no GPU if the target uses no GPU.
         """
         from localllm.generation.speculation.setup import Speculation
 

@@ -65,7 +65,7 @@ class Templated(Predictor):
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
-        """The chat template, and a note if it does not come from the GGUF. It is rendered in a child process."""
+        """The chat template, and a note if it does not come from the GGUF. A child process renders the template."""
         from localllm.template import choose_template, renderer
 
         self.refuse_chat()

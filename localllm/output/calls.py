@@ -32,7 +32,7 @@ class CallContext:
     text: Incoming
     out: PartsWriter
     tools: Schemas
-    strict: bool = False  # only calls of known tools count
+    strict: bool = False  # whether only calls of known tools count
 
     def names(self, name: str) -> bool:
         """Return whether a call can have this name."""
@@ -73,7 +73,7 @@ def json_calls(context: CallContext, form: JsonCalls) -> Wait[bool]:
 
 
 class _ObjectCall:
-    """An object with a name and arguments, in any order."""
+    """A call as a JSON object with a name and arguments, in any order."""
 
     def __init__(self, context: CallContext, form: JsonCalls) -> None:
         self._context, self._text, self._form = context, context.text, form
@@ -161,7 +161,7 @@ class _ObjectCall:
 
 
 def named_call(context: CallContext, form: NamedCalls) -> Wait[bool]:
-    """Read a name, the marker after it, and an object."""
+    """Read a call: a name, the marker after the name, and a JSON object of arguments."""
     text, end = context.text, form.begin[0].end
     if end:
         header = yield from up_to(text, end)

@@ -14,8 +14,8 @@ from typing import TypeVar
 from localllm.template.format import SPACES
 
 _T = TypeVar("_T")
-Wait = Generator[None, None, _T]  # yields to wait for more text
-Show = Callable[[str], object]  # receives text that no longer changes
+Wait = Generator[None, None, _T]  # a parser, which yields to wait for more text
+Show = Callable[[str], object]  # callback that receives final text
 
 MOST_SPACES = 256  # maximum length of white space between two parts
 MOST_BACK = 4096  # maximum characters to go back and parse again
@@ -76,8 +76,9 @@ class Incoming:
         self._records.append(_Record(self._at, [len(outer.taken) for outer in self._records]))
 
     def back(self) -> str:
-        """End the last record and go back to its start. If that is too far, return the text consumed since then
-        instead."""
+        """End the last record, go back to its start and return "". If the text since then is too long to parse again,
+        return it instead of going back.
+        """
         record = self._records.pop()
         record.check(self._at)
         if record.start == _NOWHERE:

@@ -27,14 +27,14 @@ class PartsWriter:
         self.count = 0  # number of calls so far
         self._kind: Kind = "content"
         self._held = ""  # trailing white space, which may be at the end of the text
-        self._flowing = False  # in a run of white space that is too long to hold back
-        self._stripping = False  # dropping white space before the text
-        self._spoke = False  # content was shown
+        self._flowing = False  # whether in a run of white space that is too long to hold back
+        self._stripping = False  # whether white space before the text is dropped
+        self._spoke = False  # whether content was shown
         self._gap = ""  # white space at the end of the last content, before reasoning or a call
-        self._skipped = ""  # white space dropped after that
+        self._skipped = ""  # white space dropped at the start of the current text
         self.blank = True
-        self.called = False  # the last part was a call
-        self.within_text = False  # the latest text was shown to its last character, and more may follow
+        self.called = False  # whether the last part was a call
+        self.within_text = False  # whether all text so far was shown, and more may follow
 
     def drain(self) -> tuple[Part, ...]:
         """Return the parts since the last call, with adjacent parts of one kind joined."""

@@ -207,7 +207,8 @@ class AnswerReader:
         return called
 
     def _last_calls(self, marker: str) -> Wait[bool]:
-        """Read the calls after a marker in reasoning. They count if they are complete and the answer ends with them.
+        """Read the calls after a marker in reasoning. The calls count if they are complete and at the end of the
+        answer.
 
         Otherwise the model only mentions the calls, and they are part of the reasoning.
         """

@@ -16,7 +16,7 @@ _MOST_DEPTH = 50  # maximum nesting of elements
 
 
 def tagged_call(context: CallContext, form: TaggedCalls) -> Wait[bool]:
-    """Read a name and tagged arguments."""
+    """Read a call: a name and tagged arguments."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
     following = (form.key.start, form.end, form.section[1] or form.end)
@@ -107,7 +107,7 @@ def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
 
 
 def nested_call(context: CallContext, form: NestedCalls) -> Wait[bool]:
-    """Read a name and one element per argument."""
+    """Read a call: a name and one element per argument."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
     if not context.names(name) or not (yield from text.follows((form.prefix,))):

@@ -74,7 +74,7 @@ class ConversionSettings:
     threads: int
     imatrix: Imatrix | None = None
     method: Method | None = None  # stores whole tensors, on one thread
-    errors: dict[str, Error] | None = field(default=None)  # filled per tensor, if given
+    errors: dict[str, Error] | None = field(default=None)  # receives each tensor's error by name, if given
     progress: Progress | None = None
 
 

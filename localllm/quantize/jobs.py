@@ -25,7 +25,7 @@ _IMATRIX_BYTES = 127  # longest name that llama-quantize stores
 
 
 class QuantizeError(LocalLLMError):
-    """The model cannot be quantized as requested. The one-line message has the tensor, the reason and a remedy."""
+    """The model cannot be quantized as requested. The one-line message states the tensor, the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)

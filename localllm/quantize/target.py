@@ -22,7 +22,7 @@ CONTEXT, WINDOWS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The goal. One of the two fields is set, and the other is 0."""
+    """The size or the divergence to reach. One of the two fields is set, and the other is 0."""
 
     max_bytes: int = 0
     max_kld: float = 0.0

@@ -255,7 +255,7 @@ def quick_draw(candidates: Candidates, uniform: float) -> int | None:
 
 
 def _certain(sums: Doubles, needed: int, share: float) -> bool:
-    """Return whether exact sums would reach `share` at the same index, which may be past the end."""
+    """Return whether exact sums would first reach `share` at the same index, which may be past the end."""
     below = needed < 2 or sums[needed - 2] < share - _DOUBT
     return bool(below and (needed > len(sums) or sums[needed - 1] > share + _DOUBT))
 
@@ -282,7 +282,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Sampl
     """Divide logits by the temperature; at 0 and below, keep only the largest logit (ties: the lowest id)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and not options.mirostat and len(candidates.ids) > 1:
-        entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
+        entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # normalized to 0 ... 1
         low, high = max(0.0, degree - options.dynatemp_range), degree + options.dynatemp_range
         degree = low + (high - low) * max(0.0, entropy) ** options.dynatemp_exp
     if degree < COLDEST:
@@ -310,8 +310,8 @@ def infill(candidates: Candidates, options: SamplingOptions, context: SamplingCo
 
 
 def mirostat(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
-    """Keep tokens with surprisal below an adaptive limit. Version 1 estimates it by fitting Zipf's law, version 2 uses
-    each token's surprisal.
+    """Keep tokens with surprisal below an adaptive limit. Version 1 estimates surprisals by fitting Zipf's law; version
+    2 computes each token's surprisal.
     """
     mu = context.feedback.mu
     if options.mirostat == 1:

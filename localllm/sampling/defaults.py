@@ -1,6 +1,7 @@
 """Sampling defaults in a GGUF (`general.sampling.*`, as read by llama.cpp).
 
-They override the program's defaults and are overridden by the user's options. A note reports each unusable value.
+The GGUF's values override the program's defaults, and the user's options override both. A note reports each unusable
+value.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class Feedback:
         return cls(2.0 * options.mirostat_tau, options.adaptive_target * weight, weight)
 
     def surprised(self, probability: float, options: SamplingOptions) -> None:
-        """Update Mirostat's limit after a token with this probability among the remaining candidates."""
+        """Update Mirostat's limit with the chosen token's probability among the remaining candidates."""
         self.mu -= options.mirostat_eta * (-math.log2(probability) - options.mirostat_tau)
 
     def took(self, probability: float, options: SamplingOptions) -> None:
-        """Update adaptive-p after a token with this probability before adaptive-p's transform."""
+        """Update adaptive-p's sums with the chosen token's probability before adaptive-p's transform."""
         decay = min(options.adaptive_decay, _SLOWEST)
         self.total = probability + decay * self.total
         self.weight = 1.0 + decay * self.weight

@@ -1,9 +1,9 @@
 """`Confined` runs a task in a child process, with limits on time, memory and the size of its answer.
 
-Metering inside this process was tried first. It requires the cost of everything in Python, and anything missed (a tuple
-nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child process is
-spawned, not forked, because this process has threads. It starts before its first use and stays, so a call costs two
-messages through pipes: about 0.1 ms.
+Metering inside this process was tried first. It would need the cost of every Python operation, and a single oversight
+(such as hashing a tuple nested 400,000 deep) kills the program. The operating system's limits cover everything. The
+child process is spawned, not forked, because this process has threads. It starts before its first use and stays, so a
+call costs two messages through pipes: about 0.1 ms.
 
 The environment of the child is empty. On Linux the child drops its rights before the first request (`rights`). Its
 replies are untrusted too: each reply carries the random number of its request, and its size is limited before it is
@@ -49,7 +49,7 @@ class ConfinedSlow(ConfinedLimit):
 
 
 class ConfinedLate(ConfinedLimit):
-    """The wall clock or another process ended the task. A retry may succeed."""
+    """The task exceeded the wall-clock limit, or another process killed it. A retry may succeed."""
 
 
 class ConfinedCrash(ConfinedError):

@@ -71,8 +71,9 @@ class _Program(ctypes.Structure):
 
 
 def drop_rights() -> list[str]:
-    """Irrevocably drop capabilities and access to files, TCP and other processes. Return the restrictions in force:
-    ["landlock 7"]..."""
+    """Irrevocably drop capabilities and access to files, TCP and other processes. Return the restrictions in force,
+    such as ["landlock 7"].
+    """
     if (call := _library()) is None:
         return []
     done = []

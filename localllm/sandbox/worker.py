@@ -72,7 +72,7 @@ class _Fence:
         if resource:
             with suppress(OSError, ValueError):  # a system without this limit, or with a lower limit
                 resource.setrlimit(resource.RLIMIT_AS, (self._most, self._most))
-        self.rights = drop_rights()  # opens a file
+        self.rights = drop_rights()  # before files are forbidden, because this opens one
         if resource and hasattr(resource, "RLIMIT_NOFILE"):
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
         self.rights += filter_calls()  # forbids setting other limits

@@ -1,4 +1,4 @@
-"""Saves the cached prefix of a text to a file, and restores it, between two steps."""
+"""Saves the cached prefix of a text to a file and restores it, between two steps of the core."""
 
 from __future__ import annotations
 

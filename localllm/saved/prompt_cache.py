@@ -122,7 +122,7 @@ def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept
     try:
         with open_regular(path, own) as file:
             if own and hasattr(os, "fchmod") and os.fstat(file.fileno()).st_mode & 0o077:
-                os.fchmod(file.fileno(), 0o600)  # written by an earlier version
+                os.fchmod(file.fileno(), 0o600)  # earlier versions let other users read the file
             return _checked(path, file, model, own)
     except OSError as error:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None

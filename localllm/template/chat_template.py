@@ -37,7 +37,7 @@ class Rendered:
 
 
 def renderer(limits: ResourceLimits | None = None) -> Confined:
-    """Return a child process that renders templates. Start it early: it takes 0.1 s to start, in parallel."""
+    """Return a child process that renders templates. Start it early: starting takes 0.1 s in the background."""
     return Confined("localllm.template.render", limits)
 
 

@@ -38,7 +38,7 @@ class SpecialTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A conversation format. It matches if the vocabulary has all `tokens` and the model's name contains one of
+    """A conversation format. The format is used if the vocabulary has all `tokens` and the model's name contains one of
     `names`.
     """
 
@@ -121,7 +121,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is used
         + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
         tokens=("[INST]", "[/INST]"),
     ),
-    Family(  # for vocabularies without the tokens
+    Family(  # for vocabularies without [INST]
         "mistral-v1",
         _NO_SYSTEM
         + _turns("{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else m.content ~ eos_token }}", ""),
@@ -201,13 +201,13 @@ def choose_template(
     `confined` is the child process that renders the template. `given` replaces the GGUF's template; TemplateError if it
     is invalid.
     """
-    texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is only a default
+    texts = {token: text for text, token in tokenizer.special.items()}  # excludes a BOS that is a normal token
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
     if given is not None:
         return ChatTemplate(given.source, bos, eos, given.stops, confined=confined), None
     source = metadata.get(_KEY)
     why = "the file has no chat template"
-    named = next((family for family in FAMILIES if family.name == source), None)  # in old GGUFs of RWKV
+    named = next((family for family in FAMILIES if family.name == source), None)  # old RWKV GGUFs name a format
     if named is not None:
         return ChatTemplate(named.source, bos, eos, named.stops, confined=confined), None
     if isinstance(source, str) and source.strip():

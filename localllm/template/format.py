@@ -66,7 +66,7 @@ class ReasoningMarkers:
     start: str
     end: str
     ended_by: tuple[str, ...] = ()  # other markers that also end reasoning, and are then parsed themselves
-    anywhere: bool = False  # the markers are control tokens, which cannot occur in prose: they also count in content
+    anywhere: bool = False  # whether the markers, which are control tokens and never prose, also count in content
     resume: str = ""  # text between the end marker and the answer
     spaces: tuple[str, str, str] = ("", "", "")  # spaces after the start, before the end, and after it
 
@@ -93,11 +93,11 @@ class JsonCalls(Calls):
 
     name: str = "name"  # keys to write; all known keys are read
     arguments: str = "arguments"
-    listed: bool = False  # [{...}, {...}]
-    keyed: bool = False  # {"NAME": {ARGUMENTS}}
-    bare: bool = False  # without markers, an answer that is such an object for a known tool is a call
+    listed: bool = False  # whether calls are written as a list: [{...}, {...}]
+    keyed: bool = False  # whether a call is written as {"NAME": {ARGUMENTS}}
+    bare: bool = False  # whether a JSON object for a known tool is a call even without markers
     id_key: str = ""  # key of the call's index, written before its name
-    again: bool = False  # each further call has a separate section
+    again: bool = False  # whether each further call has a separate section
 
     def opens(self) -> tuple[str, ...]:
         return (self.section[0],) if self.section[0] else ()
@@ -110,8 +110,8 @@ class NamedCalls(Calls):
     begin: tuple[Pattern, ...] = ()  # the first pattern is written; all have the same start and end
     end: tuple[str, ...] = ()  # texts after the arguments, in order, each optional
     style: Style = LOOSE
-    prefix: str = ""  # text before every name, not part of it
-    whole_id: bool = False  # the whole text between the markers is the call's id
+    prefix: str = ""  # text before every name, which is not part of the name
+    whole_id: bool = False  # whether the whole text between the markers is the call's id
 
     def opens(self) -> tuple[str, ...]:
         return (self.begin[0].start,)
@@ -131,7 +131,7 @@ class TaggedCalls(Calls):
     value: str = ""  # text between key and value, after white space
     close: str = ""  # text after the value
     end: str = ""  # text after the last argument
-    lines: bool = False  # a line break before and after each value is not part of the value
+    lines: bool = False  # whether to strip one line break before and after each value
     gap: str = "\n"  # text written between tags
     cdata: bool = False
 

@@ -38,7 +38,7 @@ class FormatRow:
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
     around: tuple[str, str] = ("", "")  # texts before and after content
-    calls_in_reasoning: bool = False  # whether calls inside reasoning are calls; otherwise they are plain text
+    calls_in_reasoning: bool = False  # whether to parse calls inside reasoning, instead of treating them as text
 
 
 THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # (substring of the template, markers); the first match is used
@@ -216,14 +216,14 @@ ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families pre
         "gemma-4",
         ("<|tool_call>",),
         NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
-        dropped=("<|channel>",),  # some answers repeat it before reasoning
+        dropped=("<|channel>",),  # some answers repeat this marker before reasoning
     ),
     FormatRow("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
     FormatRow(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
         _arg_tags("<tool_call>{name}"),
-        dropped=("<|role_end|>",),  # some answers contain it as text
+        dropped=("<|role_end|>",),  # some answers contain this marker as text
         calls_in_reasoning=True,
     ),
     FormatRow("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),

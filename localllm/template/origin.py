@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-GIVEN, MODEL, OWN = 0, 1, 2  # author: user, tool or schema; the model, earlier; the template. Least trusted first
+GIVEN, MODEL, OWN = 0, 1, 2  # from a user, tool or schema; an earlier answer; the template (ascending trust)
 
 _T = TypeVar("_T")
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)

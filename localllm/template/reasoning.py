@@ -24,7 +24,7 @@ def with_thinking(template: str, variables: Mapping[str, Any]) -> dict[str, Any]
     return {"enable_thinking": True, **variables}
 
 
-ReasoningState = Literal["open", "possible", "over"]  # at the start of the answer: already open, possible or over
+ReasoningState = Literal["open", "possible", "over"]  # of the reasoning when the answer starts
 
 
 def reasoning_state(format_: AnswerFormat, prompt_tail: str) -> ReasoningState:

@@ -80,7 +80,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
-    """Render the conversation with as few changes as the template accepts."""
+    """Render the conversation with the fewest changes that make the template accept it."""
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]

@@ -1,4 +1,5 @@
-"""Adapts messages with tools to a chat template: tools and calls that it cannot render are written into the text.
+"""Adapts messages with tools to a chat template: tools and calls that the template cannot render are written into the
+text.
 
 form = call_form(template)                                     # once per model
 messages = fitted(messages, tools, find_format(template.source), form)
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from localllm.template import ChatTemplate
 
 Json = Mapping[str, Any]
-CallForm = Literal["object", "text", "none"]  # how templates take arguments of earlier calls; none: calls are dropped
+CallForm = Literal["object", "text", "none"]  # form of arguments in earlier calls; none: the template drops calls
 
 _PROBE = ("zqname", "zqkey", "zqvalue")
 
 
 def call_form(template: ChatTemplate) -> CallForm:
-    """Return how a template takes the calls of earlier answers, found by rendering a sample."""
+    """Return how a template expects the arguments of earlier calls, found by rendering a sample."""
     from localllm.template import TemplateError
 
     name, key, value = _PROBE
@@ -86,8 +87,7 @@ def _with_calls(message: dict[str, Any], format_: AnswerFormat, form: CallForm) 
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Return arguments as an object. Invalid JSON, which a client may send back, becomes the value
-    of a reserved key."""
+    """Return arguments as an object. Invalid JSON, which a client may send back, is stored under a reserved key."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")

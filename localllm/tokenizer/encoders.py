@@ -142,7 +142,9 @@ def _cheapest(vocab: Vocab) -> TextEncoder:
 
 
 def _ids(vocab: Vocab, kinds: int) -> Mapping[str, int]:
-    """Return the tokens that plain text may become, by kind, without hidden tokens."""
+    """Return the ids by text of tokens whose type is in `kinds`, except hidden tokens, which plain text must not
+    produce.
+    """
     return {text: i for text, i in vocab.ids.items() if vocab.kinds[i] & kinds and not vocab.kinds[i] & HIDDEN}
 
 

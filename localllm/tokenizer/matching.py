@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from localllm.tokenizer.errors import TokenizerError
 
-_LONGEST = 256  # maximum characters of a token; real vocabularies have 128, and each length costs a lookup per position
+_LONGEST = 256  # maximum characters of a token: each length costs a lookup per position; known tokens have up to 128
 
 
 class Matcher:

@@ -64,7 +64,8 @@ def cheapest_encoder(
     """Return PLaMo-2's encoder: the segmentation with the highest total score, computed from the end; ties prefer
     longer tokens.
 
-    `scores` is by id. A character without a token has a high cost and becomes its bytes, whose ids are in `bytes_`.
+    `scores` is by id. A character without a token has a high cost and is encoded as its bytes, whose ids are in
+    `bytes_`.
     """
     if len(bytes_) < 256:
         missing = next(byte for byte in range(256) if byte not in bytes_)

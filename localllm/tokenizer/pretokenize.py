@@ -44,7 +44,7 @@ _CLASSES: Mapping[str, str] = {  # expansion of `\p{..}` inside brackets
     "S": r"$+<=>\^`|~σ",
 }
 
-# Building blocks of patterns. 's 't 're 've 'm 'll 'd:
+# Building blocks of patterns. The first matches the contractions 's 't 're 've 'm 'll 'd.
 _SHORT = "'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE = f"(?i:{_SHORT})"
 _ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -118,13 +118,13 @@ class PreRule:
     """A pre-tokenizer. In llama.cpp the name determines all flags."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is not split and merged
-    add_bos: bool = False  # add BOS if the GGUF has no flag
-    force_bos: bool = False  # add BOS even if the GGUF's flag is false
+    ignore_merges: bool = False  # whether a word that is a token is used whole, without merging
+    add_bos: bool = False  # whether to add BOS if the GGUF has no flag
+    force_bos: bool = False  # whether to add BOS even if the GGUF's flag is false
     no_default_bos: bool = False
-    escape_spaces: bool = False  # tokens are UTF-8 with U+2581 for a space and `<0x..>` for bytes
-    byte_level: bool = True  # tokens use one letter per UTF-8 byte
-    newline_words: bool = False  # a word of newlines that is a token is not split
+    escape_spaces: bool = False  # whether tokens are UTF-8 with U+2581 for a space and `<0x..>` for bytes
+    byte_level: bool = True  # whether tokens use one letter per UTF-8 byte
+    newline_words: bool = False  # whether a word of newlines that is a token is kept whole
     merges_optional: bool = False
 
 
@@ -221,7 +221,7 @@ def unknown_rule(name: str) -> str:
 
 
 def nearest_known(name: str) -> str:
-    """Return the most similar known name, or "default", as for GGUFs without a name, if no name is similar."""
+    """Return the most similar known name. If no name is similar, return "default", as for GGUFs without a name."""
     if name in PRE_RULES:
         return name
     return next(iter(get_close_matches(name[:_LONGEST_NAME].lower(), PRE_RULES, 1, cutoff=0.5)), "default")
@@ -246,7 +246,7 @@ class _ClassOf(dict[int, str]):
 
 _Cut = Callable[
     [str, int, int], list[int]
-]  # positions in order at which to split view[start:stop]; duplicates and positions outside are allowed
+]  # (view, start, stop) -> ascending positions at which to split; duplicates and positions outside are allowed
 
 
 class PreTokenizer:

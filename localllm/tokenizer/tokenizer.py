@@ -97,7 +97,7 @@ class Tokenizer:
         return self._vocab.tokens[self._checked(token)]
 
     def id(self, text: str) -> int | None:
-        """Return the token with this text in the vocabulary, including escapes; None if it does not exist."""
+        """Return the id of the token with this text in the vocabulary, including escapes; None if it does not exist."""
         return self._vocab.ids.get(text)
 
     def is_control(self, token: int) -> bool:
@@ -164,7 +164,7 @@ class Tokenizer:
             except ValueError:
                 return _bytes(text)
         if not kind & NORMAL:
-            return b""  # unused
+            return b""  # an unused token has no text
         if vocab.writes == SPACES:
             return _bytes(text.replace(SPACE, " "))
         if vocab.writes == ESCAPES:

@@ -35,7 +35,7 @@ def viterbi(
 ) -> Callable[[str], list[int]]:
     """Return a function that encodes normalized text. `scores` is by id; tokens in `free` score 0.
 
-    `worst` is the lowest score of a normal token. A run of characters without a token becomes one unknown token.
+    `worst` is the lowest score of a normal token. A run of characters without a token is encoded as one unknown token.
     """
     at = Matcher(ids).at
     points = {token: 0.0 if token in free else scores[token] for token in ids.values()}

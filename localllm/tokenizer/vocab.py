@@ -24,7 +24,7 @@ HIDDEN = UNKNOWN | CONTROL  # not shown; recognized in text only on request
 _KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # indexed by token type
 
 _KEY = "tokenizer.ggml."
-_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # other ids are often one past the end in real GGUFs, and ignored
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # ids that must be valid; other invalid ids are common and ignored
 
 # Tokens recognized by their text if the GGUF gives no id; the first match is used.
 _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -57,11 +57,11 @@ _TURN_TEXTS = (
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: markers inside the answer
 # If all tokens in `present` end generation, `token` does not, and gets the type `kind`.
 _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
-    (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: ends one of several messages
+    (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: `<|end|>` ends one of several messages
     (("<|return|>", "<|calls|>"), "<|end|>", USER_DEFINED),
     (("<|flush|>", "<|call|>"), "<|end|>", USER_DEFINED),
     (("<|flush|>", "<|calls|>"), "<|end|>", USER_DEFINED),  # solar-open
-    (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: an HTML tag
+    (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: `</s>` is an HTML tag
     (("<|plamo:eos|>",), "</s>", NORMAL),
 )
 _MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, substrings of its value
@@ -88,7 +88,7 @@ class Vocab:
     unknown: int | None
     adds: Mapping[str, int]  # special-token ids to add, by name: "bos" before the text, "eos" or "seperator" after it
     add_space_prefix: bool
-    merge_spaces: bool  # "t5": collapse runs of spaces
+    merge_spaces: bool  # "t5": whether to collapse runs of spaces
     lowercase: bool  # "bert", "whitespace"
     strip_accents: bool  # "bert"
     charsmap: bytes  # "t5": normalization table; empty without one
@@ -173,7 +173,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     value = _string_array(metadata, name)
-    to_list = getattr(value, "to_list", None)  # decodes all at once, which is much faster; guaranteed strings
+    to_list = getattr(value, "to_list", None)  # StringArray: decoding all strings at once is much faster
     if to_list is not None:
         return list(to_list())
     if not all(isinstance(text, str) for text in value):

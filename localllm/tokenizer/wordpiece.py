@@ -56,7 +56,7 @@ def word_splitter(lowercase: bool, strip_accents: bool) -> Callable[[str], list[
 
 
 def word_encoder(ids: Mapping[str, int], unknown: int) -> Callable[[str], list[int]]:
-    """Return a function that encodes one word. A word that cannot be split into tokens becomes the unknown token."""
+    """Return a function that encodes one word. A word without a split into tokens is encoded as the unknown token."""
     longest = Matcher(ids).longest
 
     def encode_word(word: str) -> list[int]:

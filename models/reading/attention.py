@@ -91,8 +91,8 @@ def _key_and_value(keys: Keys, suffix: str, key: int | None, value: int | None) 
 def read_latent(keys: Keys, rotated: int, key: int, value: int, suffix: str = "") -> LatentConfig:
     """Read the widths of latent attention.
 
-    They must be even, as in all known models, because kernels read activations in pairs. `suffix` selects the keys of
-    sliding-window layers.
+    The widths must be even, as in all known models, because kernels read activations in pairs. `suffix` selects the
+    keys of sliding-window layers.
     """
     of_rank = f"attention.kv_lora_rank{suffix}"
     rank = keys.integer(of_rank, 2, MAX_HEAD_DIM - rotated, reason=REASON)

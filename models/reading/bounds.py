@@ -1,4 +1,4 @@
-"""Upper bounds of metadata counts and factors. Known models stay far below them."""
+"""Upper bounds of metadata counts and factors. The values of known models are far below these bounds."""
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # maximum width of activations

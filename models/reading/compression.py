@@ -45,6 +45,6 @@ def read_compression(
 
 
 def compressed_rope(keys: Keys, rope: RopeConfig) -> RopeConfig:
-    """Return the rotation of layers with compressed attention, which has magnitude 1."""
+    """Return the RoPE config of layers with compressed attention, with its own base and magnitude 1."""
     base = keys.real("attention.compress_rope_freq_base", 1.001, 1e30)
     return replace(rope, base=base, attention_factor=1.0, multiplier=0.0, log_multiplier=0.0)

@@ -158,7 +158,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
 def _causal(keys: Keys, row: Architecture) -> bool:
     if row.decoder:
         return False
-    causal = keys.flag("attention.causal", not row.encoder) and not row.diffusion  # as in llama.cpp
+    causal = keys.flag("attention.causal", not row.encoder) and not row.diffusion  # diffusion models ignore the key
     if not causal and (row.recurrent is not None or row.kv_layers is not None or row.latent):
         raise ModelError(f"{row.name}.attention.causal: only causal models (true) are supported, found false")
     return causal

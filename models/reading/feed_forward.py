@@ -15,7 +15,7 @@ from localllm.plan import Activation, Gating
 
 TOP_TWENTIETH = 1.6448533535003662  # standard deviations above the mean that 5 % of a normal distribution exceed
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
-# in GGUF's order, which starts at 1
+# in the order of GGUF's gating ids, which start at 1
 _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus")
 
 
@@ -75,7 +75,7 @@ def _softplus(x: float) -> float:
 def read_sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:
     if not row.altup:
         return (None,) * layers
-    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])  # default
+    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])
     values = keys.reals("activation_sparsity_scale", layers, -math.inf, MAX_FACTOR, default)
     return tuple([None if value < -MAX_FACTOR else value for value in values])
 

@@ -1,4 +1,4 @@
-"""Validated reading of GGUF metadata: every value has bounds, and every error names the key and the value found."""
+"""Reads and validates GGUF metadata: every value has bounds, and every error names the key and the value found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.models.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Validated reading of the keys with one prefix; a default makes a key optional."""
+    """Reads and validates the metadata keys with one prefix; a default makes a key optional."""
 
     metadata: Mapping[str, Any]
     prefix: str

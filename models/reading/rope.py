@@ -23,7 +23,7 @@ def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int)
     original = keys.integer("rope.scaling.original_context_length", 0, MAX_CONTEXT, default=0) or context_length
     logarithmic = keys.real("rope.scaling.yarn_log_multiplier", 0.0, MAX_FACTOR, default=0.0)
     told = keys.metadata.get(keys.prefix + "rope.scaling.yarn_log_multiplier") is not None
-    if row.latent:  # these GGUFs store a tenth of the value, and their models also use mscale_all_dim as mscale
+    if row.latent:  # these GGUFs store 0.1 * mscale_all_dim, and their models also use mscale_all_dim as mscale
         logarithmic *= 10.0
     temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
     n_rot, least = head_dim, 0 if row.latent and row.rope_style is None else 2
@@ -73,7 +73,7 @@ def read_window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: 
 
 
 def read_rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """Return whether each layer is rotated; `windows` has one entry per layer."""
+    """Return whether each layer uses RoPE; `windows` has one entry per layer."""
     own, sliding, every, layers = row.multipliers, row.sliding, row.no_rope_every, len(windows)
     if row.rope_style is None or row.rope_depth not in (0, layers):
         return (False,) * layers

@@ -1,3 +1,3 @@
-"""Rewrites: pure functions from plans to plans. They need no device, and the reference backend runs rewritten plans
-too.
+"""Rewrites: pure functions from plans to plans. They run without a device, and the reference backend also runs
+rewritten plans.
 """

@@ -50,7 +50,7 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    # entries that are counts are never looked up
+    # counts in `near` also get an entry, which is never read
     near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 

@@ -26,8 +26,8 @@ class SearchParameters(NamedTuple):
 
     size: int  # values per scale
     even: bool  # only seven of eight signs are stored
-    spread: np.float32  # with importance: factor of the mean square in a value's weight
-    floor: np.float32  # without importance: the same factor
+    spread: np.float32  # factor of the mean square in a value's weight, with importance
+    floor: np.float32  # factor of the mean square in a value's weight, without importance
     tiny: np.float32  # a group with a smaller maximum magnitude is stored as zeros
     tries: int  # number of scales to try on either side of the scale that spans the group
     step: np.float32  # distance between these scales
@@ -195,7 +195,7 @@ def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_points(points: I32, bits: int, row: U8, low: int, high: int) -> None:
-    """Write the low bytes of point numbers, and pack the `bits` above them."""
+    """Write the low bytes of point indices, and pack the `bits` above them."""
     each = 8 // bits
     for i in range(len(points) // each):
         above = 0

@@ -44,7 +44,7 @@ def _scale(xt: F32, wt: F32, at: int) -> Lanes:
     top = peak(xt, at, 32)
     nothing, one = splat(np.float32(0)), splat(np.float32(1))
     scale, best = nothing, nothing
-    for attempt in range(-8, 8):  # the first attempt is always kept until a better one
+    for attempt in range(-8, 8):  # the first attempt is kept until a later one is better
         inverse = one / (top / splat(-LOWEST)) if attempt == -8 else splat(np.float32(attempt) + LOWEST) / top
         sum_qx = sum_qq = nothing
         for i in range(at, at + 32):

@@ -45,7 +45,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     made, folder = njit(nogil=True, error_model="numpy")(function), cache_folder()
     if folder is not None:
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder)  # read by the constructor
+        config.CACHE_DIR = str(folder)  # the constructor of Numba's cache reads it
         try:
             kept = _Cache(function)
         finally:

@@ -1,8 +1,8 @@
 """Q2_K ... Q6_K: super-blocks of 256 values; each group of 16 or 32 has a small integer scale.
 
 Every function quantizes blocks x (n, 256) to out (n, bytes); importance is (blocks in a row, 256), or (0, 256) for
-none. It returns the largest magnitude of the half-precision scales, or NaN if one is NaN. Above 65504 the output is
-invalid. The layouts are in quant/formats.
+none. The function returns the largest magnitude of the half-precision scales, or NaN if one is NaN. If the magnitude
+exceeds 65504, the output is invalid. The layouts are in quant/formats.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Searches for the scale of a group of values with the least weighted squared error; one group per lane.
 
-They follow ggml (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
-operation by operation in float32, so that the same input gives the same bytes. Groups are in rows at ... at + size of
-xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An inverse of NaN
-means that all values of the group are equal; its integers are the lowest.
+The searches follow ggml (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants,
+make_q3_quants) operation by operation in float32, so that the same input gives the same bytes. Groups are in rows at
+... at + size of xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An
+inverse of NaN means that all values of the group are equal; its integers are the lowest.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     + - * / and unary -     lane by lane, each rounded once; LLVM neither fuses nor reorders them
     < > <= >= ==            a Mask; & | ~ combine masks
-    splat load store        from a number; from and to row i of a C-contiguous float32 (n, 16)
+    splat                   a number in all lanes
+    load store              lanes from and to row i of a C-contiguous float32 (n, 16)
     store_bytes             integers as bytes, modulo 256, to row i of a C-contiguous uint8 (n, 16)
-    fields                  from 16 consecutive integers the same four bits of each, as floats
+    fields                  the same four bits of each of 16 consecutive integers, as floats
     pick least most absolute root rint nearest any_lane lowest numbers
 
 A search processes one block per lane. Sums therefore run in the order of a plain loop over one block, with results
@@ -204,8 +205,8 @@ def rint(typing: Any, a: Any) -> Any:
 def nearest(typing: Any, a: Any) -> Any:
     """Round like `rint` below 2**22; above, return the mantissa bits of ggml's rounding trick, as signed integers.
 
-    The searches divide by sums that cancel. The quotient can be arbitrarily large, and ggml's rounding decides the
-    bytes.
+    The searches divide by sums that cancel. The quotient can be arbitrarily large, so the stored bytes depend on
+    how ggml rounds large values.
     """
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:

@@ -1,10 +1,10 @@
 """IQ1_S and IQ1_M: 256 values in 32 runs of 8; each run is one of 2048 ternary codebook points, shifted by +-1/8.
 
-    IQ1_S (50 bytes)  0-1 half d; 2-33 low bytes of the point numbers; 34-49 a little-endian word per 32 values: the
-                      upper three bits of its four point numbers from bit 0, scale s in bits 12-14, shift in bit 15
-    IQ1_M (56 bytes)  0-31 low bytes of the point numbers; 32-47 a nibble per run, low first: upper three bits of the
+    IQ1_S (50 bytes)  0-1 f16 d; 2-33 low bytes of the point indices; 34-49 a little-endian word per 32 values: the
+                      upper three bits of its four point indices from bit 0, scale s in bits 12-14, shift in bit 15
+    IQ1_M (56 bytes)  0-31 low bytes of the point indices; 32-47 a nibble per run, low first: upper three bits of the
                       point number, shift in bit 3; 48-55 four little-endian words: 3-bit scales s, one per 16 values,
-                      from bit 0, and in bits 12-15 the four nibbles of half d, lowest first
+                      from bit 0, and in bits 12-15 the four nibbles of f16 d, lowest first
 
 Value = d * (2 * s + 1) * (coordinate + shift); the shift is -1/8 if its bit is set, else +1/8.
 """

@@ -1,11 +1,11 @@
 """IQ2_XXS, IQ2_XS and IQ2_S: 256 values in 32 runs of 8; each run is a codebook point with a sign per coordinate.
 
-    IQ2_XXS (66 bytes)  0-1 half d; 2-65 eight groups of 32 values: 4 bytes of point numbers, then a little-endian word
+    IQ2_XXS (66 bytes)  0-1 f16 d; 2-65 eight groups of 32 values: 4 bytes of point indices, then a little-endian word
                         with four 7-bit sign codes from bit 0 and the group's scale s in bits 28-31
-    IQ2_XS (74 bytes)   0-1 half d; 2-65 a word per run: point number in bits 0-8, sign code in 9-15; 66-73 scales, a
+    IQ2_XS (74 bytes)   0-1 f16 d; 2-65 a word per run: point number in bits 0-8, sign code in 9-15; 66-73 scales, a
                         nibble per 16 values, low first
-    IQ2_S (82 bytes)    0-1 half d; 2-33 low bytes of the point numbers; 34-65 signs, a byte per run, bit i of
-                        coordinate i; 66-73 upper two bits of the point numbers, bits 2k and 2k + 1 of byte j for run
+    IQ2_S (82 bytes)    0-1 f16 d; 2-33 low bytes of the point indices; 34-65 signs, a byte per run, bit i of
+                        coordinate i; 66-73 upper two bits of the point indices, bits 2k and 2k + 1 of byte j for run
                         4 * j + k; 74-81 scales as in IQ2_XS
 
 Value = d * (s + 1/2) / 4 * coordinate * sign. A 7-bit sign code holds the signs of coordinates 0-6; the eighth sign

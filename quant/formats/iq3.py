@@ -1,9 +1,9 @@
 """IQ3_XXS and IQ3_S: 256 values in 64 runs of 4; each run is a codebook point with a sign per coordinate.
 
-IQ3_XXS (98 bytes)  0-1 half d; 2-65 point numbers; 66-97 a little-endian word per 32 values: four 7-bit sign codes
+IQ3_XXS (98 bytes)  0-1 f16 d; 2-65 point indices; 66-97 a little-endian word per 32 values: four 7-bit sign codes
                     from bit 0 (8 values each, as in IQ2_XXS) and the scale s in bits 28-31;
                     value = d * (s + 1/2) / 2 * coordinate * sign
-IQ3_S (110 bytes)   0-1 half d; 2-65 low bytes of the point numbers; 66-73 their ninth bits, bit i of byte j for run
+IQ3_S (110 bytes)   0-1 f16 d; 2-65 low bytes of the point indices; 66-73 their ninth bits, bit i of byte j for run
                     8 * j + i; 74-105 signs, bit i of byte j for value 8 * j + i; 106-109 scales, a nibble per 32
                     values, low first; value = d * (2 * s + 1) * coordinate * sign
 """

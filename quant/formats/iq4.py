@@ -1,8 +1,8 @@
 """IQ4_NL and IQ4_XS: 4-bit indices into 16 unevenly spaced levels.
 
-IQ4_NL (18 bytes, 32 values): 0-1 half d; 2-17 nibbles, low halves values 0-15, high halves values 16-31;
+IQ4_NL (18 bytes, 32 values): 0-1 f16 d; 2-17 nibbles, low halves values 0-15, high halves values 16-31;
 value = d * LEVELS[q].
-IQ4_XS (136 bytes, 256 values in 8 groups of 32): 0-1 half d; 2-3 upper two bits of the group scales, group k at bits 2k
+IQ4_XS (136 bytes, 256 values in 8 groups of 32): 0-1 f16 d; 2-3 upper two bits of the group scales, group k at bits 2k
 and 2k + 1 of the little-endian word; 4-7 low nibbles of the scales, group 2j in the low half of byte j, 2j + 1 in the
 high half; 8-135 nibbles, 16 bytes per group as in IQ4_NL. Value = (d * (s - 32)) * LEVELS[q].
 """

@@ -1,7 +1,7 @@
 """Q1_0 and Q2_0: one or two bits per value and one scale.
 
-Q1_0 (18 bytes, 128 values): 0-1 half d; 2-17 bits, bit i of byte j is value 8 * j + i: d if set, else -d. Q2_0 (18
-bytes, 64 values): 0-1 half d; 2-17 two-bit fields, bits 2i and 2i + 1 of byte j are q[4 * j + i]; value = d * (q - 1),
+Q1_0 (18 bytes, 128 values): 0-1 f16 d; 2-17 bits, bit i of byte j is value 8 * j + i: d if set, else -d. Q2_0 (18
+bytes, 64 values): 0-1 f16 d; 2-17 two-bit fields, bits 2i and 2i + 1 of byte j are q[4 * j + i]; value = d * (q - 1),
 so -d, 0, d or 2 * d.
 """
 

@@ -1,7 +1,7 @@
 """Q2_K: super-blocks of 256 values in 16 groups of 16, 2-bit integers with a 4-bit scale and minimum per group.
 
 Block (84 bytes): 0-15 one byte per group, scale s in the low nibble and minimum t in the high one; 16-79 the integers;
-80-81 half d; 82-83 half dmin. Value = (d * s) * q - (dmin * t).
+80-81 f16 d; 82-83 f16 dmin. Value = (d * s) * q - (dmin * t).
 Each half of the block (128 values) has 32 bytes of integers; bits 2k and 2k + 1 of byte j are q[32 * k + j].
 """
 

@@ -1,6 +1,6 @@
 """Q3_K: super-blocks of 256 values in 16 groups of 16, 3-bit signed integers with a signed 6-bit scale per group.
 
-Block (110 bytes): 0-31 high bits; 32-95 low two bits, laid out as in Q2_K; 96-107 scales; 108-109 half d. Bit k of byte
+Block (110 bytes): 0-31 high bits; 32-95 low two bits, laid out as in Q2_K; 96-107 scales; 108-109 f16 d. Bit k of byte
 j of the high bits belongs to q[32 * k + j]; if it is 0, 4 is subtracted: q = low - 4 + 4 * high. Scales: byte j (0-7)
 holds the low nibbles of s[j] and s[j + 8]; bits 2k and 2k + 1 of byte 8 + j are the upper two bits of s[4 * k + j].
 Value = (d * (s - 32)) * q.

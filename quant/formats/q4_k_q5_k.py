@@ -1,7 +1,7 @@
 """Q4_K and Q5_K: super-blocks of 256 values in 8 groups of 32 with a 6-bit scale and a 6-bit minimum per group.
 
-    Q4_K (144 bytes)  0-1 half d; 2-3 half dmin; 4-15 scales and minimums; 16-143 nibbles
-    Q5_K (176 bytes)  0-1 half d; 2-3 half dmin; 4-15 scales and minimums; 16-47 fifth bits; 48-175 nibbles
+    Q4_K (144 bytes)  0-1 f16 d; 2-3 f16 dmin; 4-15 scales and minimums; 16-143 nibbles
+    Q5_K (176 bytes)  0-1 f16 d; 2-3 f16 dmin; 4-15 scales and minimums; 16-47 fifth bits; 48-175 nibbles
 
 Value = (d * s) * q - (dmin * t). Each run of 64 values has 32 bytes of nibbles: low halves q[0..31], high halves
 q[32..63]. Bit k of byte j of the fifth bits belongs to q[32 * k + j]. The twelve bytes b of scales s and minimums t:

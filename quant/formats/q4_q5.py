@@ -1,9 +1,9 @@
 """Q4_0, Q4_1, Q5_0 and Q5_1: blocks of 32 values, 4- or 5-bit integers q with one scale d and, in *_1, one offset m.
 
-    Q4_0  bytes 0-1 half d; 2-17 nibbles                                     value = d * (q - 8)
-    Q4_1  bytes 0-1 half d; 2-3 half m; 4-19 nibbles                         value = d * q + m
-    Q5_0  bytes 0-1 half d; 2-5 fifth bits, bit i of q[i]; 6-21 nibbles      value = d * (q - 16)
-    Q5_1  bytes 0-1 half d; 2-3 half m; 4-7 fifth bits; 8-23 nibbles         value = d * q + m
+    Q4_0  bytes 0-1 f16 d; 2-17 nibbles                                      value = d * (q - 8)
+    Q4_1  bytes 0-1 f16 d; 2-3 f16 m; 4-19 nibbles                           value = d * q + m
+    Q5_0  bytes 0-1 f16 d; 2-5 fifth bits, bit i of q[i]; 6-21 nibbles       value = d * (q - 16)
+    Q5_1  bytes 0-1 f16 d; 2-3 f16 m; 4-7 fifth bits; 8-23 nibbles           value = d * q + m
 
 Byte j of the nibbles holds the low four bits of q[j] (its low half) and of q[j + 16] (its high half).
 """

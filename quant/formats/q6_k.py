@@ -1,6 +1,6 @@
 """Q6_K: super-blocks of 256 values in 16 groups of 16, 6-bit integers with a signed 8-bit scale per group.
 
-Block (210 bytes): 0-127 low nibbles; 128-191 upper two bits; 192-207 int8 scales s; 208-209 half d.
+Block (210 bytes): 0-127 low nibbles; 128-191 upper two bits; 192-207 int8 scales s; 208-209 f16 d.
 Value = (d * s) * (q - 32). Each half of the block (128 values) has 64 bytes of nibbles, low halves q[0..63] and high
 halves q[64..127], and 32 bytes of upper bits: bits 2k and 2k + 1 of byte j belong to q[32 * k + j].
 """

@@ -1,6 +1,6 @@
 """Q8_0: blocks of 32 values, signed bytes q with one scale d.
 
-Block (34 bytes): bytes 0-1 half d; 2-33 int8 q[0..31]; value = d * q.
+Block (34 bytes): bytes 0-1 f16 d; 2-33 int8 q[0..31]; value = d * q.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """TQ1_0 and TQ2_0: super-blocks of 256 ternary values, d * (t - 1) with t in 0, 1, 2 (BitNet b1.58, TriLM).
 
 TQ1_0 (54 bytes): 0-31 hold values 0-159, five per byte; 32-47 values 160-239, five per byte; 48-51 values 240-255, four
-per byte; 52-53 half d. Within each run of w bytes, the k-th digit of byte j is value k * w + j of the run. A byte is
+per byte; 52-53 f16 d. Within each run of w bytes, the k-th digit of byte j is value k * w + j of the run. A byte is
 ceil(256 / 243 * the base-3 number of its digits), first digit most significant, so the k-th digit is
 ((byte * 3**k mod 256) * 3) >> 8.
 
-TQ2_0 (66 bytes): 0-63 two-bit fields; 64-65 half d. Each half of the block (128 values) has 32 bytes; bits 2k and
+TQ2_0 (66 bytes): 0-63 two-bit fields; 64-65 f16 d. Each half of the block (128 values) has 32 bytes; bits 2k and
 2k + 1 of byte j are value 32 * k + j.
 """
 

@@ -1,4 +1,4 @@
-"""Emitters of the values that cross stage boundaries or come from lookup tables in the file.
+"""Emitters of the values that cross stage boundaries or come from lookup tables that stay in the GGUF.
 
 These emitters make no kernel calls. They allocate buffers that the executable reads and fills.
 """

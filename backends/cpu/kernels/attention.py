@@ -2,19 +2,19 @@
 
 Positions are divided into partitions of PARTITION cache blocks. A row has a maximum, a sum and an output for each
 partition, and merges them in order of position. One thread may compute all partitions, or several threads may divide
-them (`attention`, then `merge`). The order is the same either way, so the bits are equal. Hidden positions have weight
-exactly 0, and blocks that are hidden from all rows of a tile are skipped. So a row's result depends on neither the tile
-nor the batch.
+them (`attention`, then `merge`). The order is the same either way, so results are bitwise identical. Hidden positions
+have weight exactly 0, and blocks that are hidden from all rows of a tile are skipped. So a row's result depends on
+neither the tile nor the batch.
 
 A task is a tile of neighbouring rows of one sequence, some pieces, and one partition ("split") or all partitions. A
-piece is a KV head with its query heads, or with 16 query heads if there are more. Split tasks take the maximum number
-of heads, because the heads of a block are adjacent in memory: one sequential read is two to three times as fast as
-reads of 8 KiB. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys and
-values again.
+piece is a KV head with its query heads, or with 16 query heads if there are more. Split tasks process the maximum
+number of heads, because the heads of a block are adjacent in memory: one sequential read is two to three times as fast
+as reads of 8 KiB. If there are few tasks, the pieces of one head are divided among them; each task then reads the keys
+and values again.
 
 In top-k attention, 64 selected positions at a time are gathered into a block in panel layout, unless they already are a
-cache block. So a row that selects all visible positions gets the same bits as full attention. A row that attends to
-pools has one list of cache rows to gather: first the rows of the sliding window, then the rows of the pools.
+cache block. So if a row selects all visible positions, its result is bitwise identical to full attention. A row that
+attends to pools has one list of cache rows to gather: first the rows of the sliding window, then the rows of the pools.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value
 
     lowest = f.constant(f32x16, LOWEST)
     lanes = _positions(f, first)
-    score = f.fmax(f.constant(f32x16, FLOOR), score)  # this operand order keeps NaN
+    score = f.fmax(f.constant(f32x16, FLOOR), score)  # this operand order propagates NaN
     seen = f.select(lanes <= _splat(f, last), score, lowest)
     return seen if oldest is None else f.select(lanes < _splat(f, oldest), lowest, seen)
 

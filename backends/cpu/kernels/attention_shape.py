@@ -56,7 +56,7 @@ class AttentionShape:
 
     @property
     def of_head(self) -> int:
-        """Number of pieces per KV head. They read the same keys and values."""
+        """Number of pieces per KV head, which all read the same keys and values."""
         return self.group // self.piece
 
     @property
@@ -91,7 +91,7 @@ class AttentionShape:
     def tokens(self) -> int:
         """Number of tokens per tile: a power of two, chosen so that a tile has at most 16 query rows per piece.
 
-        It is 1 if every row reads different positions, as with top-k attention or pools.
+        The number is 1 if every row reads different positions, as with top-k attention or pools.
         """
         tokens = 1
         while not self.selected and not self.every and tokens * 2 * self.group <= MAX_QUERY_ROWS:

@@ -54,7 +54,7 @@ def _weigh(
     if minimum is not None:
         if group == X_VALUES:
             x_sum = f.broadcast(block + X_SUM, F32)
-        else:  # half groups have an integer sum only
+        else:  # for half groups, a block stores only integer sums
             sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
             x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
         value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)

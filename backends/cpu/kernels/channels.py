@@ -2,8 +2,8 @@
 
 The store holds the decay factor exp(rate * step) of every row and channel. From the newest row backwards, the running
 product of these factors scales the keys. This takes one multiplication per value; an exponential of a difference of
-sums would take twenty operations. The order is the same for every pair of rows, so the bits do not depend on how rows
-are divided into steps.
+sums would take twenty operations. The order is the same for every pair of rows, so results are bitwise independent of
+the division into steps.
 """
 
 from __future__ import annotations

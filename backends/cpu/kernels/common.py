@@ -26,7 +26,7 @@ ACTIVATION_BLOCK = np.dtype(
     [("values", "i1", 32), ("scale", "f4"), ("offset", "i4"), ("offset_half", "i4", 2), ("sum", "f4")]
 )
 # A super-block is summed in integers, so it holds integer sums: of every 16 and every 32 values, and the same sums
-# times -32 and -128. It is as long as eight blocks.
+# times -32 and -128. A super-block is as long as eight blocks.
 ACTIVATION_SUPER_BLOCK = np.dtype(
     [
         ("values", "i1", 256), ("scale", "f4"), ("offset", "i4"), ("sums_16", "i2", 16), ("sums_32", "i2", 8),
@@ -239,13 +239,13 @@ def expm1(f: Function, x: Value) -> Value:
 
 
 def _exp_parts(f: Function, x: Value) -> tuple[Value, Value]:
-    """Return y and a power of two p with e^x = (1 + y) p, for x within -87 and 88."""
+    """Return y and a power of two p with e^x = (1 + y) p, for x from -87 to 88."""
     type_ = x.type
 
     def c(number: float) -> Value:
         return f.constant(type_, number)
 
-    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # this operand order keeps NaN
+    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # this operand order propagates NaN
     n = f.round_even(clamped * _LOG2E)
     r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
     p = c(_EXP[0])
@@ -294,7 +294,7 @@ def _gelu(f: Function, x: Value) -> Value:
 
 
 def _relu(f: Function, x: Value) -> Value:
-    return f.fmax(f.zeros(x.type), x)  # this operand order keeps NaN
+    return f.fmax(f.zeros(x.type), x)  # this operand order propagates NaN
 
 
 def _relu2(f: Function, x: Value) -> Value:
@@ -304,7 +304,7 @@ def _relu2(f: Function, x: Value) -> Value:
 
 def _signed_root(f: Function, x: Value) -> Value:
     zero = f.zeros(x.type)
-    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # this operand order keeps NaN
+    root = f.sqrt(f.fmax(f.constant(x.type, 1e-6), f.abs(x)))  # this operand order propagates NaN
     return f.select(x < 0.0, zero - root, f.select(x.equals(0.0), zero, root))
 
 

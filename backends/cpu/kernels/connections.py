@@ -1,6 +1,6 @@
 """Coefficients of hyper-connections, as `plan.HyperConnection` defines them: a few per row.
 
-A vector holds the coefficients of one part, or of one row of the mixing matrix. Sums over streams add them in order.
+A vector holds the coefficients of one part, or of one row of the mixing matrix. Sums run over the streams in order.
 """
 
 from __future__ import annotations

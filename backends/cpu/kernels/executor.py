@@ -142,7 +142,7 @@ def step() -> Kernel:
 def worker() -> Kernel:
     """Build `worker(sync, thread, threads, spins)`, which runs the plan once per command.
 
-    It returns 1 when it must quit, and 0 after `spins` idle iterations.
+    The function returns 1 if the thread must end, and 0 after `spins` idle iterations.
     """
 
     def emit(isa: Isa) -> ir.Module:

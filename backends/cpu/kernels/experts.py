@@ -44,7 +44,7 @@ class RouteArguments(Struct):
     scratch: Rows  # one row per thread: three times the padded number of experts, float32
     groups: Int64
     groups_used: Int64
-    given: RowsOrNone  # float32 (rows, used): predefined experts, if the plan has them
+    given: RowsOrNone  # float32 (rows, used): experts selected by the plan instead of the router
 
 
 def route(gating: Gating, used: int, normalize: bool, grouped: bool, given: bool = False) -> PlanKernel[RouteArguments]:

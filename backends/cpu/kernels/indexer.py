@@ -225,7 +225,7 @@ def _choose(f: Function, a: IndexerArguments, shape: IndexerShape, step: Step, r
             units = _ordered(f, shape, of_group, seen)
             with _chosen(f, shape, of_group, units) as (unit, taken):
                 if shape.block == 1:
-                    # Once all units are selected, this writes past the end; the list has room for it.
+                    # Once all units are selected, this store goes past the selected ones; the list has room for it.
                     f.store(listed + n.get() * 4, _float(f, unit))
                     n.set(n.get() + taken)
                 else:

@@ -3,8 +3,8 @@
 With few rows (decode) a thread multiplies the packed bytes of a panel. With more rows (prefill, verify) it first
 unpacks a few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All
 formats share this tile kernel, except the formats that use `wide` on AVX2. Each lane is an output row. Every output is
-one chain of fused multiply-adds over its groups in order of k, for any number of rows in the batch, so its bits never
-change. A task is a run of panels; threads take tasks from a counter.
+one chain of fused multiply-adds over its groups in order of k, for any number of rows in the batch, so results are
+bitwise independent of the batch size. A task is a run of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Product(Struct):
     """Arguments that dense products and products with experts' matrices share."""
 
     weights: Address
-    blocks: Int64  # number along K: blocks of a quantized format, values of a float format
+    blocks: Int64  # blocks along K of a quantized format, or values along K of a float format
     panels: Int64  # even number of panels
     panel_bytes: Int64
     chunk: Int64  # panels per task: even, or 1 for a float format

@@ -1,4 +1,4 @@
-"""Pools of neighbouring rows, as `plan.Pool` defines them. The rows go through the store.
+"""Pools of neighbouring rows, as `plan.Pool` defines them. Rows are appended to the store, then read from it.
 
 The lanes are columns. Each column processes the rows in order of position, first for the largest score, then for the
 sums.

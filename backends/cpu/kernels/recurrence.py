@@ -157,7 +157,7 @@ class Reads(NamedTuple):
 
     query: Value  # address of float32 (key_dim,)
     key: Value
-    grown: Value | None  # a factor of both, a vector; None: already included
+    grown: Value | None  # decay vector that multiplies both products with the state; None: included in query and key
     by_query: Value  # address of float32 (64,)
     by_key: Value
 

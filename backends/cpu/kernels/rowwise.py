@@ -75,7 +75,7 @@ class NormArguments(Struct):
 def norm(kind: NormKind) -> PlanKernel[NormArguments]:
     """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group.
 
-    "rms" takes the mean as 0. "none" takes the mean as 0 and the root as 1.
+    "rms" sets the mean to 0. "none" sets the mean to 0 and the root to 1.
     """
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
@@ -173,7 +173,7 @@ def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArgume
     def unit(f: Function, gate: Value, up: Value, limit: Value) -> Value:
         if activation == "swiglu_oai":
             limit = f.constant(f32x16, 7.0)
-        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # this operand order keeps NaN
+        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # this operand order propagates NaN
             up = f.fmin(limit, f.fmax(f.zeros(f32x16) - limit, up))
         match activation:
             case "swiglu_oai":
@@ -291,7 +291,7 @@ def clamp() -> PlanKernel[FactorArguments]:
     def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
         bound = f.splat(a.factor)
         least = f.constant(f32x16, 0.0) - bound
-        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # this operand order keeps NaN
+        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # this operand order propagates NaN
 
     return kernel("clamp", FactorArguments, body)
 

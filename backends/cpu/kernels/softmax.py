@@ -1,6 +1,6 @@
 """Online softmax of attention: the state of some query rows, the update by a block of scores, and the merge of states.
 
-The maxima of 16 rows share one vector, and the sums share another. So a maximum and a sum per row cost little.
+The maxima of 16 rows share one vector, and the sums share another. So an update of both costs little per row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def exp_negative(f: Function, x: Value) -> Value:
     def c(number: float) -> Value:
         return f.constant(x.type, number)
 
-    clamped = f.fmax(c(-88.0), x)  # this operand order keeps NaN
+    clamped = f.fmax(c(-88.0), x)  # this operand order propagates NaN
     shifted = f.fma(clamped, c(_LOG2E), c(_ROUND))
     n = shifted - _ROUND
     r = f.fma(n, c(-_LN2), clamped)

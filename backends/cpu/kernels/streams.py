@@ -163,7 +163,7 @@ def gaussian_top_k() -> PlanKernel[GaussianTopKArguments]:
             deviation = f.sqrt(_squares(f, x, a.width, mean) / f.to_float(a.width - 1))
             cutoff = f.splat(f.fma(a.deviations, deviation, mean))
             with f.loop(0, a.width, LANES) as i:
-                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # this operand order keeps NaN
+                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # this order propagates NaN
 
     return kernel("excess", GaussianTopKArguments, body)
 

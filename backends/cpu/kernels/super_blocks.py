@@ -33,7 +33,7 @@ VALUES = S_VALUES  # k per call of `tile`
 X_BYTES = S_BLOCK  # bytes of activations per call
 DIRECT_ROWS = (2, 1)  # rows per call of `direct_block`: with 3, LLVM runs out of registers
 TOGETHER = 32  # values per iteration of the loop over a folded super-block
-SOME = 4  # steps between compiler barriers, if one barrier per step is too many
+SOME = 4  # steps between compiler barriers, if a barrier in every step would be slower
 
 
 def _scales(panel: IntegerPanel) -> SuperScales:

@@ -1,9 +1,9 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-Kernels look up 64 point numbers at a time, four runs of the 16 rows. With byte permutation across a register, the
-coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the point numbers of a block are stored as
+Kernels look up 64 point indices at a time, four runs of the 16 rows. With byte permutation across a register, the
+coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the point indices of a block are stored as
 16 bits, and each point is loaded separately from a table among the kernel's constants. (Two alternatives were slower
-for IQ1_M on Zen 4: extracting the numbers from vectors by a fifth, copying points to memory one by one and loading them
+for IQ1_M on Zen 4: extracting the indices from vectors by a fifth, copying points to memory one by one and loading them
 64 later by a third.) `quant.formats` defines the layouts.
 """
 
@@ -34,8 +34,8 @@ from localllm.quant.formats.grids import grid
 u8x16, u16x16 = vector(I8), vector(I16)
 CENTRE = 64  # the byte for zero: coordinates are within +-62, so bytes stay below 128
 EIGHTH = 16  # the byte for zero in eighths: they are within +-9, so AVX2 can add more before it widens
-PERMUTED = 1024  # maximum points; with more, loads beat lookups in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
-Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point numbers, u8 x 64 each
+PERMUTED = 1024  # maximum points; with more, loads beat register lookups (IQ1_S on Zen 4: 38 versus 30 G weights/s)
+Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point indices, u8 x 64 each
 
 
 @cache
@@ -59,7 +59,7 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
 def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
     """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, four coordinates at a time (u8 x 64).
 
-    They come in runs of 16 rows, four runs per index.
+    The bytes are ordered by run: 16 rows per run, four runs per index.
     """
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
         for index in indices:
@@ -73,7 +73,7 @@ def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable
         wide = f.widen(low, I16)
         f.store(numbers + 128 * four, wide if high is None else wide | (f.widen(high, I16) << 8))
     for run in range(4 * len(indices)):
-        # otherwise the compiler extracts the numbers from vectors, and loads more points than registers can hold
+        # otherwise the compiler extracts the indices from vectors, and loads more points than registers can hold
         f.keep_order()
         points = f.fetch(table, element, [f.load(numbers + 2 * (LANES * run + row), I16) for row in range(LANES)])
         if size == 4:

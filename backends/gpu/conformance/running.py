@@ -1,9 +1,9 @@
 """Runs a segment on a device and on the NumPy reference, and compares the results.
 
-The device runs every step twice, and the bits must be equal. In the first run, memory that a kernel must not read holds
-NaN; in the second run, it holds other values. The second run also uses other cache blocks, and records and replays its
-launches. So a stale value from another kernel, or a missing barrier, is detected unless it makes no difference in both
-runs.
+The device runs every step twice, and both results must be bitwise identical. In the first run, memory that a kernel
+must not read holds NaN; in the second run, it holds other values. The second run also uses other cache blocks, and
+records and replays its launches. So a stale value from another kernel, or a missing barrier, is detected unless it
+makes no difference in both runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from localllm.plan import (
 
 # Batch size of each step: one step for each kernel choice by number of rows (`kernel.FEW_ROWS`, `products.SOME_ROWS`).
 ROWS = (70, 19, 9, 1)
-# The same for large products on a CPU device, which would take minutes. 17 and 70 rows differ only on tensor cores.
+# Batch sizes for large products on a CPU device, where all steps would take minutes. 17 and 70 rows differ only on
+# tensor cores.
 FEWER_ROWS = (17, 2, 1)
 MUCH = 1 << 26  # minimum number of multiplications per row that makes a product large
 # Batch size of each step of a growing sequence, which reaches the second partition of attention.
@@ -66,7 +67,8 @@ WANTED = 5  # number of largest logits to search for
 # have PEAK times this error. Sums differ in their order; int8 products have half a percent of error on rows that int8
 # cannot hold exactly. Some operations subtract nearly equal values.
 CLOSE, DIFFERENCES, ROUNDED, TWICE_ROUNDED = 2e-5, 1e-3, 0.1, 0.2
-# The same for keys and values by cache type. A value halfway between two representable ones may round either way.
+# Limits of the error of stored keys and values, by cache type. A value halfway between two representable ones may round
+# either way.
 STORED = {"f32": 2e-5, "f16": 1e-3, "bf16": 4e-3, "fp8": 1e-2}
 STORED_IN_BLOCKS = 3e-2
 PEAK = 16.0
@@ -89,7 +91,7 @@ class Outcome:
 
 
 class Wrong(Exception):
-    """The device computes wrong results. The message says how the results differ."""
+    """Raised if the device computes wrong results. The message says how the results differ."""
 
 
 def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
@@ -157,7 +159,7 @@ def told(error: Exception) -> str:
 def limit_of(segment: Segment, cache: CacheTypes) -> float:
     """Return the largest error that is allowed for a segment."""
     flat = flattened(segment.operations)
-    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # rounds its input, then its hidden states
+    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # experts round input and hidden states
         return TWICE_ROUNDED
     if segment.rounds:
         return ROUNDED
@@ -200,7 +202,7 @@ class _Check:
     def _steps(self) -> Iterator[tuple[int, int]]:
         """Yield (first position, rows) of every step."""
         most = self._limits.rows
-        if self._segment.makes_logits and self._segment.plan.logits.rows == "batch":  # embeddings
+        if self._segment.makes_logits and self._segment.plan.logits.rows == "batch":  # embeddings: one per row
             most = min(most, self._limits.logit_rows)
         at = TEXT if self._after else 0
         of_text = (*ROWS, 150) if self._whole else GROWING
@@ -281,7 +283,7 @@ class _Check:
     # -- comparing -----------------------------------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Run all steps in both ways."""
+        """Run all steps in both ways, and compare the results with the reference."""
         expected: list[list[F32]] = []
         first: list[list[F32]] = []
         for way in (0,) if self._once else (0, 1):

@@ -1,7 +1,7 @@
 """The weights and inputs of a conformance check: few distinct values, equal in every run.
 
-Inputs are small integers times a power of two. Halves and activation blocks represent them exactly, so a product with
-them may differ from the reference only by its summation order. A large matrix repeats PERIOD rows. The reference
+Inputs are small integers times a power of two. Half precision and activation blocks represent inputs exactly, so a
+product may differ from the reference only by its summation order. A large matrix repeats PERIOD rows. The reference
 computes only the distinct rows, the device computes all rows.
 """
 

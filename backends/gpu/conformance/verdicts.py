@@ -1,7 +1,7 @@
 """Decides whether a model may use a device, from stored results or by running the check now.
 
-A result is valid as long as the device, its driver, the kernels and this program stay the same. It is stored in the
-folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
+A result is valid as long as the device, its driver, the kernels and this program stay the same. Results are stored in
+the folder of compiled kernels, which other users cannot write. A damaged file counts as missing.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def select_rows(low: Lowering, op: SelectRows) -> None:
     low.dispatch("select", "logits", [kernel.launch((-(-op.out.width // 128), ("logits", 1, 1), 1), buffers)])
 
 
-# -- number by number --------------------------------------------------------------------------------------------------
+# -- elementwise -------------------------------------------------------------------------------------------------------
 
 
 def _elements(

@@ -36,7 +36,7 @@
 #define INPUT_ROW(at) smaller(first + (at), count - 1)
 #endif
 #ifdef HEADS
-#define X_STEP X_HEAD  // the row length, or the length of a head's slice, is a multiple of this
+#define X_STEP X_HEAD  // elements from one input slice to the next, which give the alignment
 #else
 #define X_STEP X_STRIDE
 #endif

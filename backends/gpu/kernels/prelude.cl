@@ -197,7 +197,7 @@ DEVICE float xielu(float x, float positive, float negative, float beta, float ep
   float below = negative * (exponential_less_one(x > eps ? eps : x) - x);
   return FMA(beta, x, x > 0.0f ? positive * x * x : below);
 }
-// Activations with limits. With this operand order NaN stays NaN.
+// Activations with limits. With this operand order, NaN propagates.
 DEVICE float bounded(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 DEVICE float swiglu_clamp(float gate, float up, float limit) {
   return silu(gate > limit ? limit : gate) * bounded(up, limit);

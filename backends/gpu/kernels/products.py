@@ -2,11 +2,11 @@
 
   1 row              matvec, a segment of 32 work-items per row of the matrix
   to FEW_ROWS        matvec over COLUMNS rows of activations at a time
-  to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a GPU; else matmul's
-  more               the largest tile on tensor cores that fills a GPU; else matmul's, 64 x 32 by dp4a or float32
+  to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a GPU; else matmul
+  more               the largest tile on tensor cores that fills a GPU; else matmul, 64 x 32 by dp4a or float32
 
 The int8 formats use the same activations and the same summation order in every tile. On tensor cores, F16 and BF16
-round activations to 11 and to 16 bits (see SPLIT in rows.cl). F32 stays float32 and uses matmul's tile.
+round activations to 11 and to 16 bits (see SPLIT in rows.cl). F32 stays float32 and uses matmul.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
 
 
 def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> TensorCoreMatmul:
-    """Return the tensor-core kernel for a tile. `terms` is explained in the function of that name."""
+    """Return the tensor-core kernel for a tile. `terms` is a result of the function `terms`."""
     step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
     aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
     groups = 6 if tile == PLAIN_TILE else None  # the compiler would aim at eight or more, and keep sums in memory

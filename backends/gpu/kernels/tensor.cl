@@ -55,7 +55,7 @@ DEVICE void chunk_of(const uchar *w, size_t rows, size_t row, int c, int *q, flo
 }
 
 #ifdef QUANTIZED
-// Adds a chunk to one 16 x 8 tile of results, in the order of operations of add_chunk, so that the bits are equal.
+// Adds a chunk to one 16 x 8 tile of results, in the order of operations of add_chunk, so that results are equal.
 DEVICE void add_products(float *sum, const uint *a, const uint *b, const float *scales, const float *sums) {
 #if HALVES == 1
   int dot[4] = {MAGIC, MAGIC, MAGIC, MAGIC};

@@ -1,4 +1,4 @@
-"""Files that appear completely or not at all. They are written under a hidden name in the same folder, then renamed.
+"""Files that appear completely or not at all. Each is written under a hidden name in the same folder, then renamed.
 
 Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.base.files.outputs`). A killed
 process leaves its hidden file behind. The next process that writes to the folder a day later removes the file.
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 ABANDONED = 24 * 3600  # seconds since the last write
-_HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # contains the process id
+_HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # the number is the process id
 
 
 def hidden_path(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from localllm.base.files.atomic import NewFile, hidden_path, sweep
 from localllm.base.notices import Notice, Setting
 
 _NOT_LINKED: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)  # a pipe without a reader is refused at once
+_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe without a reader fails at once
 _EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
@@ -54,7 +54,7 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
     for each in reading:
-        with suppress(OSError):  # not a file name, such as a built-in model
+        with suppress(OSError):  # an input that is not a file, such as a bundled model
             if path.samefile(each):
                 raise OutputError(f"{path}: this file is being read; give the output another name")
     if path.is_dir():
@@ -90,7 +90,7 @@ def new_file(path: Path, overwrite: bool = False, mode: int = 0o666, keep_mode: 
         new = NewFile(path, mode)
     with new:
         yield OutputFile(path, new.file)
-        check_target(path, overwrite)  # it may have appeared in the meantime
+        check_target(path, overwrite)  # another process may have created the file in the meantime
         with _system_errors(path):
             if keep_mode:
                 _keep_mode(path, new.file.fileno())

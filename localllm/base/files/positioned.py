@@ -20,13 +20,13 @@ def read_at(file: io.FileIO, target: memoryview, offset: int) -> int:
     target = target[:_MOST]
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [target], offset)
-    with _SEEKING:  # Windows, and macOS before 11
+    with _SEEKING:  # Windows, and macOS before 11, lack positional reads
         file.seek(offset)
         return file.readinto(target) or 0
 
 
 def expect(file: io.FileIO, offsets: Iterable[int], size: int) -> None:
-    """Advise the system, if possible, which ranges of `size` bytes are read next, so that it prefetches them."""
+    """Announce the ranges of `size` bytes that are read next, so that the operating system can prefetch them."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError, ValueError):  # the read itself reports errors
             number = file.fileno()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-_COUNTED = re.compile(r"package|dram")  # top-level zones only; psys would count both twice
+_COUNTED = re.compile(r"package|dram")  # top-level zones only; psys would count them twice
 
 
 @dataclass(frozen=True, slots=True)

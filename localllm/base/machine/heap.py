@@ -64,7 +64,7 @@ def limit_spare() -> None:
 def return_pages() -> None:
     """Return the free pages of all heaps to the system.
 
-    This takes 1 to 20 ms, or 200 ms for 300 MB. Other threads continue, but may block on allocations.
+    A call takes 1 to 20 ms, or 200 ms for 300 MB. Other threads continue, but may block on allocations.
     """
     library = _library()
     if library is not None:

@@ -79,7 +79,7 @@ def _windows() -> SystemMemory:
 
 
 def _posix() -> SystemMemory:
-    """Return the total memory as free, on systems without further information."""
+    """Return the total memory, also as `free`, since these systems do not report free memory."""
     if not hasattr(os, "sysconf"):
         return SystemMemory(0, 0)
     try:

@@ -18,7 +18,7 @@ from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, ta
 from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
-_CHUNK = 4096  # rows read at a time
+_CHUNK = 4096  # rows of the output matrix read at a time
 
 
 def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:

@@ -12,7 +12,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import From, Key, Layer, Recipe, by_name, must_be, permuted, taken
 
 _BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
-_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict the token there, not the next one
+_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its own token, not the next token
 _LLADA: Layer = {
     "attn_norm": taken("attn_norm"),
     "ffn_norm": taken("ff_norm"),

@@ -1,4 +1,4 @@
-"""The recipes of encoders. The gguf package names their tensors. Classes with a classifier become rerankers."""
+"""The recipes of encoders. The gguf package maps the tensor names. Classes with a classifier become rerankers."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ ROWS = (
         keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
         mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
     ),
-    Recipe(  # transformers does not support it
+    Recipe(  # transformers does not support this architecture
         "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
         mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
     ),
@@ -205,7 +205,7 @@ ROWS = (
         ),
         **_NEO,
     ),
-    Recipe(  # transformers does not support it
+    Recipe(  # transformers does not support this architecture
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
         checks=(
             must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),

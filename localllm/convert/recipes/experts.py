@@ -13,7 +13,7 @@ from localllm.convert.recipe import Layer, Recipe, must_be, taken
 
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
-    """Return a list of 0 and 1 by layer. A missing list counts as all 0."""
+    """Return a list from config.json with 0 or 1 for each layer; all 0 if the list is missing."""
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return [False] * layers

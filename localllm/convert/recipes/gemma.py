@@ -72,7 +72,7 @@ def _by_layer(config: HfConfig, name: str) -> np.ndarray:
 
 
 def _widths(config: HfConfig) -> np.ndarray:
-    """Return the feed-forward width of each layer. In layers that share a KV cache it may be twice as large."""
+    """Return the feed-forward width of each layer. Layers that share a KV cache may have twice the width."""
     widths = _by_layer(config, "intermediate_size").astype(np.int32)
     own = len(widths) - (config.integer("num_kv_shared_layers") or 0)
     if config.flag("use_double_wide_mlp"):

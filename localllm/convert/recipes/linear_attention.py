@@ -42,8 +42,9 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
 
 
 def kimi_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. By default it
-    is every fourth layer."""
+    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. The default
+    is every fourth layer.
+    """
     found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
     if found is not None:
         return found
@@ -236,7 +237,7 @@ def _of_residual(which: str) -> Check:
 
 
 def _decays(config: HfConfig) -> np.ndarray:
-    """Return which layers have lightning attention, from `layer_types` or `attn_type_list` (0)."""
+    """Return which layers have lightning attention, from `layer_types`, or from the zeros in `attn_type_list`."""
     found, layers = is_kind("linear_attention")(config), config.needed("num_hidden_layers")
     listed = config.get("attn_type_list")
     if found is not None:

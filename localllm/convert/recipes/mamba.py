@@ -50,7 +50,7 @@ def _mamba(prefix: str) -> Layer:
 
 
 def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
-    """Return the sources of Mamba-2. Its norm works on groups of equal width."""
+    """Return the sources of Mamba-2. The norm applies to groups of equal width."""
     column = shaped(lambda sizes: 1)
     return {
         "ssm_in": taken(f"{prefix}.in_proj"),
@@ -223,7 +223,7 @@ _NEMOTRON_H_KEYS: dict[str, Key] = {
     "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
     "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
     "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
-    "attention.layer_norm_epsilon": lambda config: config.real("layer_norm_epsilon"),  # llama.cpp requires it too
+    "attention.layer_norm_epsilon": lambda config: config.real("layer_norm_epsilon"),  # llama.cpp also needs this key
 }  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def _own_output(config: HfConfig) -> str | None:
 
 _FALCON_H1: Layer = {
     "attn_norm": taken("input_layernorm"),
-    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # the only tensor that GGUF files store without .weight here
+    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # GGUF omits .weight for this tensor only
     "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
     "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
     "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),

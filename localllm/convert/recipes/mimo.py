@@ -48,7 +48,7 @@ def _mimo_window(config: HfConfig) -> int:
 
 
 def _value_scale(config: HfConfig) -> float | None:
-    told = "attention_value_scale" in config.values  # null means none
+    told = "attention_value_scale" in config.values  # null: values are not scaled
     return config.real("attention_value_scale") if told else 0.707
 
 

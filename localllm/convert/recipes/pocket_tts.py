@@ -2,7 +2,7 @@
 converter.
 
 The checkpoints have no config.json. Sizes come from the tensors, and all published models have heads of width 64. In
-the embedding table, the rows that start a voice and the audio follow the text rows.
+the embedding table, the text rows are followed by the rows of the voice and audio start tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Qwen 3 rerankers: decoders that answer "yes" or "no", whose two logits become a classifier. The class with a single
-score is converted to the same form."""
+"""Qwen 3 rerankers: decoders that answer "yes" or "no". The two tokens' rows of the output matrix form the classifier.
+Models with a single score are converted to the same form.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ TEMPLATE = (
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
 _NAME = "qwen3-reranker"
-_MAX_CARD = 1 << 20  # bytes
+_MAX_CARD = 1 << 20  # maximum bytes of README.md to read
 _KEYS: dict[str, Key] = {"pooling_type": 4, "classifier.output_labels": lambda config: ["yes", "no"]}
 
 

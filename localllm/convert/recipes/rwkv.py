@@ -1,5 +1,6 @@
-"""The recipes of RWKV-6 and 7, with RWKV's layers or in Qwen2's layers. transformers supports none of them: the tensor
-names come from the reference implementations and from flash-linear-attention."""
+"""The recipes of RWKV-6 and 7, in RWKV's own layers or in place of attention in Qwen2's layers. transformers supports
+none of them, so the tensor names come from the reference implementations and from flash-linear-attention.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ _RWKV6: Layer = {
 _QWEN_NAMES = {"receptance": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate"}
 _QWEN6: Layer = {
     **of.NORMS,
-    **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # reorders r, k, v, w, g to w, k, v, r, g
+    **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # from r, k, v, w, g to w, k, v, r, g
     "time_mix_first.weight": taken("self_attn.time_faaaa"),
     **{f"time_mix_{x}": taken(f"self_attn.{name}") for x, name in _QWEN_NAMES.items()},
     "time_mix_ln": taken("self_attn.ln_x"),
@@ -115,7 +116,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
         name, change = low_rank(letter, number)
         if letter != "v":
             return taken(f"{module}.{name}", change)
-        other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp loads it in the first layer, but does not use it
+        other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp loads layer 0's tensor without using it
         both = From((f"{module}.{name}", other), lambda tensors, sizes: change([_of_first(tensors, sizes)], sizes))
         return both, From((other,), change)
 
@@ -127,7 +128,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
                 tuple(f"{module}.x_{x}" for x in "grwkva"),
                 lambda tensors, sizes: _fused([*tensors[1:], tensors[0]], sizes),
             ),
-            From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # models without a gate
+            From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # source in models without a gate
         ),
         **{f"time_mix_{letter}{number}.weight": source(letter, number) for letter, number in ranks},
         **{f"time_mix_{x}.weight": taken(f"{module}.{x}", flat) for x in ("k_k", "k_a", "r_k")},
@@ -168,7 +169,7 @@ _QWEN7: Layer = {
 
 
 def _low_rank(name: str, older: str, exponent: float, factor: float) -> Callable[[HfConfig], int]:
-    """Return a reader of a rank: from config.json, else computed from the model width."""
+    """Return a reader of a matrix's rank: from config.json, else computed from the model width."""
 
     def rank(config: HfConfig) -> int:
         found = config.integer(name, older)

@@ -66,7 +66,7 @@ NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": N
 
 
 def number(*names: str) -> Callable[[HfConfig], int | None]:
-    """Return a reader for a value in older config files. The first name in config.json is used."""
+    """Return a reader for a value with several names. It uses the first name that config.json contains."""
     return lambda config: config.integer(*names)
 
 

@@ -43,8 +43,9 @@ def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _known_depth(config: HfConfig) -> str | None:
-    """Require a known number of layers. It determines the position encoding, which config.json lacks: 7B has rope, 13B
-    ALiBi."""
+    """Require a known number of layers. The depth determines the position encoding, which config.json lacks: 7B has
+    rope, 13B ALiBi.
+    """
     layers = config.needed("num_hidden_layers")
     if layers in (32, 40):
         return None

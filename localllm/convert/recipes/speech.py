@@ -62,7 +62,9 @@ def _values(tensor: LazyTensor, start: int, stop: int) -> F32:
 
 
 def _names(config: HfConfig) -> dict[int, str]:
-    """Return the code tokens by id. They follow the text tokens, and config.json names some of them."""
+    """Return the texts of the code tokens by id. Code tokens follow the text tokens, and config.json names some of
+    them.
+    """
     first, count = config.needed("text_vocab_size"), config.needed("vocab_size")
     names = [f"<|codec_{i}|>" for i in range(count)]
     for key, told in config.table("talker_config").items():

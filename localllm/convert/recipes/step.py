@@ -17,7 +17,9 @@ from localllm.convert.recipes.shared import head_width
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
-    """Return a list by layer without the entries of the multi-token prediction heads; null counts as 0."""
+    """Return a per-layer list from config.json without the entries of the multi-token prediction heads; null counts as
+    0.
+    """
     found, layers = config.get(name), config.needed("num_hidden_layers")
     if found is None:
         return None
@@ -42,7 +44,7 @@ def _step_kinds(config: HfConfig) -> list[str]:
 
 
 def _in_windows(name: str, *own: str) -> Key:
-    """Return a number of heads by layer. A nested table has the number for sliding-window layers."""
+    """Return the number of heads of each layer. A nested table gives the number for sliding-window layers."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
         table = config.below("attention_other_setting", config.table("attention_other_setting"))

@@ -1,6 +1,6 @@
 """The recipes of T5 (arXiv:1910.10683), mT5 and UMT5, and of their encoders alone.
 
-The gguf package names their tensors. T5 divides the logits by sqrt(width) if the output matrix is tied to the
+The gguf package maps the tensor names. T5 divides the logits by sqrt(width) if the output matrix is tied to the
 embedding. A GGUF file marks this by omitting the output matrix.
 """
 
@@ -15,9 +15,9 @@ from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Key, Mapped, Recipe, by_name, must_be
 from localllm.convert.tensor import LazyTensor
 
-_CONTEXT = 512  # trained length, missing in config.json; attention uses relative positions, so longer texts also work
+_CONTEXT = 512  # trained length, which config.json lacks; longer texts work too, since positions are relative
 _TABLES = {"shared": "token_embd", "encoder.embed_tokens": "token_embd", "decoder.embed_tokens": "token_embd"}
-_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # only in old checkpoints; unused
+_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # unused tensor of old checkpoints
 
 
 def _divided(config: HfConfig) -> bool:
@@ -45,7 +45,7 @@ def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
 
 
 def _start(config: HfConfig) -> int | None:
-    """Return the token that starts the output."""
+    """Return the decoder start token."""
     return config.integer("decoder_start_token_id", "pad_token_id")
 
 

@@ -58,7 +58,7 @@ _QWEN3: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": _deepstack}
 
 
 def _is_count(value: object) -> bool:
-    """Return whether a value is a whole number of pairs; older checkpoints write it as 16.0."""
+    """Return whether a value is an integral number of pairs. Older checkpoints store it as a float, such as 16.0."""
     return type(value) in (int, float) and value in range(1 << 16)
 
 

@@ -37,7 +37,7 @@ class NgramDrafter:
             self._places.setdefault(before, []).append(len(self._text) - 1)
 
     def propose(self, sampler: Sampler) -> Iterator[DraftToken]:
-        """Yield the tokens that followed the longest match; among equal matches, the newest.
+        """Yield the tokens that followed the longest match; of equally long matches, the newest counts.
 
         A continuation that reaches the end of the text continues with the drafted tokens.
         """

@@ -1,7 +1,8 @@
 """Decides how much to draft from the cost of forward passes and the acceptance rate, and when to pause.
 
 All costs are in seconds. A round verifies k drafted tokens in one forward pass over k + 1 tokens and yields 1 +
-accepted tokens. It saves time if decoding the accepted tokens one by one would take longer than the additional tokens.
+accepted tokens. A round saves time if decoding the accepted tokens one by one would take longer than verifying k
+drafts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _REST, _LONGEST_REST = 8, 512  # rounds without drafts after a loss; doubled aft
 
 
 class Costs:
-    """Seconds per forward pass of 1 ... `most` rows: measured once, then corrected by every pass.
+    """Seconds per forward pass of 1 ... `most` rows: measured once, then corrected after every forward pass.
 
     The times of single-token and multi-token passes drift apart with the length of the text and the machine's load.
     Each kind therefore has a correction factor.

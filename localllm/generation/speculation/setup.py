@@ -14,7 +14,7 @@ from localllm.generation.speculation.policy import outlook
 from localllm.generation.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
 from localllm.options import SpeculationOptions
 
-SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds of Python per forward pass, 2 % of this
+SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
 
 _ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
 
@@ -40,7 +40,7 @@ class Speculation:
     def __init__(
         self, target: SpeculationTarget, options: SpeculationOptions, drafting: SpeculationTarget | None
     ) -> None:
-        """Mismatched vocabularies: ignore the draft model in automatic mode, or else raise SpeculationError."""
+        """If the vocabularies do not match, ignore the draft model in automatic mode, else raise SpeculationError."""
         self.options, self._draft, self.refused = options, drafting, ""  # refused: why the draft model cannot be used
         self._mapping: Mapping | None = None
         self._itself = drafting is not None and _same_file(target, drafting)

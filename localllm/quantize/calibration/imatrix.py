@@ -32,7 +32,7 @@ _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "im
 _MOST = (1 << 31) - 1  # maximum of a count, since the older format stores int32
 _MOST_TOKENS = 2.0**62  # maximum count, which must fit in int64
 _LIMIT = 1 << 28  # maximum number of values in a file of the older format; a larger count means damage
-_MOST_BYTES = 4 * _LIMIT  # maximum bytes of such a file
+_MOST_BYTES = 4 * _LIMIT  # maximum bytes of a file of the older format
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from localllm.quantize.calibration.mix import Effect, Effects, finest, smallest
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-RUNS_AS = "F16"  # format of the matrices during trials: close to every format, exact to 11 bits
+RUNS_AS = "F16"  # format of the matrices during trials: 11 significant bits, so its error is negligible
 TRIES = 8  # attempts of `fit_kld` before it gives up
 
 

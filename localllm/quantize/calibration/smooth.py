@@ -1,7 +1,8 @@
 """Find the places in a model where factors can be folded: matrices that read a value, and the tensors that produce it.
 
-They are found in the plan of a forward pass, so all architectures are covered. The producers are the weights of a norm,
-the rows of the value matrix before attention, and the rows of the up matrix of a gated feed-forward, also in experts.
+The places are found in the plan of a forward pass, so all architectures are covered. The producers are the weights of a
+norm, the rows of the value matrix before attention, and the rows of the up matrix of a gated feed-forward, also in
+experts.
 """
 
 from __future__ import annotations
