@@ -112,7 +112,7 @@ class Architecture:
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... do not use RoPE (NoPE); 0: all layers use RoPE
     rope_pattern: bool = False  # the key `attention.rope_pattern` defines which layers use RoPE
     qk_norm: bool = False  # q/k norms are required (otherwise they are applied if the GGUF has them)
-    ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (as llama.cpp for some models)
+    ffn_scales: bool = False  # apply `.scale` tensors of feed-forward matrices (as llama.cpp for some models)
     # fused: ffn_up contains gate and up; plain: no gate; found: determined by the tensors in the GGUF
     ffn: Literal["gated", "fused", "plain", "found"] = "gated"
     norm: NormKind = "rms"
