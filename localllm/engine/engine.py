@@ -71,8 +71,8 @@ class Watches(Protocol):
 class Engine:
     """The sequences of an executable and its KV cache. Not thread-safe; the lock `alone` makes a second thread wait.
 
-    `limits` do not exceed the executable's limits: `rows` and `logit_rows` per step, and `positions`, the maximum
-    tokens of a sequence. `pool` allocates the executable's blocks.
+    `limits` must not exceed the executable's: `rows` and `logit_rows` per step, and `positions`, the maximum number
+    of tokens in a sequence. `pool` allocates the executable's blocks.
 
     For an encoder-decoder model, `start` is the token that separates the text from its answer. The first step of a
     sequence contains the whole text and that token. The encoder reads the tokens before it, the decoder all others.

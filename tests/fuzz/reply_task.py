@@ -15,7 +15,7 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Send `request["send"]` and end, or answer honestly. After an empty message, answer honestly too."""
+    """Write the raw messages in `request["send"]` and exit the process. Without them, or after several, return normally."""
     if "send" not in request:
         return {"number": request["number"]}
     for part in request["send"]:

@@ -76,7 +76,7 @@ class NewFile:
 
 def _remove(hidden: Path, process: int) -> None:
     if os.getpid() == process:  # a forked copy of the object does not own the file
-        with suppress(OSError):  # Windows does not remove open files; a later process will remove it
+        with suppress(OSError):  # Windows cannot delete an open file; a later process does
             hidden.unlink()
 
 

@@ -109,8 +109,11 @@ def _rank(name: str, wide: int) -> Callable[[HfConfig], int]:
 
 
 def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], parts: dict[str, str]) -> Layer:
-    """Return the sources of a time mix. `low_rank` maps letter and number to the name and change of a low-rank
-    matrix."""
+    """Return the sources of a time mix.
+
+    `low_rank` takes the letter and number of a low-rank matrix (`w`, 1 for `time_mix_w1`). It returns the name in the
+    checkpoint and the transform to apply.
+    """
 
     def source(letter: str, number: int) -> tuple[From, ...]:
         name, change = low_rank(letter, number)

@@ -104,7 +104,7 @@ def test_every_line_fits_and_breaks_between_words(width: int) -> None:
     item = next(n for n, line in enumerate(lines) if line.startswith("• one"))
     assert lines[item + 1].startswith("  ") or width == 100
     quoted = [line for line in lines if line.startswith("│ ")]
-    # no word of the next line would have fit
+    # the first word of the next line would not have fit on this one
     assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))
     assert len(quoted) == (2 if width > 40 else 3) - (width == 100)
     assert "    return x + 1  # **as is**" in lines
