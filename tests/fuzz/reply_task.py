@@ -15,7 +15,7 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the raw messages in `request["send"]` and exit the process. Without them, or after several, return normally."""
+    """Write the raw messages in `request["send"]` and exit. Without them, or after several, return normally."""
     if "send" not in request:
         return {"number": request["number"]}
     for part in request["send"]:

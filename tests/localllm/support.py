@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -132,6 +133,7 @@ class Terminal:
         )
         os.close(slave)
         self.seen = self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         self._part = ""  # the start of an incomplete escape sequence
         if shell:
             self.type(shlex.join([*PROGRAM, *map(str, words)]) + "\n")
@@ -175,7 +177,7 @@ class Terminal:
         return self.process.wait(60)
 
     def _read(self) -> None:
-        text = os.read(self.master, 4096).decode("utf-8", "replace")
+        text = self._decoder.decode(os.read(self.master, 4096))
         self.written += text
         plain = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\a]*\a|[^\[\]])", "", self._part + text)
         begun = plain.find("\x1b")
