@@ -18,16 +18,13 @@ from localllm.output.values import STRING, Property
 from localllm.template.format import (
     AnswerFormat,
     Calls,
-    JsonCalls,
-    NamedCalls,
-    NestedCalls,
-    Pattern,
-    PythonCalls,
-    TaggedCalls,
+    Items,
+    filled,
 )
 
 Json = Mapping[str, Any]
 MOST_TOOLS = 256
+_CHOSEN = {"id": "/[a-zA-Z0-9]{9}/", "n": "/[0-9]{1,3}/"}  # fields of a pattern that the model chooses
 _MOST_DEPTH = 8
 _MOST_RULES = 10_000
 _MOST_TEXT = 1 << 21  # maximum characters in all rules
@@ -44,26 +41,13 @@ def forced_calls(
         raise StructureError(f"a call can be forced for 1 to {MOST_TOOLS} tools, got {len(tools)}")
     rules = _Rules(vocabulary)
     form, channels = format_.calls, format_.channels
-    functions = [_Function(tool) for tool in tools]
-    if channels is not None:
-        parallel = parallel and channels.kind == "arrows"
-    if isinstance(form, JsonCalls):
-        body = _json(rules, form, functions, parallel and not form.bare)
-    elif isinstance(form, PythonCalls):
-        body = _python(rules, form, functions, parallel)
-    else:
-        calls = [rules.add(_marked(rules, form, function)) for function in functions]
-        headed = channels is not None and channels.kind == "recipients"
-        if headed:
-            calls = [
-                rules.add(f"{rules.text(f' to={function.name}<|message|>')} {rules.text(form.section[0])} GAP {call}")
-                for function, call in zip(functions, calls, strict=True)
-            ]
-        before, after = ("", form.section[1]) if headed else form.section
-        if channels is not None and channels.kind == "arrows":
-            return rules.grammar(_arrows(rules, channels.start, calls, parallel))
-        body = rules.sequence(before, f"({' | '.join(calls)})", after, parallel)
-    return rules.grammar(body)
+    calls = []
+    for function in map(_Function, tools):
+        call = _call(rules, form, function)
+        if channels is not None and not channels.heads_calls:
+            call = f"{rules.text(f' to={function.name}<|message|>')} {rules.text(form.section[0])} GAP {call}"
+        calls.append(rules.add(call))
+    return rules.grammar(_answer(rules, format_, f"({' | '.join(calls)})", parallel))
 
 
 class _Function:
@@ -92,9 +76,6 @@ class _Function:
         own = self.properties[key]
         shared: dict[str, Any] = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
         return shared | dict(own) if isinstance(own, Mapping) else {}
-
-    def types(self, key: str) -> frozenset[str] | None:
-        return Property(self.part(key), self.schema).types
 
 
 class _Rules:
@@ -137,19 +118,18 @@ class _Rules:
         """Return whether a marker is an end-of-generation token."""
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
-    def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return the expression for calls between the markers of a section. A marker that would end generation is
-        omitted.
-        """
-        after = "" if self.ends_answer(after) else after
-        more = f"(GAP {call})*" if parallel else ""
-        parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
-        return " ".join([*filter(None, parts), *([f"GAP {self.text(after)}"] if after else [])])
+    def filled(self, pattern: str, fields: Mapping[str, str]) -> str:
+        """Return the expression for a pattern. The model chooses the fields missing from `fields`."""
+        pieces = filled(pattern, fields)
+        return " ".join(_CHOSEN[piece] if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def listed(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return the expression for items (body, required) in order, with separators between the items that are
-        present.
+        """Return the expression for items (body, required), with separators between the items that are present.
+
+        They come in order, but with a separator the required ones come first.
         """
+        if not separator:
+            return " ".join(body if required else f"{body}?" for body, required in items)
         fixed = [body for body, required in items if required]
         free = [body for body, required in items if not required]
         tails = [self.add(f"{self.text(separator)} {body}") for body in free]
@@ -159,151 +139,82 @@ class _Rules:
         return f"({' | '.join(starts)})?" if starts else '""'
 
 
-def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
+def _answer(rules: _Rules, format_: AnswerFormat, one: str, parallel: bool) -> str:
+    """Return the expression for the calls of an answer, in their sections. `one` is the expression for a call.
+
+    A marker that would end generation is omitted.
+    """
+    form, channels = format_.calls, format_.channels
+    before, after = form.section if channels is None or channels.heads_calls else ("", form.section[1])
+    opening, separator = f"{rules.text(before)} GAP" if before else "", "GAP"
+    closing = f"GAP {rules.text(after)}" if after and (form.listed or not rules.ends_answer(after)) else ""
+    if form.listed and form.objects:
+        opening, separator = f"{rules.text(before)} /[ \\n]{{0,2}}\\[[ \\n]{{0,16}}/", r"/,[ \n]{0,16}/"
+        closing = rf"/[ \n]{{0,16}}\]/ {closing}"
+    elif form.listed:
+        opening, separator, closing = rules.text(f"{before}["), rules.text(", "), rules.text(f"]{after}")
+    elif channels is not None:
+        separator, parallel = rules.text(channels.start), parallel and channels.kind == "arrows"
+    elif form.again:
+        one, opening, closing = rules.add(f"{opening} {one} {closing}"), "", ""
+    elif form.objects:
+        parallel = parallel and bool(after)
+    return " ".join(filter(None, (opening, one, f"({separator} {one})*" if parallel else "", closing)))
+
+
+def _call(rules: _Rules, form: Calls, function: _Function) -> str:
     """Return the expression for a call between its own markers, without the section's markers."""
-    if isinstance(form, NamedCalls):
-        return _named(rules, form, function)
-    if isinstance(form, TaggedCalls):
-        return _tagged(rules, form, function)
-    assert isinstance(form, NestedCalls)
-    return _nested(rules, form, function)
-
-
-def _json(rules: _Rules, form: JsonCalls, functions: Sequence[_Function], parallel: bool) -> str:
-    """Return the expression for calls that are JSON objects with a name and arguments."""
-    objects = []
-    for function in functions:
-        arguments = rules.json(function.schema)
-        name = json.dumps(function.name, ensure_ascii=False)
-        if form.keyed:
-            objects.append(rules.add(f"{rules.text('{' + name + ': ')} {arguments} {rules.text('}')}"))
-            continue
-        number = '""'
-        if form.id_key:
-            number = rules.text(f'"{form.id_key}": ') + r' /"[0-9]{1,3}", /'
-        middle = rules.text(f'"{form.name}": {name}, "{form.arguments}": ')
-        objects.append(rules.add(f"{rules.text('{')} {number} {middle} {arguments} {rules.text('}')}"))
-    one = f"({' | '.join(objects)})"
-    before, after = form.section
-    if form.listed:
-        more = f"(/,[ \\n]{{0,16}}/ {one})*" if parallel else ""
-        body = f"/[ \\n]{{0,2}}\\[[ \\n]{{0,16}}/ {one} {more} /[ \\n]{{0,16}}\\]/"
-        return " ".join([rules.text(before), body, *([f"GAP {rules.text(after)}"] if after else [])])
-    if form.again:
-        single = rules.add(rules.sequence(before, one, after, False))
-        return f"{single} (GAP {single})*" if parallel else single
-    return rules.sequence(before, one, after, parallel and bool(after))
-
-
-def _named(rules: _Rules, form: NamedCalls, function: _Function) -> str:
-    """Return the expression for a call: the name between markers, then a JSON object of arguments."""
-    pattern = form.begin[0]
-    begin = " ".join(_filled(rules, pattern, {"name": form.prefix + function.name}))
-    gemma = bool(form.style.quote)
-    arguments = _gemma_object(rules, form.style.quote, function) if gemma else rules.json(function.schema)
+    name = json.dumps(function.name, ensure_ascii=False) if form.objects else form.prefix + function.name
+    begin = rules.filled(form.begin, {"name": name, "count": "1"})
     ends = [rules.text(end) for end in form.end if not rules.ends_answer(end)]
-    return " ".join([begin, arguments, *ends])
+    return " ".join([begin, _arguments(rules, form, function), *ends])
 
 
-def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[str]:
-    """Return the expressions for the parts of a pattern. The model chooses the fields missing from `fields`."""
-    chosen = {"id": "/[a-zA-Z0-9]{9}/", "n": "/[0-9]{1,3}/"}
-    parts: list[str] = []
-    plain = ""
-    for at, piece in enumerate(pattern.pieces):
-        if at % 2 == 0:
-            plain += piece
-        elif piece in fields:
-            plain += fields[piece]
-        else:
-            parts += [rules.text(plain), chosen[piece]]
-            plain = ""
-    return [*parts, *([rules.text(plain)] if plain else [])]
-
-
-def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> str:
-    """Return the expression for calls. The start marker of the first call is already in the prompt."""
-    one = f"({' | '.join(calls)})"
-    return f"{one} ({rules.text(start)} {one})*" if parallel else one
-
-
-# -- tags ------------------------------------------------------------------------------------------------------------
-
-
-def _tagged(rules: _Rules, form: TaggedCalls, function: _Function) -> str:
-    """Return a tag with the name, then one tag per argument."""
-    gap = "GAP" if form.gap else '""'
-    parts = [*_filled(rules, form.begin, {"name": function.name, "n": "1"}), gap]
+def _arguments(rules: _Rules, form: Calls, function: _Function) -> str:
+    items = form.items
+    if items is None:
+        return _gemma_object(rules, form.quote, function) if form.quote else rules.json(function.schema)
+    given = []
     for key in function.properties:
-        one = rules.add(f"{_tagged_argument(rules, form, function, key)} {gap}")
-        parts.append(one if key in function.required else f"{one}?")
-    return " ".join([*parts, rules.text(form.end)])
+        part = function.part(key)
+        item = _item(rules, items, key, Property(part, function.schema), None if items.prefix else part)
+        given.append((rules.add(f"{item} GAP") if items.gap else item, key in function.required))
+    return f"{'GAP' if items.gap else ''} {rules.listed(given, items.separator)}"
 
 
-def _tagged_argument(rules: _Rules, form: TaggedCalls, function: _Function, key: str) -> str:
-    types = function.types(key)
+def _item(rules: _Rules, items: Items, key: str, schema: Property, part: Json | None, depth: int = _MOST_DEPTH) -> str:
+    """Add a rule for an argument: the text with its key, the value, and the text after it.
+
+    A value is JSON that matches the schema `part`, if it is not text and has no tags in it.
+    """
+    types = schema.types or (STRING if items.prefix else schema.types)
     text = types is None or "string" in types
     kind = "string" if text else next(iter(sorted(types or ())), "object")
     fields = {"key": key, "string": str(text).lower(), "type": "number" if kind == "integer" else kind}
-    begin = _filled(rules, form.key, fields)
-    if form.value:
-        begin += ["GAP", rules.text(form.value)]
-    line = "\n" if form.lines else ""
+    begin = rules.filled(items.key, fields)
+    if items.value:
+        begin += f" GAP {rules.text(items.value)}"
+    line = "\n" if items.lines else ""
     if line:
-        begin.append(rules.text(line))
-    choices = function.part(key).get("enum")
-    close = line + form.close
-    if text and types == STRING and isinstance(choices, list) and choices:
-        value = f"({' | '.join(rules.text(str(choice)) for choice in choices)}) {rules.text(close)}"
-    elif text:
-        value = rules.until(close)
-    else:
-        value = f"{rules.json(function.part(key))} {rules.text(close)}"
-    return " ".join([*begin, value])
+        begin += f" {rules.text(line)}"
+    close = "".join([line, *filled(items.close, fields)])
+    end = rules.text(close)
+    tree = types if items.prefix and types else frozenset()  # types of values that may be tags
+    choices = part.get("enum") if part is not None and types == STRING else None
+    if "object" in tree and depth and schema.properties:
+        below = [(name, schema.below(name), name in schema.required) for name in schema.properties]
+        inside = [(_item(rules, items, name, its, None, depth - 1), required) for name, its, required in below]
+        return rules.add(f"{begin} {rules.listed(inside, '')} {end}")
+    if "array" in tree and depth and not text:
+        return rules.add(f"{begin} {_item(rules, items, 'item', schema.item(), None, depth - 1)}* {end}")
+    if close and isinstance(choices, list) and choices:
+        return rules.add(f"{begin} ({' | '.join(rules.text(str(choice)) for choice in choices)}) {end}")
+    if close and (text or tree & {"object", "array"}):
+        return rules.add(f"{begin} {rules.until(close)}")
+    return rules.add(f"{begin} {rules.json({'type': sorted(types or ())} if part is None else part)} {end}")
 
 
-def _nested(rules: _Rules, form: NestedCalls, function: _Function) -> str:
-    """Return a tag with the name, then one element per argument."""
-    parts = _filled(rules, form.begin, {"name": function.name})
-    for key in function.properties:
-        schema = Property(function.part(key), function.schema)
-        one = _element(rules, form.prefix, key, schema, _MOST_DEPTH)
-        parts.append(one if key in function.required else f"{one}?")
-    return " ".join([*parts, rules.text(form.end)])
-
-
-def _element(rules: _Rules, prefix: str, key: str, schema: Property, depth: int) -> str:
-    """Add a rule for an element: with child elements if its schema describes them, otherwise with text."""
-    begin, end = rules.text(f"{prefix}<{key}>"), f"{prefix}</{key}>"
-    types = schema.types or STRING
-    inside = schema.properties if "object" in types and depth else ()
-    if inside:
-        parts = [(_element(rules, prefix, name, schema.below(name), depth - 1), name) for name in inside]
-        body = " ".join(part if name in schema.required else f"{part}?" for part, name in parts)
-        return rules.add(f"{begin} {body} {rules.text(end)}")
-    if "array" in types and "string" not in types and depth:
-        item = _element(rules, prefix, "item", schema.item(), depth - 1)
-        return rules.add(f"{begin} {item}* {rules.text(end)}")
-    if types & {"string", "object", "array"}:
-        return rules.add(f"{begin} {rules.until(end)}")
-    return rules.add(f"{begin} {rules.json({'type': sorted(types)})} {rules.text(end)}")
-
-
-# -- Python, and Gemma -----------------------------------------------------------------------------------------------
-
-
-def _python(rules: _Rules, form: PythonCalls, functions: Sequence[_Function], parallel: bool) -> str:
-    """Return the expression for a list of calls with keyword arguments."""
-    calls = []
-    for function in functions:
-        items = [
-            (rules.add(f"{rules.text(f'{key}=')} {rules.json(function.part(key))}"), key in function.required)
-            for key in function.properties
-        ]
-        calls.append(rules.add(f"{rules.text(f'{function.name}(')} {rules.listed(items, ', ')} {rules.text(')')}"))
-    one = f"({' | '.join(calls)})"
-    more = f"({rules.text(', ')} {one})*" if parallel else ""
-    return f"{rules.text(form.section[0] + '[')} {one} {more} {rules.text(']' + form.section[1])}"
+# -- Gemma -----------------------------------------------------------------------------------------------------------
 
 
 def _gemma_object(rules: _Rules, quote: str, function: _Function) -> str:

@@ -14,7 +14,7 @@ from localllm.constrained.constraint import GrammarVocabulary, Mask
 from localllm.constrained.forced_calls import MOST_TOOLS, forced_calls
 from localllm.constrained.reasoning import ReasoningProgress, ReasoningTracker, regex_escaped
 from localllm.options.structure import StructureError
-from localllm.template.format import AnswerFormat, JsonCalls
+from localllm.template.format import AnswerFormat
 from localllm.template.reasoning import ReasoningState
 
 if TYPE_CHECKING:
@@ -48,10 +48,8 @@ def offered_calls(
 
 def _marker(format_: AnswerFormat) -> str:
     """Return the text that begins calls, or "" if the format lacks such a text or uses headers."""
-    calls = format_.calls
-    if format_.channels is not None or (isinstance(calls, JsonCalls) and calls.bare):
-        return ""
-    return (calls.section[0] or next(iter(calls.opens()), "")).strip()
+    opens = format_.calls.opens if format_.channels is None else ()
+    return opens[0].strip() if opens else ""
 
 
 class OfferedCalls:

@@ -1,4 +1,4 @@
-"""Parse tool calls in the output. Each call format in `template/format.py` has a parser.
+"""Parse tool calls in the output, as their format describes them (`template/format.py`).
 
 A parser runs after the marker that begins a call. If no call follows, it returns False and outputs nothing, and its
 caller outputs the text unchanged. Once a call has been started, it stays a call. If it turns out to be malformed or
@@ -11,18 +11,16 @@ import json
 import re
 from dataclasses import dataclass
 
-from localllm.output.incoming import Incoming, Markers, Show, Wait
-from localllm.output.literal import converted, escaped, literal, plain_string
+from localllm.output.incoming import MOST_HEADER, MOST_NAME, Incoming, Wait
+from localllm.output.items import ItemsReader
+from localllm.output.literal import converted, literal, plain_string
 from localllm.output.parts_writer import PartsWriter
 from localllm.output.values import Schemas
-from localllm.template.format import LOOSE, JsonCalls, NamedCalls, PythonCalls
+from localllm.template.format import Calls, fields_in, head, tail
 
-MOST_NAME = 256  # characters
-_MOST_HEADER = 1024
-_MOST_DEPTH = 50
 _NAMES, _ARGUMENTS, _IDS = {"name", "tool_name"}, {"arguments", "parameters", "args"}, {"id", "tool_call_id", "call_id"}
-_NAME = re.compile(r"[\w.\-]*")
 _CALLABLE = re.compile(rf"[^\s<>{{}}\[\]\"'`|]{{1,{MOST_NAME}}}")
+_BEFORE_BRACE, _BEFORE_TAG = re.compile(r"[^{]*"), re.compile(r"[^<]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +42,73 @@ class CallContext:
         self.out.start(name, id_)
 
 
-# -- JSON ------------------------------------------------------------------------------------------------------------
+def read_calls(context: CallContext, form: Calls, marker: str) -> Wait[bool]:
+    """Read the calls, or the call, after this marker."""
+    if form.objects or form.listed:
+        return (yield from call_list(context, form))
+    if marker != head(form.begin):
+        yield from context.text.spaces()
+        if not (yield from context.text.accept(head(form.begin))):
+            return False
+    return (yield from _marked_call(context, form))
 
 
-def json_calls(context: CallContext, form: JsonCalls) -> Wait[bool]:
-    """Read one object, several objects, or a list of objects."""
-    text = context.text
+def _marked_call(context: CallContext, form: Calls) -> Wait[bool]:
+    """Read a call: the rest of the text that begins it, with the name, and the arguments."""
+    text, items, after = context.text, form.items, tail(form.begin)
+    if after:
+        header = yield from text.up_to(after)
+    elif items is None:
+        header = yield from text.run(_BEFORE_BRACE, MOST_HEADER)
+    else:
+        header = yield from text.run(_BEFORE_TAG, MOST_NAME)
+    patterns = (form.begin, *form.also)
+    fields = (
+        next(filter(None, (fields_in(pattern, header) for pattern in patterns)), None) if header is not None else None
+    )
+    if items is None and after:
+        yield from text.spaces()
+    if fields is None or (items is None and (yield from text.peek()) != "{"):
+        return False
+    name = fields["name"].strip().removeprefix(form.prefix)
+    if not context.names(name):
+        return False
+    if items is not None and not (yield from text.follows(form.following)):
+        return False
+    context.start(name, (header or "") if form.whole_id else fields.get("id", ""))
+    if items is not None:
+        yield from ItemsReader(text, form, context.out.arguments).read(context.tools.of(name))
+    elif (yield from literal(text, context.out.arguments, form.quote)):
+        for marker in form.end:
+            if (yield from text.follows((marker.strip(),))):
+                yield from text.spaces()
+                yield from text.accept(marker.strip())
+    return True
+
+
+# -- lists, and JSON objects -----------------------------------------------------------------------------------------
+
+
+def call_list(context: CallContext, form: Calls) -> Wait[bool]:
+    """Read a list of calls. JSON objects may also come alone, or without brackets around them."""
+    text, count = context.text, 0
     yield from text.spaces()
     listed = yield from text.accept("[")
-    count = 0
+    if not listed and not form.objects:
+        return False
     while True:
         yield from text.spaces()
         if count and (yield from text.peek()) in ({","} if listed else {",", ";"}):
             text.take(1)
             yield from text.spaces()
-        if (yield from text.peek()) != "{":
+        if form.objects and (yield from text.peek()) != "{":
             break
         if count:
             text.record()
-        if not (yield from _ObjectCall(context, form).read()):
+        whole = yield from (_ObjectCall(context, form).read() if form.objects else _keyword_call(context, form))
+        if whole is None:
+            return True
+        if not whole:
             if count:
                 context.out.text(text.back())
             break
@@ -72,10 +118,20 @@ def json_calls(context: CallContext, form: JsonCalls) -> Wait[bool]:
     return count > 0
 
 
+def _keyword_call(context: CallContext, form: Calls) -> Wait[bool | None]:
+    """Read a call in Python syntax. Return None if its arguments are incomplete."""
+    text = context.text
+    name = yield from text.name()
+    if not context.names(name) or not (yield from text.accept(tail(form.begin))):
+        return False
+    context.start(name)
+    return (yield from ItemsReader(text, form, context.out.arguments).read(context.tools.of(name))) or None
+
+
 class _ObjectCall:
     """A call as a JSON object with a name and arguments, in any order."""
 
-    def __init__(self, context: CallContext, form: JsonCalls) -> None:
+    def __init__(self, context: CallContext, form: Calls) -> None:
         self._context, self._text, self._form = context, context.text, form
         self._name = ""
         self._id = ""
@@ -100,142 +156,48 @@ class _ObjectCall:
                     depth += 1
                 elif not (yield from self._value(key)):
                     return self._started
-        if not self._named():
-            return False
-        if not self._started:
+        if not self._started and self._named():
             self._start()
             self._context.out.arguments(self._waiting or "{}")
-        return True
+        return self._started
 
     def _value(self, key: str) -> Wait[bool]:
         """Read a key's value."""
-        if self._form.keyed and not self._name:
+        if head(self._form.begin) == "{" and not self._name:  # {"NAME": {ARGUMENTS}}
             self._name, key = key, "arguments"
         if key in _NAMES or key == "function":
             self._name = (yield from self._string()) or ""
             return self._named()
         if key in _IDS and not self._started:
-            parts: list[str] = []
-            whole = yield from literal(self._text, LOOSE, parts.append)
-            self._id = (plain_string(parts, MOST_NAME) or "") if whole else ""
-            return whole
+            value = yield from self._json()
+            self._id = plain_string(value, MOST_NAME) or ""
+            return bool(value)
         if key not in _ARGUMENTS or self._started or self._waiting:
-            return not self._bare_other(key) and (yield from literal(self._text, LOOSE, lambda part: None))
+            other = self._form.bare and not self._started and key != "type"  # then the object is content, and no call
+            return not other and (yield from literal(self._text, lambda part: None))
         if (yield from self._text.peek()) == "{" and self._named():
             self._start()
-            return (yield from literal(self._text, LOOSE, self._context.out.arguments))
-        return (yield from self._late_arguments())
-
-    def _named(self) -> bool:
-        return self._context.names(self._name) and not (self._form.bare and self._name not in self._context.tools)
-
-    def _bare_other(self, key: str) -> bool:
-        """Return whether this key shows that a JSON object is content and not a call."""
-        return self._form.bare and not self._started and key != "type"
-
-    def _late_arguments(self) -> Wait[bool]:
-        """Read arguments that precede the name or are written as a string."""
-        parts: list[str] = []
-        if not (yield from literal(self._text, LOOSE, parts.append)):
-            return False
-        value = "".join(parts)
+            return (yield from literal(self._text, self._context.out.arguments))
+        value = yield from self._json()  # arguments that precede the name, or are written as a string
         if value.startswith('"'):
             value = converted(json.loads(value)) or ""
         self._waiting = "{}" if value == "null" else value
         return self._waiting.startswith("{")
 
-    def _string(self) -> Wait[str | None]:
+    def _named(self) -> bool:
+        return self._context.names(self._name) and not (self._form.bare and self._name not in self._context.tools)
+
+    def _json(self) -> Wait[str]:
+        """Read a value. Return its JSON, or "" if it is incomplete."""
         parts: list[str] = []
+        whole = yield from literal(self._text, parts.append)
+        return "".join(parts) if whole else ""
+
+    def _string(self) -> Wait[str | None]:
         if (yield from self._text.peek()) not in ('"', "'"):
             return None
-        if not (yield from literal(self._text, LOOSE, parts.append)):
-            return None
-        return plain_string(parts, MOST_NAME)
+        return plain_string((yield from self._json()), MOST_NAME)
 
     def _start(self) -> None:
         self._started = True
         self._context.start(self._name, self._id)
-
-
-# -- names between markers -------------------------------------------------------------------------------------------
-
-
-def named_call(context: CallContext, form: NamedCalls) -> Wait[bool]:
-    """Read a call: a name, the marker after the name, and a JSON object of arguments."""
-    text, end = context.text, form.begin[0].end
-    if end:
-        header = yield from up_to(text, end)
-        yield from text.spaces()
-    else:
-        header = yield from text.run(_BEFORE_BRACE, _MOST_HEADER)
-    fields = next(filter(None, (pattern.read(header) for pattern in form.begin)), None) if header is not None else None
-    if fields is None or (yield from text.peek()) != "{":
-        return False
-    name = fields["name"].strip().removeprefix(form.prefix)
-    if not context.names(name):
-        return False
-    context.start(name, (header or "") if form.whole_id else fields.get("id", ""))
-    if (yield from literal(text, form.style, context.out.arguments)):
-        for marker in form.end:
-            if (yield from text.follows((marker.strip(),))):
-                yield from text.spaces()
-                yield from text.accept(marker.strip())
-    return True
-
-
-_BEFORE_BRACE = re.compile(r"[^{]*")
-
-
-def up_to(text: Incoming, end: str) -> Wait[str | None]:
-    """Take the text up to and including `end`, and return the part before it, or None if `end` does not follow soon."""
-    parts: list[str] = []
-    found = yield from text.until(Markers((end,)), parts.append, _MOST_HEADER)
-    return "".join(parts) if found else None
-
-
-# -- Python ----------------------------------------------------------------------------------------------------------
-
-
-def python_calls(context: CallContext, form: PythonCalls) -> Wait[bool]:
-    """Read a list of calls in Python syntax."""
-    text, out = context.text, context.out
-    count = 0
-    yield from text.spaces()
-    if not (yield from text.accept("[")):
-        return False
-    while True:
-        yield from text.spaces()
-        if count:
-            text.record()
-        name = yield from text.run(_NAME, MOST_NAME)
-        if not context.names(name) or not (yield from text.accept("(")):
-            if count:
-                out.text(text.back())
-                yield from text.accept("]")
-            return count > 0
-        context.start(name)
-        count += 1
-        if not (yield from _python_arguments(text, out.arguments)):
-            return True
-        yield from text.spaces()
-        yield from text.accept(",")
-
-
-def _python_arguments(text: Incoming, show: Show) -> Wait[bool]:
-    """Read key=value, ... and the closing bracket."""
-    separator = "{"
-    while True:
-        yield from text.spaces()
-        if (yield from text.accept(")")):
-            show("{}" if separator == "{" else "}")
-            return True
-        key = yield from text.run(_NAME, MOST_NAME)
-        yield from text.spaces()
-        if not key or not (yield from text.accept("=")):
-            return False
-        show(f'{separator}"{escaped(key)}": ')
-        if not (yield from literal(text, LOOSE, show)):
-            return False
-        separator = ", "
-        yield from text.spaces()
-        yield from text.accept(",")

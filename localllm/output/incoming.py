@@ -18,6 +18,8 @@ Wait = Generator[None, None, _T]  # a parser, which yields to wait for more text
 Show = Callable[[str], object]  # callback that receives final text
 
 MOST_SPACES = 256  # maximum length of white space between two parts
+MOST_NAME = 256  # characters
+MOST_HEADER = 1024
 MOST_BACK = 4096  # maximum characters to go back and parse again
 _NOWHERE = sys.maxsize
 
@@ -157,6 +159,10 @@ class Incoming:
         """Consume and return white space, at most MOST_SPACES characters."""
         return (yield from self.run(_SPACES, MOST_SPACES))
 
+    def name(self) -> Wait[str]:
+        """Consume and return a name, at most MOST_NAME characters."""
+        return (yield from self.run(_NAME, MOST_NAME))
+
     def until(self, markers: Markers, show: Show, most: int = sys.maxsize) -> Wait[str]:
         """Show the text before the first marker, then consume and return the marker.
 
@@ -176,6 +182,13 @@ class Incoming:
                 return ""
             yield
 
+    def up_to(self, end: str) -> Wait[str | None]:
+        """Take the text up to and including `end`, and return the part before it, or None if `end` does not follow
+        soon.
+        """
+        parts: list[str] = []
+        return "".join(parts) if (yield from self.until(Markers((end,)), parts.append, MOST_HEADER)) else None
+
     def follows(self, texts: tuple[str, ...]) -> Wait[bool]:
         """Return whether one of `texts`, or the end, comes next after white space. Consume nothing."""
         while True:
@@ -188,6 +201,7 @@ class Incoming:
             yield
 
 
+_NAME = re.compile(r"[\w.\-]*")
 _SPACES = re.compile(f"[{SPACES}]*")
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 
 from localllm.output.incoming import Incoming, Markers, Show, Wait, run_whole
-from localllm.template.format import LOOSE, SPACES, Style
+from localllm.template.format import SPACES
 
 MOST_DEPTH = 100
 _MOST_NUMBER = 400  # characters
@@ -33,8 +33,11 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
-    """Convert the next value and return whether it is complete. Text after the value is not consumed."""
+def literal(text: Incoming, show: Show, mark: str = "") -> Wait[bool]:
+    """Convert the next value and return whether it is complete. Text after the value is not consumed.
+
+    With `mark`, strings are between marks and have no escapes, and keys may be bare.
+    """
     closers: list[str] = []
     comma = ""  # written if another item follows
     while True:  # before an item: a value, or a key and its value
@@ -45,7 +48,7 @@ def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
             text.take(1)
         else:
             show(comma + gap if closers else "")
-            if closers and closers[-1] == "}" and not (yield from _key(text, style, show)):
+            if closers and closers[-1] == "}" and not (yield from _key(text, show, mark)):
                 return False
             first = yield from text.peek()
             if first and first in "{[":
@@ -55,7 +58,7 @@ def literal(text: Incoming, style: Style, show: Show) -> Wait[bool]:
                 closers.append(_CLOSERS[first])
                 comma = ""
                 continue
-            if not (yield from _scalar(text, style, show)):
+            if not (yield from _scalar(text, show, mark)):
                 return False
         while closers:  # after a value
             gap = yield from _gap(text)
@@ -81,15 +84,15 @@ def _gap(text: Incoming) -> Wait[str]:
     return "".join(gaps)
 
 
-def _key(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+def _key(text: Incoming, show: Show, mark: str) -> Wait[bool]:
     """Convert a key and its colon."""
     first = yield from text.peek()
-    if style.bare_keys and first not in ('"', "'", "<"):
+    if mark and first not in ('"', "'", "<"):
         name = yield from text.run(_BARE, _MOST_KEY)
         if not name:
             return False
         show(f'"{escaped(name.strip(SPACES))}"')
-    elif not (yield from _string(text, style, show)):
+    elif not (yield from _string(text, show, mark)):
         return False
     gap = yield from _gap(text)
     if not (yield from text.accept(":")):
@@ -101,11 +104,11 @@ def _key(text: Incoming, style: Style, show: Show) -> Wait[bool]:
 _BARE = re.compile(r"[^:{}\[\],\"]*")
 
 
-def _scalar(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+def _scalar(text: Incoming, show: Show, mark: str) -> Wait[bool]:
     """Convert a string, a number or a word."""
     first = yield from text.peek()
-    if first in ('"', "'") or (style.quote and first == style.quote[0]):
-        return (yield from _string(text, style, show))
+    if first in ('"', "'") or (mark and first == mark[0]):
+        return (yield from _string(text, show, mark))
     number = yield from text.run(_DIGITS, _MOST_NUMBER)
     if number:
         if not _NUMBER.fullmatch(number):
@@ -117,11 +120,11 @@ def _scalar(text: Incoming, style: Style, show: Show) -> Wait[bool]:
     return word in _WORDS
 
 
-def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
+def _string(text: Incoming, show: Show, mark: str) -> Wait[bool]:
     """Convert a string."""
-    if style.quote and (yield from text.accept(style.quote)):
+    if mark and (yield from text.accept(mark)):
         show('"')
-        if not (yield from text.until(Markers((style.quote,)), lambda part: show(escaped(part)))):
+        if not (yield from text.until(Markers((mark,)), lambda part: show(escaped(part)))):
             return False
         show('"')
         return True
@@ -173,13 +176,15 @@ def _escape(text: Incoming, show: Show) -> Wait[bool]:
 def converted(text: str) -> str | None:
     """Return `text` as JSON if it is a single complete value, else None."""
     parts: list[str] = []
-    whole, consumed = run_whole(lambda incoming: literal(incoming, LOOSE, parts.append), text.strip(SPACES))
+    whole, consumed = run_whole(lambda incoming: literal(incoming, parts.append), text.strip(SPACES))
     return "".join(parts) if whole and consumed else None
 
 
-def plain_string(parts: list[str], most: int) -> str | None:
-    """Return the string that these parts of JSON encode, or None if it is invalid or longer than `most`."""
-    if sum(map(len, parts)) > 6 * most + 2:
+def plain_string(text: str, most: int) -> str | None:
+    """Return the string that `text`, a value in JSON, encodes. Return None if it is missing, no string, or longer than
+    `most`.
+    """
+    if not text or len(text) > 6 * most + 2:
         return None
-    value = json.loads("".join(parts))
+    value = json.loads(text)
     return value if isinstance(value, str) and len(value) <= most else None

@@ -20,28 +20,16 @@ from typing import Any
 
 from localllm.generation.parts import Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Token
-from localllm.output.calls import CallContext, json_calls, named_call, python_calls
+from localllm.output.calls import CallContext, call_list, read_calls
 from localllm.output.channels import ChannelHeader, is_header, is_unfinished, open_header
-from localllm.output.incoming import Incoming, Markers, Wait
+from localllm.output.incoming import MOST_HEADER, Incoming, Markers, Wait
 from localllm.output.literal import literal
 from localllm.output.parts_writer import PartsWriter, whole_calls
-from localllm.output.tags import nested_call, tagged_call
 from localllm.output.values import Schemas
-from localllm.template.format import (
-    LOOSE,
-    SPACES,
-    AnswerFormat,
-    JsonCalls,
-    NamedCalls,
-    NestedCalls,
-    PythonCalls,
-    ReasoningMarkers,
-    TaggedCalls,
-)
+from localllm.template.format import SPACES, AnswerFormat, ReasoningMarkers
 from localllm.template.reasoning import reasoning_state
 
 _LETTERS = string.ascii_letters + string.digits
-_MOST_HEADER = 1024
 
 
 def make_id() -> str:
@@ -78,8 +66,8 @@ class AnswerReader:
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
         self._header_ends = Markers(() if channels is None else (channels.header_end,))
-        headed = channels is not None and isinstance(calls, NamedCalls)  # the message header starts the call
-        opens = (calls.section[0], *calls.opens()) if self._context.tools and not headed else ()
+        self._headed = channels is not None and channels.heads_calls
+        opens = calls.opens if self._context.tools and not self._headed else ()
         closes = calls.section[1] if opens else ""
         plain = (markers.start, markers.end, *format_.dropped, *self._ends)
         self._content_markers, self._plain_markers = Markers((*plain, *opens, closes)), Markers(plain)
@@ -158,7 +146,7 @@ class AnswerReader:
             out.skip()  # the reasoning ended in the prompt, or is missing
         elif marker in self._format.dropped or (marker == calls.section[1] and out.called):
             out.skip()
-        elif marker == calls.section[0] or marker in calls.opens():
+        elif marker in calls.opens:
             yield from self._call(marker)
         else:
             out.text(marker)
@@ -200,7 +188,7 @@ class AnswerReader:
         """Read the calls after a marker. Without valid calls, show the text. If `strict`, only calls of known tools are
         valid."""
         self._text.record()
-        called = yield from self._calls(marker, replace(self._context, strict=strict))
+        called = yield from read_calls(replace(self._context, strict=strict), self._format.calls, marker)
         if not called:
             self._out.text(marker)
             self._out.text(self._text.back())
@@ -214,18 +202,18 @@ class AnswerReader:
         """
         text, trial = self._text, self._out.trial()
         context = replace(self._context, out=trial, strict=True)
-        opens, close = (self._format.calls.section[0], *self._format.calls.opens()), self._format.calls.section[1]
+        form = self._format.calls
         text.record()
         following = marker
         while following:
             text.record()
-            if not (yield from self._calls(following, context)):
+            if not (yield from read_calls(context, form, following)):
                 text.back()
                 break
             yield from text.spaces()
-            if (yield from text.accept(close)):
+            if (yield from text.accept(form.section[1])):
                 yield from text.spaces()
-            following = yield from text.accept_one(opens)
+            following = yield from text.accept_one(form.opens)
         calls = trial.drain()
         if (yield from text.peek()) or self._cut or not whole_calls(calls):
             self._out.text(marker)
@@ -235,34 +223,17 @@ class AnswerReader:
         self._out.calls(calls)
         return True
 
-    def _calls(self, marker: str, context: CallContext) -> Wait[bool]:
-        form = self._format.calls
-        if isinstance(form, JsonCalls):
-            return (yield from json_calls(context, form))
-        if isinstance(form, PythonCalls):
-            return (yield from python_calls(context, form))
-        if marker not in form.opens():
-            yield from self._text.spaces()
-            if not (yield from self._text.accept(form.opens()[0])):
-                return False
-        if isinstance(form, NamedCalls):
-            return (yield from named_call(context, form))
-        if isinstance(form, TaggedCalls):
-            return (yield from tagged_call(context, form))
-        assert isinstance(form, NestedCalls)
-        return (yield from nested_call(context, form))
-
     def _bare_call(self) -> Wait[None]:
         """Read a call without markers, if the format allows it and only white space came before."""
         form = self._format.calls
-        if not (isinstance(form, JsonCalls) and form.bare and self._context.tools and self._out.blank):
+        if not (form.bare and self._context.tools and self._out.blank):
             return
         gap = yield from self._text.spaces()
         if (yield from self._text.peek()) != "{":
             self._out.text(gap)
             return
         self._text.record()
-        if not (yield from json_calls(self._context, form)):
+        if not (yield from call_list(self._context, form)):
             self._out.text(gap + (self._text.back() or self._text.take(1)))
 
     # -- messages with headers -------------------------------------------------------------------------------------
@@ -291,7 +262,7 @@ class AnswerReader:
         if not before and channels.kind != "arrows" and not (yield from is_header(channels, self._text)):
             return ChannelHeader("content")
         parts: list[str] = []
-        found = yield from self._text.until(self._header_ends, parts.append, _MOST_HEADER)
+        found = yield from self._text.until(self._header_ends, parts.append, MOST_HEADER)
         text = "".join(parts)
         header = ChannelHeader.read(channels, text)
         unknown = named and header.kind == "call" and header.name not in self._context.tools
@@ -313,7 +284,7 @@ class AnswerReader:
             return marker
         if header.kind != "goes on" and not self._inline:
             self._out.enter("content", begun)
-        if header.kind == "call" and isinstance(self._format.calls, NamedCalls):
+        if header.kind == "call" and self._headed:
             if not self._reads(header.name):
                 return (yield from self._text.until(self._end_markers, lambda text: None))
             yield from self._headed_call(header.name.removeprefix(self._format.calls.prefix))
@@ -322,7 +293,6 @@ class AnswerReader:
     def _reads(self, recipient: str) -> bool:
         """Return whether to parse a message to a tool. Messages to tools that were not offered are dropped."""
         calls, tools = self._format.calls, self._context.tools
-        assert isinstance(calls, NamedCalls)
         if not self._read_calls or not calls.prefix:
             return True
         return bool(tools) and (recipient.startswith(calls.prefix) or recipient in tools)
@@ -334,7 +304,7 @@ class AnswerReader:
         gap = yield from self._text.spaces()
         if (yield from self._text.peek()) == "{":
             self._context.start(name)
-            yield from literal(self._text, LOOSE, self._out.arguments)
+            yield from literal(self._text, self._out.arguments)
         else:
             self._out.text(gap)
 

@@ -6,55 +6,40 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.template.format import Calls, JsonCalls, NamedCalls, NestedCalls, Pattern, PythonCalls, TaggedCalls
+from localllm.template.format import Calls, Items, filled
 
 
 def written_call(form: Calls, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
     """Return call number `number` of an answer in the format `form`, in its own section."""
-    before, after = form.section
-    if isinstance(form, JsonCalls):
-        return _json(form, name, arguments, number)
-    if isinstance(form, PythonCalls):
-        return f"{before}[{name}({', '.join(f'{key}={_json_of(value)}' for key, value in arguments.items())})]{after}"
-    if isinstance(form, NamedCalls):
-        begin = _filled(form.begin[0], {"name": form.prefix + name, "n": str(number), "id": f"call{number:05}"})
-        value = _gemma(arguments, form.style.quote) if form.style.quote else _json_of(arguments)
-        return before + begin + value + "".join(form.end) + after
-    if isinstance(form, TaggedCalls):
-        return before + _tagged(form, name, arguments, number) + after
-    assert isinstance(form, NestedCalls)
-    inside = "".join(_element(form.prefix, key, value) for key, value in arguments.items())
-    return before + _filled(form.begin, {"name": name}) + inside + form.end + after
+    shown = _json(name) if form.objects else form.prefix + name
+    fields = {"name": shown, "n": str(number), "count": str(number + 1), "id": f"call{number:05}"}
+    value = _value(form.quote, arguments) if form.items is None else _arguments(form.items, arguments)
+    call = "".join(filled(form.begin, fields)) + value + "".join(form.end)
+    parts = form.section[0], f"[{call}]" if form.listed else call, form.section[1]
+    return ("\n" if form.objects else "").join(filter(None, parts))
 
 
-def _json_of(value: Any) -> str:
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _filled(pattern: Pattern, fields: Mapping[str, str]) -> str:
-    return "".join(piece if at % 2 == 0 else fields[piece] for at, piece in enumerate(pattern.pieces))
+def _arguments(items: Items, arguments: Mapping[str, Any]) -> str:
+    written = [_item(items, key, value) + items.gap for key, value in arguments.items()]
+    return items.gap + items.separator.join(written)
 
 
-def _json(form: JsonCalls, name: str, arguments: Mapping[str, Any], number: int) -> str:
-    call: dict[str, Any] = {form.name: name, form.arguments: arguments}
-    if form.id_key:
-        call = {form.id_key: str(number), **call}
-    if form.keyed:
-        call = {name: arguments}
-    text = _json_of([call] if form.listed else call)
-    return "\n".join(filter(None, (form.section[0], text, form.section[1])))
-
-
-def _tagged(form: TaggedCalls, name: str, arguments: Mapping[str, Any], number: int) -> str:
-    line = "\n" if form.lines else ""
-    parts = [_filled(form.begin, {"name": name, "n": str(number + 1)})]
-    for key, value in arguments.items():
-        text = value if isinstance(value, str) else _json_of(value)
-        if form.cdata and isinstance(value, str):
-            text = f"<![CDATA[{value}]]>"
-        fields = {"key": key, "type": _type(value), "string": str(isinstance(value, str)).lower()}
-        parts.append(f"{_filled(form.key, fields)}{form.value}{line}{text}{line}{form.close}")
-    return form.gap.join([*parts, form.end])
+def _item(items: Items, key: str, value: Any) -> str:
+    fields = {"key": key, "type": _type(value), "string": str(isinstance(value, str)).lower()}
+    if items.prefix and isinstance(value, Mapping):
+        text = _arguments(items, value)
+    elif items.prefix and isinstance(value, list):
+        text = "".join(_item(items, "item", part) for part in value)
+    else:
+        text = value if isinstance(value, str) and items.close else _json(value)
+    if items.cdata and isinstance(value, str):
+        text = f"<![CDATA[{text}]]>"
+    line = "\n" if items.lines else ""
+    return "".join([*filled(items.key, fields), items.value, line, text, line, *filled(items.close, fields)])
 
 
 def _type(value: Any) -> str:
@@ -62,19 +47,12 @@ def _type(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def _element(prefix: str, key: str, value: Any) -> str:
+def _value(quote: str, value: Any) -> str:
+    """Return a value as JSON, or with Gemma's quotes and bare keys."""
+    if not quote:
+        return _json(value)
     if isinstance(value, Mapping):
-        text = "".join(_element(prefix, name, part) for name, part in value.items())
-    elif isinstance(value, list):
-        text = "".join(_element(prefix, "item", part) for part in value)
-    else:
-        text = value if isinstance(value, str) else _json_of(value)
-    return f"{prefix}<{key}>{text}{prefix}</{key}>"
-
-
-def _gemma(value: Any, quote: str) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_gemma(part, quote)}" for key, part in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_value(quote, part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_gemma(part, quote) for part in value) + "]"
-    return f"{quote}{value}{quote}" if isinstance(value, str) else _json_of(value)
+        return "[" + ",".join(_value(quote, part) for part in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else _json(value)

@@ -1,8 +1,8 @@
-"""Formats of reasoning and tool calls as data: a few kinds, each with its markers.
+"""Formats of reasoning and tool calls as data.
 
-`formats.py` has an entry per model family, `output/calls.py` and `output/channels.py` parse these formats, and
-`constrained/forced_calls.py` converts them to grammars. In a pattern, {name}, {key}, {id}, {n}, {type} and {string} are
-fields that differ between calls.
+`formats.py` has an entry per model family. Three programs interpret it: `output/calls.py` reads calls,
+`constrained/forced_calls.py` makes a grammar of them, and `call_writer.py` writes them. In a pattern, {name}, {key},
+{id}, {n}, {count}, {type} and {string} are fields that differ between calls.
 """
 
 from __future__ import annotations
@@ -13,58 +13,49 @@ from dataclasses import dataclass
 from typing import Literal
 
 SPACES = " \t\r\n"
+_FIELD = re.compile(r"\{(name|key|id|n|count|type|string)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
-    """How values are written if not as JSON."""
-
-    quote: str = ""  # marker before and after strings, which have no escapes
-    bare_keys: bool = False
+def pieces(pattern: str) -> list[str]:
+    """Return alternating texts and field names of a pattern, starting and ending with a text."""
+    return _FIELD.split(pattern)
 
 
-LOOSE = Style()
-GEMMA = Style(quote='<|"|>', bare_keys=True)
+def head(pattern: str) -> str:
+    """Return the text before the first field."""
+    return pieces(pattern)[0]
 
 
-_FIELD = re.compile(r"\{(name|key|id|n|type|string)\}")
+def tail(pattern: str) -> str:
+    """Return the text after the last field."""
+    return pieces(pattern)[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A text with fields, such as `<function={name}>`."""
+def fields_in(pattern: str, middle: str) -> Mapping[str, str] | None:
+    """Parse the text between `head` and `tail` into fields; None if it does not match."""
+    inner = pieces(pattern)[1:-1]
+    form = "".join(f"(?P<{part}>.+?)" if at % 2 == 0 else re.escape(part) for at, part in enumerate(inner))
+    found = re.fullmatch(form, middle, re.DOTALL)
+    return None if found is None else found.groupdict()
 
-    source: str
 
-    @property
-    def start(self) -> str:
-        """The text before the first field."""
-        return _FIELD.split(self.source)[0]
-
-    @property
-    def end(self) -> str:
-        """The text after the last field."""
-        return _FIELD.split(self.source)[-1]
-
-    @property
-    def pieces(self) -> list[str]:
-        """Alternating literal texts and field names, starting and ending with a literal."""
-        return _FIELD.split(self.source)
-
-    def read(self, middle: str) -> Mapping[str, str] | None:
-        """Parse the text between `start` and `end` into fields; None if it does not match."""
-        pieces = self.pieces[1:-1]
-        form = "".join(f"(?P<{part}>.+?)" if at % 2 == 0 else re.escape(part) for at, part in enumerate(pieces))
-        found = re.fullmatch(form, middle, re.DOTALL)
-        return None if found is None else found.groupdict()
+def filled(pattern: str, fields: Mapping[str, str]) -> list[str]:
+    """Return `pieces` with these fields as text: only the names of other fields remain."""
+    found = [""]
+    for at, piece in enumerate(pieces(pattern)):
+        if at % 2 and piece not in fields:
+            found += [piece, ""]
+        else:
+            found[-1] += fields[piece] if at % 2 else piece
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
     """The markers around reasoning."""
 
-    start: str
-    end: str
+    start: str = ""
+    end: str = ""
     ended_by: tuple[str, ...] = ()  # other markers that also end reasoning, and are then parsed themselves
     anywhere: bool = False  # whether the markers, which are control tokens and never prose, also count in content
     resume: str = ""  # text between the end marker and the answer
@@ -72,99 +63,67 @@ class ReasoningMarkers:
 
 
 @dataclass(frozen=True, slots=True)
+class Items:
+    """How arguments are written one by one, each after a text with its key."""
+
+    key: str
+    close: str = ""  # text after a value; without it, values are JSON, else strings are bare text
+    value: str = ""  # text between key and value, after white space
+    lines: bool = False  # whether to strip one line break before and after each value
+    gap: str = ""  # text written before the first item and after each one
+    separator: str = ""  # text between items
+    cdata: bool = False
+    prefix: str = ""  # text before every tag, if objects and lists are written as nested tags
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
-    """Base class of call formats: a section with one or more calls."""
+    """A format of calls: a section with one or more calls, each a text with the name, arguments, and an end."""
 
+    begin: str  # text before the arguments; calls that begin with a brace are read as JSON objects
+    end: tuple[str, ...] = ()  # texts after the arguments, in order; each is optional after a JSON object
     section: tuple[str, str] = ("", "")  # text before and after the calls
+    items: Items | None = None  # how arguments are written; None: as a JSON object
+    quote: str = ""  # marker around the strings of a JSON object, which then have no escapes, while keys are bare
+    also: tuple[str, ...] = ()  # other texts that are read as `begin`; all have the same start and end
+    prefix: str = ""  # text before every name, which is not part of the name
+    whole_id: bool = False  # whether the whole text between the markers is the call's id
+    listed: bool = False  # whether the calls of a section are written as a list
+    again: bool = False  # whether each further call has a separate section
 
+    @property
+    def objects(self) -> bool:
+        """Whether a call is a JSON object with a name and arguments."""
+        return head(self.begin).startswith("{")
+
+    @property
+    def bare(self) -> bool:
+        """Whether a JSON object for a known tool is a call even without markers."""
+        return self.objects and not self.section[0]
+
+    @property
     def opens(self) -> tuple[str, ...]:
-        """Return the markers that begin a call."""
-        raise NotImplementedError
+        """The markers that begin calls."""
+        return tuple(filter(None, (self.section[0], "" if self.objects or self.listed else head(self.begin))))
+
+    @property
+    def following(self) -> tuple[str, ...]:
+        """The texts of which one comes after the text that begins a call, and after each tag."""
+        items = self.items
+        assert items is not None
+        return (items.prefix,) if items.prefix else (head(items.key), *self.end, self.section[1] or self.end[0])
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All literal texts of the format, for `AnswerFormat.visible`."""
-        return (*self.section, *self.opens())
-
-
-@dataclass(frozen=True, slots=True)
-class JsonCalls(Calls):
-    """Calls as JSON objects with a name and arguments. A section contains an object, several objects, or a list."""
-
-    name: str = "name"  # keys to write; all known keys are read
-    arguments: str = "arguments"
-    listed: bool = False  # whether calls are written as a list: [{...}, {...}]
-    keyed: bool = False  # whether a call is written as {"NAME": {ARGUMENTS}}
-    bare: bool = False  # whether a JSON object for a known tool is a call even without markers
-    id_key: str = ""  # key of the call's index, written before its name
-    again: bool = False  # whether each further call has a separate section
-
-    def opens(self) -> tuple[str, ...]:
-        return (self.section[0],) if self.section[0] else ()
-
-
-@dataclass(frozen=True, slots=True)
-class NamedCalls(Calls):
-    """The name between markers, then a JSON object of arguments."""
-
-    begin: tuple[Pattern, ...] = ()  # the first pattern is written; all have the same start and end
-    end: tuple[str, ...] = ()  # texts after the arguments, in order, each optional
-    style: Style = LOOSE
-    prefix: str = ""  # text before every name, which is not part of the name
-    whole_id: bool = False  # whether the whole text between the markers is the call's id
-
-    def opens(self) -> tuple[str, ...]:
-        return (self.begin[0].start,)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        inner = [piece for pattern in self.begin for piece in pattern.pieces[::2]]
-        return (*self.section, *inner, *self.end, self.style.quote)
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedCalls(Calls):
-    """A tag with the name, then a tag for each argument, as in XML."""
-
-    begin: Pattern = Pattern("")
-    key: Pattern = Pattern("")
-    value: str = ""  # text between key and value, after white space
-    close: str = ""  # text after the value
-    end: str = ""  # text after the last argument
-    lines: bool = False  # whether to strip one line break before and after each value
-    gap: str = "\n"  # text written between tags
-    cdata: bool = False
-
-    def opens(self) -> tuple[str, ...]:
-        return (self.begin.start,)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.section, *self.begin.pieces[::2], *self.key.pieces[::2], self.value, self.close, self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class NestedCalls(Calls):
-    """A tag with the name, then an element for each argument, named by its key, which may have nested elements."""
-
-    prefix: str = ""  # text before every tag
-    begin: Pattern = Pattern("")
-    end: str = ""
-
-    def opens(self) -> tuple[str, ...]:
-        return (self.begin.start,)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.section, *self.begin.pieces[::2], self.prefix, self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class PythonCalls(Calls):
-    """A list of calls in Python syntax: [name(key=value, ...), ...]."""
-
-    def opens(self) -> tuple[str, ...]:
-        return (self.section[0],)
+        if self.objects or self.listed:
+            return self.section
+        heads = [piece for pattern in (self.begin, *self.also) for piece in pieces(pattern)[::2]]
+        items = self.items
+        tags: tuple[str, ...] = ()
+        if items is not None:
+            tags = (items.prefix,) if items.prefix else (*pieces(items.key)[::2], items.value, items.close)
+        return (*self.section, *heads, *tags, *self.end, self.quote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +136,11 @@ class Channels:
     ends: tuple[str, ...]  # end markers of a message
 
     @property
+    def heads_calls(self) -> bool:
+        """Whether the header of a message is also the start of a call."""
+        return self.kind != "recipients"
+
+    @property
     def markers(self) -> tuple[str, ...]:
         return (self.start, self.header_end, *self.ends)
 
@@ -186,14 +150,15 @@ class AnswerFormat:
     """The answer format of a model family."""
 
     name: str
-    thinking: ReasoningMarkers
+    texts: tuple[str, ...]  # templates that contain all of these have the format
     calls: Calls
+    thinking: ReasoningMarkers = ReasoningMarkers()
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()  # markers around content, which are removed
     around: tuple[str, str] = ("", "")  # texts before and after content
     thinks: bool = False  # whether the template supports reasoning
     native: bool = True  # whether the template describes the tools to the model; otherwise `with_tools` does
-    calls_in_reasoning: bool = False  # whether the model calls tools inside its reasoning
+    calls_in_reasoning: bool = False  # whether to parse calls inside reasoning, instead of treating them as text
 
     @property
     def markers(self) -> tuple[str, ...]:

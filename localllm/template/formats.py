@@ -7,39 +7,11 @@ combine them differently.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from localllm.template.format import (
-    GEMMA,
-    AnswerFormat,
-    Calls,
-    Channels,
-    JsonCalls,
-    NamedCalls,
-    NestedCalls,
-    Pattern,
-    PythonCalls,
-    ReasoningMarkers,
-    TaggedCalls,
-)
+from localllm.template.format import AnswerFormat, Calls, Channels, Items, ReasoningMarkers
 
 THINK = ReasoningMarkers("<think>", "</think>")
-HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
-
-
-@dataclass(frozen=True, slots=True)
-class FormatRow:
-    """A call format, used by templates that contain all of `texts`."""
-
-    name: str
-    texts: tuple[str, ...]
-    calls: Calls
-    thinking: ReasoningMarkers | None = None  # used only if `THOUGHTS` has no match
-    channels: Channels | None = None
-    dropped: tuple[str, ...] = ()
-    around: tuple[str, str] = ("", "")  # texts before and after content
-    calls_in_reasoning: bool = False  # whether to parse calls inside reasoning, instead of treating them as text
-
 
 THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # (substring of the template, markers); the first match is used
     ("<seed:think>", ReasoningMarkers("<seed:think>", "</seed:think>")),
@@ -51,78 +23,87 @@ THOUGHTS: tuple[tuple[str, ReasoningMarkers], ...] = (  # (substring of the temp
     ("<|inner_prefix|>", ReasoningMarkers("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
     ("[BEGIN FINAL RESPONSE]", ReasoningMarkers("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
     ("<atem:", ReasoningMarkers(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
-    (">>>${recipient}", ReasoningMarkers("", "")),
+    (">>>${recipient}", ReasoningMarkers()),
     ("<|channel|>", ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
     ("<think", THINK),
     ("</think>", THINK),
 )
 
+
+_ITEM = re.compile(r"(.*?)((?<=>)<[^<>]*>)?(\n?)\{value\}\n?(.*?)(\n?)", re.DOTALL)
+
+
+def _calls(call: str, section: str = "{calls}", items: Items | None = None) -> Calls:
+    """Return the format of calls that are written as `call`, with {arguments} in it.
+
+    The section has {calls}, [{calls}] for a list, or {call} if each call has a separate section.
+    """
+    begin, end = call.split("{arguments}")
+    before, kind, after = re.split(r"\{(calls?)\}", section)
+    listed = before.endswith("[")
+    around = (before[:-1], after[1:]) if listed else (before, after)
+    if items is None:
+        return Calls(begin, tuple(re.findall("<?[^<]+", end)), around, listed=listed, again=kind == "call")
+    return Calls(begin.removesuffix("\n"), (end,), around, items, listed=listed)
+
+
+def _items(item: str) -> Items:
+    """Return the format of arguments that are each written as `item`, with {key} and {value} in it."""
+    found = _ITEM.fullmatch(item)
+    assert found is not None
+    return Items(found[1], found[4], found[2] or "", lines=bool(found[3]), gap=found[5])
+
+
+_JSON = '{"name": {name}, "arguments": {arguments}}'  # these keys are written; all known keys are read
+_COHERE = '{"tool_call_id": "{n}", "tool_name": {name}, "parameters": {arguments}}'
+_TOOL_NAME = '{"tool_name": {name}, "parameters": {arguments}}'
+_ACTION = "<|START_ACTION|>[{calls}]<|END_ACTION|>"
+_MINIMAX = "]<]minimax[>["
 _MISTRAL = ("[TOOL_CALLS]", "[ARGS]")
+_MISTRAL_CALLS = ("[TOOL_CALLS]{name}[ARGS]", "[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]")
+_KIMI = "<|tool_call_begin|>{name}:{n}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+_PYTHON = _calls(
+    "{name}({arguments})",
+    "<|tool_call_start|>[{calls}]<|tool_call_end|>",
+    replace(_items("{key}={value}"), separator=", "),
+)
 
 
-def _arg_tags(name: str, suffix: str = "", section: tuple[str, str] = ("", "")) -> TaggedCalls:
+def _arg_tags(name: str, suffix: str = "", section: str = "{calls}") -> Calls:
     """Return GLM's call format: alternating keys and values."""
-    return TaggedCalls(
-        section,
-        begin=Pattern(name),
-        key=Pattern(f"<arg_key{suffix}>{{key}}</arg_key{suffix}>"),
-        value=f"<arg_value{suffix}>",
-        close=f"</arg_value{suffix}>",
-        end=f"</tool_call{suffix}>",
-    )
+    key = f"<arg_key{suffix}>{{key}}</arg_key{suffix}>"
+    items = _items(f"{key}<arg_value{suffix}>{{value}}</arg_value{suffix}>\n")
+    return _calls(f"{name}\n{{arguments}}</tool_call{suffix}>", section, items)
 
 
-def _parameters(section: tuple[str, str], lines: bool) -> TaggedCalls:
+def _parameters(section: str, value: str) -> Calls:
     """Return Qwen3-Coder's call format."""
-    return TaggedCalls(
-        section,
-        begin=Pattern("<function={name}>"),
-        key=Pattern("<parameter={key}>"),
-        close="</parameter>",
-        end="</function>",
-        lines=lines,
-    )
+    items = _items(f"<parameter={{key}}>{value}</parameter>\n")
+    return _calls("<function={name}>\n{arguments}</function>", section, items)
 
 
-def _invoke(section: tuple[str, str], mark: str = "", more: str = "") -> TaggedCalls:
+def _invoke(section: str, mark: str = "", more: str = "") -> Calls:
     """Return a format with <invoke name="..."> <parameter name="...">."""
-    return TaggedCalls(
-        section,
-        begin=Pattern(f'<{mark}invoke name="{{name}}">'),
-        key=Pattern(f'<{mark}parameter name="{{key}}"{more}>'),
-        close=f"</{mark}parameter>",
-        end=f"</{mark}invoke>",
-    )
+    items = _items(f'<{mark}parameter name="{{key}}"{more}>{{value}}</{mark}parameter>\n')
+    call = f'<{mark}invoke name="{{name}}">\n{{arguments}}</{mark}invoke>'
+    return _calls(call, f"<{section}>{{calls}}</{section}>", items)
 
 
-def _dsml(section: str) -> TaggedCalls:
-    mark = "｜DSML｜"
-    return _invoke((f"<{mark}{section}>", f"</{mark}{section}>"), mark, ' string="{string}"')
+def _dsml(section: str) -> Calls:
+    return _invoke(f"｜DSML｜{section}", "｜DSML｜", ' string="{string}"')
 
 
-def _deepseek(begin: str, *end: str) -> NamedCalls:
-    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    return NamedCalls(section, (Pattern(f"<｜tool▁call▁begin｜>{begin}"),), (*end, "<｜tool▁call▁end｜>"))
+def _deepseek(call: str) -> Calls:
+    section = "<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+    return _calls(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>", section)
 
 
-def _kimi3() -> TaggedCalls:
-    return TaggedCalls(
-        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-        begin=Pattern('<|open|>call tool="{name}" index="{n}"<|sep|>'),
-        key=Pattern('<|open|>argument key="{key}" type="{type}"<|sep|>'),
-        close="<|close|>argument<|sep|>",
-        end="<|close|>call<|sep|>",
-        gap="",
-    )
-
-
-ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families precede families with the same markers
-    FormatRow(
+ROWS: tuple[AnswerFormat, ...] = (  # the first match is used: special families precede families with the same markers
+    AnswerFormat(
         "harmony",
         ("<|channel|>", "<|message|>"),
-        NamedCalls(
-            begin=(Pattern(" to={name}<|channel|>commentary <|constrain|>json<|message|>"),),
-            end=("<|call|>",),
+        replace(
+            _calls(" to={name}<|channel|>commentary <|constrain|>json<|message|>{arguments}<|call|>"),
             prefix="functions.",
         ),
         channels=Channels(
@@ -130,24 +111,28 @@ ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families pre
         ),
         around=("<|channel|>final<|message|>", ""),
     ),
-    FormatRow(
+    AnswerFormat(
         "muse",
         ("<atem:function_calls>", "<|message|>"),
-        _invoke(("<atem:function_calls>", "</atem:function_calls>"), "atem:"),
+        _invoke("atem:function_calls", "atem:"),
         channels=Channels("recipients", "<|start|>assistant", "<|message|>", ("<|eom|>", "<|eot|>")),
         around=(" to=user<|message|>", ""),
     ),
-    FormatRow(
+    AnswerFormat(
         "functionary-v3.2",
         (">>>${recipient}",),
-        NamedCalls(begin=(Pattern(">>>{name}\n"),)),
+        _calls(">>>{name}\n{arguments}"),
         channels=Channels("arrows", ">>>", "\n", ()),
         around=("all\n", ""),
     ),
-    FormatRow(
+    AnswerFormat(
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
-        _kimi3(),
+        _calls(
+            '<|open|>call tool="{name}" index="{count}"<|sep|>{arguments}<|close|>call<|sep|>',
+            "<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>",
+            _items('<|open|>argument key="{key}" type="{type}"<|sep|>{value}<|close|>argument<|sep|>'),
+        ),
         ReasoningMarkers(
             "<|open|>think<|sep|>",
             "<|close|>think<|sep|>",
@@ -157,159 +142,139 @@ ROWS: tuple[FormatRow, ...] = (  # the first match is used: special families pre
         dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         around=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
     ),
-    FormatRow(
+    AnswerFormat(
         "solar",
         ("<|tool_call:begin|>", "<|tool_call:args|>"),
-        NamedCalls(
-            ("<|tool_calls|>", "<|calls|>"),
-            (Pattern("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>"),),
-            ("<|tool_call:end|>",),
+        _calls(
+            "<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>",
+            "<|tool_calls|>{calls}<|calls|>",
         ),
         ReasoningMarkers("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
         dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
         around=("<|content|>", ""),
     ),
-    FormatRow(
+    AnswerFormat(
         "kimi-k2",
         ("<|tool_calls_section_begin|>",),
-        NamedCalls(
-            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-            (
-                Pattern("<|tool_call_begin|>{name}:{n}<|tool_call_argument_begin|>"),
-                Pattern("<|tool_call_begin|>{name}<|tool_call_argument_begin|>"),
-            ),
-            ("<|tool_call_end|>",),
+        replace(
+            _calls(_KIMI, "<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>"),
+            also=("<|tool_call_begin|>{name}<|tool_call_argument_begin|>",),
             prefix="functions.",
             whole_id=True,
         ),
         calls_in_reasoning=True,
     ),
-    FormatRow(
+    AnswerFormat(
         "hunyuan-3",
         ("hy_Assistant", "<arg_key"),
         _arg_tags(
             "<tool_call:opensource>{name}<tool_sep:opensource>",
             ":opensource",
-            ("<tool_calls:opensource>", "</tool_calls:opensource>"),
+            "<tool_calls:opensource>{calls}</tool_calls:opensource>",
         ),
     ),
-    FormatRow(
+    AnswerFormat(
         "minimax-m3",
-        ("]<]minimax[>[", "<tool_call>"),
-        NestedCalls(
-            ("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
-            "]<]minimax[>[",
-            Pattern(']<]minimax[>[<invoke name="{name}">'),
-            "]<]minimax[>[</invoke>",
+        (_MINIMAX, "<tool_call>"),
+        _calls(
+            f'{_MINIMAX}<invoke name="{{name}}">{{arguments}}{_MINIMAX}</invoke>',
+            f"{_MINIMAX}<tool_call>{{calls}}{_MINIMAX}</tool_call>",
+            replace(_items(f"{_MINIMAX}<{{key}}>{{value}}{_MINIMAX}</{{key}}>"), prefix=_MINIMAX),
         ),
     ),
-    FormatRow("minimax-m2", ("<minimax:tool_call>",), _invoke(("<minimax:tool_call>", "</minimax:tool_call>"))),
-    FormatRow("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_reasoning=True),
-    FormatRow("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_reasoning=True),
-    FormatRow(
+    AnswerFormat("minimax-m2", ("<minimax:tool_call>",), _invoke("minimax:tool_call")),
+    AnswerFormat("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_reasoning=True),
+    AnswerFormat("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_reasoning=True),
+    AnswerFormat(
         "deepseek-r1",
         ("<｜tool▁call▁begin｜>", "```json"),
-        _deepseek("function<｜tool▁sep｜>{name}\n```json\n", "\n```"),
+        _deepseek("function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"),
     ),
-    FormatRow("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>")),
-    FormatRow(
+    AnswerFormat("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>{arguments}")),
+    AnswerFormat(
         "gemma-4",
         ("<|tool_call>",),
-        NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
+        replace(_calls("<|tool_call>call:{name}{arguments}<tool_call|>"), quote='<|"|>'),
         dropped=("<|channel>",),  # some answers repeat this marker before reasoning
     ),
-    FormatRow("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
-    FormatRow(
+    AnswerFormat("seed", ("<seed:tool_call>",), _parameters("<seed:tool_call>{calls}</seed:tool_call>", "{value}")),
+    AnswerFormat(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
         _arg_tags("<tool_call>{name}"),
         dropped=("<|role_end|>",),  # some answers contain this marker as text
         calls_in_reasoning=True,
     ),
-    FormatRow("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
-    FormatRow(
+    AnswerFormat("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
+    AnswerFormat(
         "qwen3-coder",
         ("<function=", "<parameter="),
-        _parameters(("<tool_call>", "</tool_call>"), lines=True),
+        _parameters("<tool_call>{calls}</tool_call>", "\n{value}\n"),
         calls_in_reasoning=True,
     ),
-    FormatRow(
+    AnswerFormat(
         "minicpm5",
         ('<function name="', '<param name="'),
-        TaggedCalls(
-            begin=Pattern('<function name="{name}">'),
-            key=Pattern('<param name="{key}">'),
-            close="</param>",
-            end="</function>",
-            gap="",
-            cdata=True,
+        _calls(
+            '<function name="{name}">{arguments}</function>',
+            items=replace(_items('<param name="{key}">{value}</param>'), cdata=True),
         ),
     ),
-    FormatRow(
-        "apertus", ("<|tools_prefix|>",), JsonCalls(("<|tools_prefix|>", "<|tools_suffix|>"), listed=True, keyed=True)
+    AnswerFormat(
+        "apertus",
+        ("<|tools_prefix|>",),
+        _calls("{{name}: {arguments}}", "<|tools_prefix|>[{calls}]<|tools_suffix|>"),
     ),
-    FormatRow("nemotron-v2", ("<TOOLCALL>",), JsonCalls(("<TOOLCALL>", "</TOOLCALL>"), listed=True)),
-    FormatRow(
-        "mistral-call-id",
-        (*_MISTRAL, "[CALL_ID]"),
-        NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"), Pattern("[TOOL_CALLS]{name}[ARGS]"))),
-    ),
-    FormatRow(
-        "mistral",
-        _MISTRAL,
-        NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[ARGS]"), Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"))),
-    ),
-    FormatRow("mistral-nemo", ("[TOOL_CALLS]",), JsonCalls(("[TOOL_CALLS]", ""), listed=True)),
-    FormatRow(
+    AnswerFormat("nemotron-v2", ("<TOOLCALL>",), _calls(_JSON, "<TOOLCALL>[{calls}]</TOOLCALL>")),
+    AnswerFormat("mistral-call-id", (*_MISTRAL, "[CALL_ID]"), Calls(_MISTRAL_CALLS[1], also=_MISTRAL_CALLS[:1])),
+    AnswerFormat("mistral", _MISTRAL, Calls(_MISTRAL_CALLS[0], also=_MISTRAL_CALLS[1:])),
+    AnswerFormat("mistral-nemo", ("[TOOL_CALLS]",), _calls(_JSON, "[TOOL_CALLS][{calls}]")),
+    AnswerFormat(
         "cohere-2-moe",
         ("<|START_ACTION|>", "<|START_TEXT|>"),
-        JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
+        _calls(_COHERE, _ACTION),
         dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
         around=("<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    FormatRow(
+    AnswerFormat(
         "command-r7b",
         ("<|START_ACTION|>",),
-        JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
+        _calls(_COHERE, _ACTION),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    FormatRow(
-        "command-r-plus",
-        ("Action:", "```json"),
-        JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True),
-    ),
-    FormatRow(
+    AnswerFormat("command-r-plus", ("Action:", "```json"), _calls(_TOOL_NAME, "Action:\n```json[{calls}]```")),
+    AnswerFormat(
         "gigachat-3.1",
         ("<|function_call|>", "<|role_sep|>"),
-        JsonCalls(("<|function_call|>", "")),
+        _calls(_JSON, "<|function_call|>{calls}"),
         dropped=("<|message_sep|>",),
     ),
-    FormatRow(
+    AnswerFormat(
         "gigachat-3",
         ("<|role_sep|>", "<|message_sep|>"),
-        JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", "")),
+        _calls(_JSON, "<|message_sep|>\n\nfunction call<|role_sep|>\n{calls}"),
         dropped=("<|message_sep|>",),
     ),
-    FormatRow("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
-    FormatRow(
-        "functionary-v3.1",
-        ("function_name", "<|python_tag|>"),
-        NamedCalls(begin=(Pattern("<function={name}>"),), end=("</function>",)),
+    AnswerFormat("firefunction", ("functools",), _calls(_JSON, "functools[{calls}]")),
+    AnswerFormat(
+        "functionary-v3.1", ("function_name", "<|python_tag|>"), _calls("<function={name}>{arguments}</function>")
     ),
-    FormatRow("lfm2", ("List of tools: ",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
-    FormatRow("lfm2", ("<|tool_call_start|>",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
-    FormatRow("phi-4-mini", ("<|/tool_call|>",), JsonCalls(("<|tool_call|>", "<|/tool_call|>"), listed=True)),
-    FormatRow("granite-3", ("<|tool_call|>",), JsonCalls(("<|tool_call|>", ""), listed=True)),
-    FormatRow("minimax-m1", ("<tool_calls>", "<end_of_sentence>"), JsonCalls(("<tool_calls>", "</tool_calls>"))),
-    FormatRow("list", ("<tool_calls>",), JsonCalls(("<tool_calls>", "</tool_calls>"), listed=True)),
-    FormatRow(
+    AnswerFormat("lfm2", ("List of tools: ",), _PYTHON),
+    AnswerFormat("lfm2", ("<|tool_call_start|>",), _PYTHON),
+    AnswerFormat("phi-4-mini", ("<|/tool_call|>",), _calls(_JSON, "<|tool_call|>[{calls}]<|/tool_call|>")),
+    AnswerFormat("granite-3", ("<|tool_call|>",), _calls(_JSON, "<|tool_call|>[{calls}]")),
+    AnswerFormat(
+        "minimax-m1", ("<tool_calls>", "<end_of_sentence>"), _calls(_JSON, "<tool_calls>{calls}</tool_calls>")
+    ),
+    AnswerFormat("list", ("<tool_calls>",), _calls(_JSON, "<tool_calls>[{calls}]</tool_calls>")),
+    AnswerFormat(
         "llama-3",
         ('"parameters": dictionary',),
-        JsonCalls(arguments="parameters", bare=True),
+        _calls('{"name": {name}, "parameters": {arguments}}'),
         dropped=("<|python_tag|>",),
     ),
-    FormatRow("hermes", ("<tool_call>",), HERMES),
+    AnswerFormat("hermes", ("<tool_call>",), _calls(_JSON, "<tool_call>{call}</tool_call>")),
 )
 
 _TOOLS = re.compile(r"\b(?:tools|functions)\b")
@@ -321,22 +286,12 @@ def find_format(template: str) -> AnswerFormat:
     A template without a call format gets "hermes", and is not `native`.
     """
     row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
+    native = row is not None and _TOOLS.search(template) is not None
+    row = row or ROWS[-1]
     found = next((thinking for text, thinking in THOUGHTS if text in template), None)
-    if row is None:
-        thinking = _spaced(found or THINK, template)
-        return AnswerFormat("hermes", thinking, HERMES, thinks=found is not None, native=False)
-    known = row.thinking or found
-    return AnswerFormat(
-        row.name,
-        _spaced(known or THINK, template),
-        row.calls,
-        row.channels,
-        row.dropped,
-        row.around,
-        known is not None and bool(known.start),
-        native=_TOOLS.search(template) is not None,
-        calls_in_reasoning=row.calls_in_reasoning,
-    )
+    known = row.thinking if row.thinking.start else found
+    thinks = known is not None and bool(known.start)
+    return replace(row, thinking=_spaced(known or THINK, template), thinks=thinks, native=native)
 
 
 def _spaced(thinking: ReasoningMarkers, template: str) -> ReasoningMarkers:

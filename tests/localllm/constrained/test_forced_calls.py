@@ -17,7 +17,7 @@ from localllm.constrained.reasoning import after_reasoning
 from localllm.options.structure import ConstraintSpec, Structure, StructureError
 from localllm.sampling.constraint import Constraint
 from localllm.template.call_writer import written_call
-from localllm.template.format import AnswerFormat, JsonCalls
+from localllm.template.format import AnswerFormat, filled
 from localllm.template.formats import ROWS
 from localllm.template.reasoning import reasoning_state
 from localllm.tokenizer import Tokenizer
@@ -41,9 +41,9 @@ def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
 
 def closers(format_: AnswerFormat) -> list[str]:
     """Return texts that end an argument value, or a string within the value."""
-    close = getattr(format_.calls, "close", "")
-    elements = [f"]<]minimax[>[</{key}>" for key in ("city", "query", "t")]
-    return [text for text in ('"', '<|"|>', close, f"\n{close}", *elements) if text.strip()]
+    items = format_.calls.items
+    closes = [] if items is None else ["".join(filled(items.close, {"key": key})) for key in ("city", "query", "t")]
+    return [text for close in closes for text in (close, f"\n{close}") if close] + ['"', '<|"|>']
 
 
 def written(make: Any, tokenizer: Tokenizer, seed: int, ends_of: list[str]) -> str:
@@ -228,7 +228,7 @@ def test_a_thought_before_a_call_of_every_format(name: str) -> None:
     text = rest + written(
         vocabulary.begin(forced_calls(format_, TOOLS[1:], vocabulary)), tokenizer, 1, closers(format_)
     )
-    if not isinstance(format_.calls, JsonCalls):
+    if not format_.calls.objects:
         assert follows(make, tokenizer, rest) is None
     constraint: Constraint = make()
     assert constraint.validate(tokenizer.encode(text, add_special=False)) == len(text.encode())

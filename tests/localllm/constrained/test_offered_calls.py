@@ -15,14 +15,12 @@ from localllm.constrained.constraint import GrammarVocabulary
 from localllm.options.structure import ConstraintSpec, Structure
 from localllm.sampling.constraint import Constraint
 from localllm.template.call_writer import written_call
-from localllm.template.format import AnswerFormat, JsonCalls
+from localllm.template.format import AnswerFormat
 from localllm.template.formats import ROWS
 from localllm.tokenizer import Tokenizer
 from tests.localllm.output.support import TOOLS, byte_tokenizer, follows, may_end, named
 
-MARKED = [
-    row.name for row in ROWS if row.channels is None and not (isinstance(row.calls, JsonCalls) and row.calls.bare)
-]
+MARKED = [row.name for row in ROWS if row.channels is None and row.calls.opens]
 HERMES = named("hermes")
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'
 WRONG = CALL.replace("search", "seek")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from localllm.output.incoming import Incoming, run_whole
 from localllm.output.literal import converted, literal
 from localllm.output.values import Property, Schemas, argument
-from localllm.template.format import GEMMA, LOOSE, Style
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -44,7 +43,7 @@ def test_a_part_of_json_is_the_start_of_json(value: Any, data: st.DataObject) ->
     text = json.dumps({"key": value})
     cut = data.draw(st.integers(0, len(text) - 1))
     shown: list[str] = []
-    whole, _ = run_whole(lambda incoming: literal(incoming, LOOSE, shown.append), text[:cut])
+    whole, _ = run_whole(lambda incoming: literal(incoming, shown.append), text[:cut])
     assert not whole
     assert text.startswith("".join(shown))
 
@@ -86,7 +85,7 @@ def test_what_is_no_value_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_gemma_values(text: str, value: Any) -> None:
     shown: list[str] = []
-    assert run_whole(lambda incoming: literal(incoming, GEMMA, shown.append), text) == (True, True)
+    assert run_whole(lambda incoming: literal(incoming, shown.append, '<|"|>'), text) == (True, True)
     assert json.loads("".join(shown)) == value
 
 
@@ -95,7 +94,7 @@ def test_what_follows_a_value_is_not_taken() -> None:
     incoming.push('{"a": 1} rest')
     incoming.close()
     with pytest.raises(StopIteration):
-        next(literal(incoming, Style(), lambda part: None))
+        next(literal(incoming, lambda part: None))
     assert incoming.take(9) == " rest"
 
 
