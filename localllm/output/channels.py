@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from localllm.output.incoming import Incoming, Wait
 from localllm.template.format import Channels
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _OWN = {"assistant", "user", "all"}  # recipients that are not tools
-_STARTS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
+HEADER_STARTS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
 _OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>).)*<\|message\|>\s*\Z", re.DOTALL)
 
 
@@ -44,13 +43,3 @@ def open_header(channels: Channels, prompt_tail: str) -> ChannelHeader | None:
         return None if prompt_tail.endswith(channels.start) else ChannelHeader("content")
     found = _OPEN.search(prompt_tail)
     return ChannelHeader.read(channels, found[0]) if found is not None else None
-
-
-def is_header(channels: Channels, text: Incoming) -> Wait[bool]:
-    """Return whether the output continues with a header."""
-    return (yield from text.follows(_STARTS))
-
-
-def is_unfinished(text: str) -> bool:
-    """Return whether `text` is a truncated header."""
-    return text.lstrip().startswith(_STARTS)

@@ -142,24 +142,14 @@ def whole_calls(parts: Sequence[Part]) -> bool:
 
 def _kind_of(part: Part) -> object:
     """Return a key that is equal for parts that can be joined."""
-    match part:
-        case Reasoning() | Content():
-            return type(part)
-        case CallStart(index):
-            return index, "start"
-        case CallArguments(index):
-            return index, "arguments"
+    return type(part), getattr(part, "index", None)
 
 
 def _joined(parts: Sequence[Part]) -> Part:
     """Join parts of one kind."""
     first = parts[0]
-    match first:
-        case Reasoning():
-            return Reasoning("".join(part.text for part in parts if isinstance(part, Reasoning)))
-        case Content():
-            return Content("".join(part.text for part in parts if isinstance(part, Content)))
-        case CallStart():
-            return first
-        case CallArguments(index):
-            return CallArguments(index, "".join(part.json for part in parts if isinstance(part, CallArguments)))
+    if len(parts) == 1 or isinstance(first, CallStart):
+        return first
+    if isinstance(first, CallArguments):
+        return CallArguments(first.index, "".join(part.json for part in parts if isinstance(part, CallArguments)))
+    return type(first)("".join(part.text for part in parts if isinstance(part, Content | Reasoning)))

@@ -21,12 +21,12 @@ from typing import Any
 from localllm.generation.parts import Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Token
 from localllm.output.calls import CallContext, call_list, read_calls
-from localllm.output.channels import ChannelHeader, is_header, is_unfinished, open_header
+from localllm.output.channels import HEADER_STARTS, ChannelHeader, open_header
 from localllm.output.incoming import MOST_HEADER, Incoming, Markers, Wait
 from localllm.output.literal import literal
 from localllm.output.parts_writer import PartsWriter, whole_calls
 from localllm.output.values import Schemas
-from localllm.template.format import SPACES, AnswerFormat, ReasoningMarkers
+from localllm.template.format import SPACES, AnswerFormat, Channels, ReasoningMarkers
 from localllm.template.reasoning import reasoning_state
 
 _LETTERS = string.ascii_letters + string.digits
@@ -65,7 +65,6 @@ class AnswerReader:
         markers = format_.thinking if channels is None else ReasoningMarkers("", "")  # headers mark reasoning
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
-        self._header_ends = Markers(() if channels is None else (channels.header_end,))
         self._headed = channels is not None and channels.heads_calls
         opens = calls.opens if self._context.tools and not self._headed else ()
         closes = calls.section[1] if opens else ""
@@ -73,8 +72,7 @@ class AnswerReader:
         self._content_markers, self._plain_markers = Markers((*plain, *opens, closes)), Markers(plain)
         called = opens if format_.calls_in_reasoning else ()
         self._reasoning_markers = Markers((markers.end, *markers.ended_by, *called))
-        tail = prompt_tail
-        self._run = self._channels(tail, resumed) if channels is not None else self._headless(tail, resumed)
+        self._run = (self._headless if channels is None else self._channels)(prompt_tail, resumed)
         self._finished = self._cut = False
         self._markers: Markers | None = None  # the markers to find in content or reasoning
         self._plain: tuple[re.Pattern[str], type[Content | Reasoning]] | None = None
@@ -241,36 +239,34 @@ class AnswerReader:
     def _channels(self, prompt_tail: str, resumed: bool) -> Wait[None]:
         channels = self._format.channels
         assert channels is not None
-        header = open_header(channels, prompt_tail)
+        header, marker = open_header(channels, prompt_tail), ""
         begun = header is not None and resumed
-        if header is None:
-            header = yield from self._header("", False)
         while True:
+            if header is None:
+                header = yield from self._header(channels, marker)
             marker = yield from self._message(header, begun)
-            begun = False
             if not marker:
                 return
-            header = yield from self._header(marker, channels.kind == "arrows")
+            header, begun = None, False
 
-    def _header(self, before: str, named: bool) -> Wait[ChannelHeader]:
+    def _header(self, channels: Channels, before: str) -> Wait[ChannelHeader]:
         """Read the header of a message, after the marker `before`. Text that is not a header is content.
 
-        If `named`, a header that names an unknown tool is not a header.
+        A header of "arrows" after another message must name a known tool.
         """
-        channels = self._format.channels
-        assert channels is not None
-        if not before and channels.kind != "arrows" and not (yield from is_header(channels, self._text)):
+        arrows = channels.kind == "arrows"
+        if not before and not arrows and not (yield from self._text.follows(HEADER_STARTS)):
             return ChannelHeader("content")
         parts: list[str] = []
-        found = yield from self._text.until(self._header_ends, parts.append, MOST_HEADER)
+        found = yield from self._text.until(Markers((channels.header_end,)), parts.append, MOST_HEADER)
         text = "".join(parts)
         header = ChannelHeader.read(channels, text)
-        unknown = named and header.kind == "call" and header.name not in self._context.tools
-        if found and not unknown:
+        named = arrows and before != ""
+        if found and not (named and header.kind == "call" and header.name not in self._context.tools):
             return header
         if named:
             self._out.text(before + text + found)
-        elif not is_unfinished(text):
+        elif not text.lstrip().startswith(HEADER_STARTS):  # otherwise the header is truncated
             self._out.text(text)
         return ChannelHeader("goes on")
 

@@ -108,7 +108,7 @@ class Calls:
 
     @property
     def following(self) -> tuple[str, ...]:
-        """The texts of which one comes after the text that begins a call, and after each tag."""
+        """The texts that can follow the start of a call or a closing tag."""
         items = self.items
         assert items is not None
         return (items.prefix,) if items.prefix else (head(items.key), *self.end, self.section[1] or self.end[0])
@@ -150,7 +150,7 @@ class AnswerFormat:
     """The answer format of a model family."""
 
     name: str
-    texts: tuple[str, ...]  # templates that contain all of these have the format
+    texts: tuple[str, ...]  # all templates with the format contain these
     calls: Calls
     thinking: ReasoningMarkers = ReasoningMarkers()
     channels: Channels | None = None

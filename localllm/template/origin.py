@@ -45,10 +45,7 @@ class Text(str):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: SupportsIndex | slice) -> Text:
-        part = str.__getitem__(self, key)
-        if isinstance(key, slice):
-            return Text.of(part, self._marks[key])
-        return Text.of(part, self._marks[key])  # one mark per character
+        return Text.of(str.__getitem__(self, key), self._marks[key])
 
     def __iter__(self) -> Iterator[str]:
         return (Text.of(letter, mark) for letter, mark in zip(str.__iter__(self), self._marks, strict=True))
