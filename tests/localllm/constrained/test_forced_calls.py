@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.constrained.build import constrained
 from localllm.constrained.constraint import GrammarVocabulary
 from localllm.constrained.forced_calls import forced_calls
-from localllm.constrained.reasoning import after_reasoning
-from localllm.options.structure import ConstraintSpec, Structure, StructureError
-from localllm.sampling.constraint import Constraint
+from localllm.options.structure import Structure, StructureError
 from localllm.template.call_writer import written_call
 from localllm.template.format import AnswerFormat, filled
 from localllm.template.formats import ROWS
 from localllm.template.reasoning import reasoning_state
 from localllm.tokenizer import Tokenizer
-from tests.localllm.output.support import TOOLS, Read, byte_tokenizer, follows, named, read
+from tests.localllm.output.support import TOOLS, Read, asked, byte_tokenizer, follows, named, read, tokens_of, tool
 
 NAMES = [row.name for row in ROWS]
 THOUGHTS = {  # reasoning markers of formats that do not define one
@@ -34,9 +31,9 @@ def format_of(name: str) -> AnswerFormat:
     return named(name, THOUGHTS.get(name, "<think>"))
 
 
-def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
-    """Return a tokenizer that has the format's markers as control tokens, or has no tokens for the markers."""
-    return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
+def forced(format_: AnswerFormat, tokenizer: Tokenizer, tools: Any = TOOLS, parallel: bool = True) -> Any:
+    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
+    return vocabulary.begin(forced_calls(format_, tools, vocabulary, parallel))
 
 
 def closers(format_: AnswerFormat) -> list[str]:
@@ -88,48 +85,31 @@ def test_what_the_grammar_of_a_format_allows_is_read_as_calls(name: str, special
     if name == "minimax-m3" and not special:
         pytest.skip("its prefix is a control token, which a value cannot contain")
     tokenizer = tokens_of(format_, special)
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     tail = {"arrows": ">>>", "harmony": "<|start|>assistant", "recipients": "<|start|>assistant"}
     start = tail[format_.channels.kind] if format_.channels is not None else ""
     for seed, parallel in enumerate((True, True, True, False)):
-        make = vocabulary.begin(forced_calls(format_, TOOLS, vocabulary, parallel))
+        make = forced(format_, tokenizer, parallel=parallel)
         text = written(make, tokenizer, seed, closers(format_))
         check(read(format_, text, start), single=not parallel)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_templates_write_is_allowed(name: str) -> None:
-    format_ = format_of(name)
-    tokenizer = tokens_of(format_, special=True)
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = vocabulary.begin(forced_calls(format_, TOOLS, vocabulary))
     if format_.channels is None:
         text = written_call(format_.calls, "search", {"query": "a b", "deep": True})
         assert follows(make, tokenizer, text) is None, text
 
 
-def test_a_model_that_wants_to_say_something_else_cannot() -> None:
-    tokenizer = byte_tokenizer("<think>", "</think>")
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = vocabulary.begin(forced_calls(named("hermes"), TOOLS[1:], vocabulary))
-    call = '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'
-    assert follows(make, tokenizer, call) is None
-    assert follows(make, tokenizer, "Sure!") == 0
-    assert follows(make, tokenizer, call.replace("search", "get_weather")) == call.index("search")
-    assert follows(make, tokenizer, call.replace('"a"', "1")) == call.index('"a"')
-    assert follows(make, tokenizer, call.replace("query", "other")) == call.index("query")
+CALL, OVER = '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>', "<think>\n\n</think>\n\n"
 
 
 def hermes(text: str, tail: str, special: bool = True) -> int | None:
     """Return the index of the first token that a forced call of `search` rejects, or None."""
     tokenizer = byte_tokenizer(*(("<think>", "</think>") if special else ()))
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, named("hermes"), tail, ConstraintSpec(tools=TOOLS[1:]))
-    assert make is not None
-    return follows(make, tokenizer, text)
+    return follows(asked(named("hermes"), tail, tokenizer, tools=TOOLS[1:]), tokenizer, text)
 
 
-CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'
+def test_a_model_that_wants_to_say_something_else_cannot() -> None:
+    assert hermes("Sure!", OVER) == 0
+    assert hermes(CALL.replace("search", "get_weather"), OVER) == CALL.index("search")
+    assert hermes(CALL.replace('"a"', "1"), OVER) == CALL.index('"a"')
+    assert hermes(CALL.replace("query", "other"), OVER) == CALL.index("query")
 
 
 @pytest.mark.parametrize("special", [True, False], ids=["control tokens", "spelled"])
@@ -137,36 +117,27 @@ def test_a_thought_comes_first(special: bool) -> None:
     assert hermes(f"Hm, <tool_call> or not?\n</think>\n\n{CALL}", "<think>\n", special) is None
     assert hermes(f"<think>Hm.</think>{CALL}", "assistant\n", special) is None
     assert hermes(CALL, "assistant\n", special) is None
-    assert hermes(CALL, "<think>\n\n</think>\n\n", special) is None
-    over = hermes(f"<think>Hm.</think>{CALL}", "<think>\n\n</think>\n\n", special)
+    assert hermes(CALL, OVER, special) is None
+    over = hermes(f"<think>Hm.</think>{CALL}", OVER, special)
     assert over == (0 if special else len("<t"))  # index of the first character that differs from <tool_call>
     assert hermes("<think>Hm.</think>No call.", "assistant\n", special) == (5 if special else 18)
 
 
 def test_structures_come_in_the_markers_of_content() -> None:
-    format_ = format_of("harmony")
-    tokenizer = tokens_of(format_, special=False)
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, "<|start|>assistant", ConstraintSpec(Structure(any_object=True)))
-    assert make is not None
+    any_object = Structure(any_object=True)
+    tokenizer, make = byte_tokenizer(), asked(format_of("harmony"), "<|start|>assistant", structure=any_object)
     final, thought = '<|channel|>final<|message|>{"a": 1}', "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert follows(make, tokenizer, final) is None
     assert follows(make, tokenizer, thought + final) is None
     assert follows(make, tokenizer, '{"a": 1}') == 0
-    begun = constrained(vocabulary, format_, "<|channel|>final<|message|>", ConstraintSpec(Structure(any_object=True)))
-    assert begun is not None
+    begun = asked(format_of("harmony"), "<|channel|>final<|message|>", structure=any_object)
     assert follows(begun, tokenizer, '{"a": 1}') is None
 
 
 def test_nothing_is_constrained_where_nothing_is_asked() -> None:
-    vocabulary = GrammarVocabulary(byte_tokenizer(), 257)
-    assert constrained(vocabulary, named("hermes"), "", ConstraintSpec()) is None
+    assert asked(named("hermes")) is None
     with pytest.raises(StructureError, match="ask for one"):
-        constrained(vocabulary, named("hermes"), "", ConstraintSpec(Structure(any_object=True), TOOLS))
-
-
-def tool(parameters: Any, name: Any = "t") -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+        asked(named("hermes"), structure=Structure(any_object=True), tools=TOOLS)
 
 
 NO_SCHEMA = {"properties": {"a": True, "b": 3, "c": {"type": "foo"}}}
@@ -185,11 +156,9 @@ SCHEMAS: list[Any] = [
 @pytest.mark.parametrize("schema", SCHEMAS, ids=[json.dumps(schema)[:40] for schema in SCHEMAS])
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma-4", "minimax-m3", "lfm2", "glm"])
 def test_schemas_of_every_kind_give_a_grammar_or_a_line(name: str, schema: Any) -> None:
-    tokenizer = byte_tokenizer()
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     made = None
     with suppress(StructureError):
-        made = vocabulary.begin(forced_calls(format_of(name), [tool(schema)], vocabulary))
+        made = forced(format_of(name), byte_tokenizer(), [tool(schema)])
     assert made is not None or schema == NO_SCHEMA
     assert made is None or made().allowed().any()
 
@@ -207,9 +176,8 @@ def test_schemas_of_every_kind_give_a_grammar_or_a_line(name: str, schema: Any) 
     ],
 )
 def test_broken_tools_are_a_line(tools: Any, told: str) -> None:
-    vocabulary = GrammarVocabulary(byte_tokenizer(), 257)
     with pytest.raises(StructureError, match=told):
-        forced_calls(format_of("minimax-m3"), tools, vocabulary)
+        forced(format_of("minimax-m3"), byte_tokenizer(), tools)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -217,20 +185,13 @@ def test_a_thought_before_a_call_of_every_format(name: str) -> None:
     format_ = format_of(name)
     if not format_.thinking.start:
         return
-    tokenizer = tokens_of(format_, special=False)
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
+    tokenizer = byte_tokenizer()
     tail = "<|start|>assistant" if format_.channels is not None else ""
     assert reasoning_state(format_, tail) == "possible"
     assert reasoning_state(format_, format_.thinking.start) == "open"
-    grammar = after_reasoning(forced_calls(format_, TOOLS[1:], vocabulary), format_, "open", vocabulary)
-    make = vocabulary.begin(grammar)
-    rest = f"I think.{format_.thinking.end}{format_.thinking.resume}"
-    text = rest + written(
-        vocabulary.begin(forced_calls(format_, TOOLS[1:], vocabulary)), tokenizer, 1, closers(format_)
-    )
-    if not format_.calls.objects:
-        assert follows(make, tokenizer, rest) is None
-    constraint: Constraint = make()
-    assert constraint.validate(tokenizer.encode(text, add_special=False)) == len(text.encode())
+    make = asked(format_, format_.thinking.start, tokenizer, tools=TOOLS[1:])
+    text = f"I think.{format_.thinking.end}{format_.thinking.resume}"
+    text += written(forced(format_, tokenizer, TOOLS[1:]), tokenizer, 1, closers(format_))
+    assert make().validate(tokenizer.encode(text, add_special=False)) == len(text.encode())
     found = read(format_, text, tail + format_.thinking.start)
     assert (found.reasoning, [call for call, _ in found.calls][:1]) == ("I think.", ["search"])

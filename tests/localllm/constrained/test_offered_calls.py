@@ -4,21 +4,17 @@ after the marker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from localllm.constrained.build import constrained
-from localllm.constrained.constraint import GrammarVocabulary
-from localllm.options.structure import ConstraintSpec, Structure
-from localllm.sampling.constraint import Constraint
+from localllm.options.structure import Structure
 from localllm.template.call_writer import written_call
 from localllm.template.format import AnswerFormat
 from localllm.template.formats import ROWS
 from localllm.tokenizer import Tokenizer
-from tests.localllm.output.support import TOOLS, byte_tokenizer, follows, may_end, named
+from tests.localllm.output.support import TOOLS, asked, byte_tokenizer, follows, may_end, named, tokens_of, tool
 
 MARKED = [row.name for row in ROWS if row.channels is None and row.calls.opens]
 HERMES = named("hermes")
@@ -27,24 +23,15 @@ WRONG = CALL.replace("search", "seek")
 SPELLED = byte_tokenizer()
 
 
-def offered(
-    tokenizer: Tokenizer = SPELLED, format_: AnswerFormat = HERMES, tail: str = "", **more: Any
-) -> Callable[[], Constraint] | None:
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    return constrained(vocabulary, format_, tail, ConstraintSpec(tools=more.pop("tools", TOOLS), forced=False, **more))
-
-
-def made(*given: Any, **more: Any) -> Callable[[], Constraint]:
-    make = offered(*given, **more)
-    assert make is not None
-    return make
+def made(tokenizer: Tokenizer = SPELLED, format_: AnswerFormat = HERMES, tail: str = "", **more: Any) -> Any:
+    return asked(format_, tail, tokenizer, forced=False, **{"tools": TOOLS, **more})
 
 
 @pytest.mark.parametrize("special", [True, False], ids=["control tokens", "spelled"])
 @pytest.mark.parametrize("name", MARKED)
 def test_each_format_is_held_to_the_names_of_tools(name: str, special: bool) -> None:
     format_ = named(name)
-    tokenizer = byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
+    tokenizer = tokens_of(format_, special)
     make = made(tokenizer, format_)
     before, arguments = "Let me look. ", {"query": "a b", "deep": True}
     assert follows(make, tokenizer, before + written_call(format_.calls, "search", arguments)) is None
@@ -136,13 +123,12 @@ def test_markers_begin_and_end_within_tokens(before: tuple[str, ...], held: bool
     [
         {"format_": named("llama-3")}, {"format_": named("harmony", "<|channel|>")}, {"tools": ()},
         {"tools": [TOOLS[0]] * 257},
-        {"tools": [{"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": {
-            "a": {"$ref": "#/nowhere"}}}}}]},
+        {"tools": [tool({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}})]},
     ],
     ids=["no marker", "headers", "no tools", "too many", "broken schema"],
 )  # fmt: skip
 def test_what_cannot_be_held_is_free(more: dict[str, Any]) -> None:
-    assert offered(**more) is None
+    assert made(**more) is None
 
 
 def test_a_structure_goes_before_tools_that_may_be_called() -> None:

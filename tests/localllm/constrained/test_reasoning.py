@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.constrained.build import constrained
-from localllm.constrained.constraint import GrammarVocabulary
-from localllm.options.structure import ConstraintSpec, Structure
+from localllm.options.structure import Structure
 from localllm.options.thinking import Thinking
 from localllm.sampling.constraint import Constraint
 from localllm.template.reasoning import reasoning_state
 from localllm.tokenizer import Tokenizer
-from tests.localllm.output.support import byte_tokenizer, named
+from tests.localllm.output.support import asked, byte_tokenizer, named
 
 MARKED = byte_tokenizer("<think>", "</think>")
 SPELLED = byte_tokenizer()
@@ -43,11 +41,8 @@ def test_the_end_of_a_prompt_says_whether_a_thought_has_begun(format_: Any, tail
 
 def budget(
     tokens: int, tokenizer: Tokenizer = MARKED, tail: str = "<think>\n", format_: Any = HERMES, **more: Any
-) -> Callable[[], Constraint]:
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, tail, ConstraintSpec(reasoning_tokens=tokens, **more))
-    assert make is not None
-    return make
+) -> Any:
+    return asked(format_, tail, tokenizer, reasoning_tokens=tokens, **more)
 
 
 def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -> str:
@@ -80,8 +75,7 @@ def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -
     ],
 )
 def test_a_thought_ends_with_its_budget(tokenizer: Tokenizer, tokens: int, tail: str, wanted: str, text: str) -> None:
-    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, HERMES, tail, ConstraintSpec(reasoning_tokens=tokens))
+    make = budget(tokens, tokenizer, tail)
     assert make is None or written(make, tokenizer, wanted) == text
     assert make is not None or wanted == text
 

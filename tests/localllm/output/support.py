@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
 
+from localllm.constrained.build import constrained
+from localllm.constrained.constraint import GrammarVocabulary
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.options.structure import ConstraintSpec
 from localllm.output.reader import AnswerReader
 from localllm.sampling.constraint import Constraint
 from localllm.template.format import AnswerFormat
@@ -16,43 +19,42 @@ from localllm.template.formats import ROWS, find_format
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.tokenizer import _BYTE_OF
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Tells the weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "its name"},
-                    "days": {"type": "integer", "description": "how many"},
-                    "units": {
-                        "type": "object",
-                        "properties": {"t": {"type": "string"}},
-                        "additionalProperties": {},
-                        "description": "of what",
-                    },
+
+def tool(parameters: Any, name: Any = "t", description: str = "-") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    tool(
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "its name"},
+                "days": {"type": "integer", "description": "how many"},
+                "units": {
+                    "type": "object",
+                    "properties": {"t": {"type": "string"}},
+                    "additionalProperties": {},
+                    "description": "of what",
                 },
-                "required": ["city"],
             },
+            "required": ["city"],
         },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Searches.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "what"},
-                    "deep": {"type": "boolean", "description": "how"},
-                },
-                "required": ["query"],
+        "get_weather",
+        "Tells the weather.",
+    ),
+    tool(
+        {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "what"},
+                "deep": {"type": "boolean", "description": "how"},
             },
+            "required": ["query"],
         },
-    },
+        "search",
+        "Searches.",
+    ),
 ]
 
 
@@ -135,6 +137,18 @@ def byte_tokenizer(*control: str, joined: Sequence[str] = ()) -> Tokenizer:
             "tokenizer.ggml.eos_token_id": 0,
         }
     )
+
+
+def tokens_of(format_: AnswerFormat, special: bool) -> Tokenizer:
+    """Return a tokenizer that has the format's markers as control tokens, or has no tokens for the markers."""
+    return byte_tokenizer(*(marker for marker in format_.markers if special and len(marker) > 2))
+
+
+def asked(format_: AnswerFormat, tail: str = "", tokenizer: Tokenizer | None = None, **options: Any) -> Any:
+    """Return what makes the constraint on an answer with these options of `ConstraintSpec`, or None."""
+    tokenizer = tokenizer or byte_tokenizer()
+    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
+    return constrained(vocabulary, format_, tail, ConstraintSpec(**options))
 
 
 def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> int | None:

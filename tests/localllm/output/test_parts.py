@@ -9,9 +9,10 @@ from localllm.generation.request import Finished, Prefilled, Reason, Started, To
 from localllm.generation.statistics import Usage
 from localllm.output.reader import AnswerReader, with_parts
 from localllm.template.formats import find_format
+from tests.localllm.output.support import tool
 
 HERMES = '{{ tools }}<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call> <think>'
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+TOOL = tool({"type": "object", "properties": {}}, "add")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
