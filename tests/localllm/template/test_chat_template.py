@@ -4,6 +4,7 @@ template.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 
 from localllm.base.errors import LocalLLMError
 from localllm.template import (
-    FAMILIES,
     ChatTemplate,
     TemplateError,
     TemplateRejected,
@@ -219,100 +219,58 @@ def test_bos_never_doubles() -> None:
     assert encode_chat(tokenizer("<s>"), "Be")[0] != tokenizer("<s>").id("<s>")
 
 
-@pytest.mark.parametrize(
-    ("special", "name", "family", "text"),
-    [
-        (
-            ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>"),
-            "",
-            "llama3",
-            "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
-            "<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nHello!<|eot_id|><|start_header_id|>user"
-            "<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
-        (
-            ("<|im_start|>", "<|im_end|>"),
-            "",
-            "chatml",
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!"
-            "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
-            ("<|turn>", "<turn|>", "<s>"),
-            "",
-            "gemma4",
-            "<s><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n<|turn>user\n"
-            "Bye<turn|>\n<|turn>model\n",
-        ),
-        (
-            ("<start_of_turn>", "<end_of_turn>", "<s>"),
-            "",
-            "gemma",
-            "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n"
-            "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
-        ),
-        (
-            ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
-            "",
-            "command-r",
-            "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>"
-            "Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Hello!<|END_OF_TURN_TOKEN|>"
-            "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Bye<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        ),
-        (
-            ("<|user|>", "<|assistant|>", "<|end|>"),
-            "",
-            "phi3",
-            "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello!<|end|>\n<|user|>\nBye<|end|>\n"
-            "<|assistant|>\n",
-        ),
-        (
-            ("<｜User｜>", "<｜Assistant｜>", "<s>"),
-            "",
-            "deepseek",
-            "<s>Be brief.<｜User｜>Hi<｜Assistant｜>Hello!<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜>",
-        ),
-        (
-            ("[INST]", "[/INST]", "<s>", "</s>"),
-            "",
-            "mistral",
-            "<s>[INST] Be brief.\n\nHi[/INST] Hello!</s>[INST] Bye[/INST]",
-        ),
-        (
-            ("<s>", "</s>"),
-            "Mistral 7B",
-            "mistral-v1",
-            "<s>[INST] Be brief.\n\nHi [/INST]Hello!</s>[INST] Bye [/INST]",
-        ),
-        (
-            ("<s>", "</s>"),
-            "LLaMA-2 chat",
-            "llama2",
-            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello! </s><s>[INST] Bye [/INST]",
-        ),
-        (
-            ("<s>", "</s>"),
-            "Zephyr 7B",
-            "zephyr",
-            "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello!</s>\n<|user|>\nBye</s>\n"
-            "<|assistant|>\n",
-        ),
-        (
-            ("<s>",),
-            "RWKV7 World",
-            "rwkv-world",
-            "<s>System: Be brief.\n\nUser: Hi\n\nAssistant: Hello!\n\nUser: Bye\n\nAssistant:",
-        ),
-        ((), "", "plain", "Be brief.\n\nUser: Hi\nAssistant: Hello!\nUser: Bye\nAssistant:"),
-    ],
-)
-def test_a_file_without_template_gets_its_familys_and_says_so(
-    special: tuple[str, ...], name: str, family: str, text: str
-) -> None:
-    key = "tokenizer.ggml."
+TEXTS = {  # family: the text of TALK
+    "llama3": (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
+        "<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nHello!<|eot_id|><|start_header_id|>user"
+        "<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    "chatml": (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!"
+        "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "gemma4": (
+        "<s><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n<|turn>user\n"
+        "Bye<turn|>\n<|turn>model\n"
+    ),
+    "gemma": (
+        "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n"
+        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
+    ),
+    "command-r": (
+        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>"
+        "Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Hello!<|END_OF_TURN_TOKEN|>"
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Bye<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+    ),
+    "phi3": (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello!<|end|>\n<|user|>\nBye<|end|>\n"
+        "<|assistant|>\n"
+    ),
+    "deepseek": "<s>Be brief.<｜User｜>Hi<｜Assistant｜>Hello!<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜>",
+    "mistral": "<s>[INST] Be brief.\n\nHi[/INST] Hello!</s>[INST] Bye[/INST]",
+    "mistral-v1": "<s>[INST] Be brief.\n\nHi [/INST]Hello!</s>[INST] Bye [/INST]",
+    "llama2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello! </s><s>[INST] Bye [/INST]",
+    "zephyr": (
+        "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello!</s>\n<|user|>\nBye</s>\n<|assistant|>\n"
+    ),
+    "rwkv-world": "<s>System: Be brief.\n\nUser: Hi\n\nAssistant: Hello!\n\nUser: Bye\n\nAssistant:",
+    "plain": "Be brief.\n\nUser: Hi\nAssistant: Hello!\nUser: Bye\nAssistant:",
+}
+MODELS = {  # family: a model's name, for families whose vocabulary has no tokens of the format
+    "mistral-v1": "Mistral 7B",
+    "llama2": "LLaMA-2 chat",
+    "zephyr": "Zephyr 7B",
+    "rwkv-world": "RWKV7 World",
+}
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_a_file_without_template_gets_its_familys_and_says_so(family: str) -> None:
+    key, text = "tokenizer.ggml.", TEXTS[family]
+    special = ["<s>", "</s>"] if family in MODELS else sorted({*re.findall(r"<[^<>\s]+>|\[/?INST\]", text)})
     tokens = [*BYTE_LETTERS, *special]
     metadata: dict[str, Any] = {
-        "general.name": name,
+        "general.name": MODELS.get(family, ""),
         key + "model": "gpt2",
         key + "tokens": tokens,
         key + "token_type": [1] * 256 + [3] * len(special),
@@ -323,9 +281,7 @@ def test_a_file_without_template_gets_its_familys_and_says_so(
     template, note = choose_template(metadata, Tokenizer.from_metadata(metadata))
     assert note is not None
     assert f"the file has no chat template; using the '{family}' format" in note
-    bos = "<s>" if "<s>" in special else ""
-    assert template.render(TALK).text == text.replace("<s>", bos)
-    assert family in {row.name for row in FAMILIES}
+    assert template.render(TALK).text == text
     assert template.stops == {"plain": ("\nUser:",), "rwkv-world": ("\n\nUser:",)}.get(family, ())
 
 
