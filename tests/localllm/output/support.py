@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
 from itertools import count, pairwise
 from typing import Any
 
@@ -14,10 +16,22 @@ from localllm.generation.parts import CallArguments, CallStart, Content, Part, R
 from localllm.options.structure import ConstraintSpec
 from localllm.output.reader import AnswerReader
 from localllm.sampling.constraint import Constraint
+from localllm.sandbox import Confined
+from localllm.template import ChatTemplate, renderer
 from localllm.template.format import AnswerFormat
 from localllm.template.formats import ROWS, find_format
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.tokenizer import _BYTE_OF
+
+
+@cache
+def confined() -> Confined:
+    """Return the process in which tests render templates."""
+    return renderer()
+
+
+def chat_template(source: str, now: datetime = datetime(2024, 2, 29)) -> ChatTemplate:
+    return ChatTemplate(source, "<s>", "</s>", clock=lambda: now, confined=confined())
 
 
 def tool(parameters: Any, name: Any = "t", description: str = "-") -> dict[str, Any]:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localllm.options.thinking import Thinking
-from localllm.sandbox import Confined
-from localllm.template import ChatTemplate, renderer
 from localllm.template.formats import find_format
 from localllm.template.reasoning import begin, with_thinking
 from tests.conftest import reference
-from tests.localllm.output.support import Read, read
+from tests.localllm.output.support import Read, chat_template, read
 
 DATA: dict[str, Any] = json.loads((Path(__file__).with_name("data") / "chat_cases.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = DATA["cases"]
@@ -134,16 +131,11 @@ def test_prompts_of_continued_answers(name: str) -> None:
     assert bool(differing) == (name in PROMPTS), differing
 
 
-@cache
-def _confined() -> Confined:
-    return renderer()
-
-
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in TAILS}))
 def test_prompts_think_unless_told_otherwise(name: str) -> None:
     """Prompts request thinking by default, even if the template treats a missing variable as "off"."""
     source = reference("templates", f"{name}.jinja").read_text(encoding="utf-8")
-    template = ChatTemplate(source, "<s>", "</s>", confined=_confined())
+    template = chat_template(source)
     for off, tail in ((off, tail) for other, off, tail in TAILS if other == name):
         variables = with_thinking(source, Thinking(False if off else None).variables)
         prompt = template.render([{"role": "user", "content": "Hey there!"}], True, None, variables).text

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 import pytest
 
-from localllm.sandbox import Confined
-from localllm.template import ChatTemplate, renderer
+from localllm.template import ChatTemplate
 from localllm.template.formats import find_format
 from localllm.template.reasoning import reasoning_state
 from localllm.template.tool_messages import call_form, fitted
 from tests.conftest import SHARED_DATA, reference
-from tests.localllm.output.support import TOOLS, read
+from tests.localllm.output.support import TOOLS, chat_template, read
 
 NAMES = sorted(path.name for path in (SHARED_DATA / "templates").glob("*.jinja"))
 REASONING, CONTENT = "I should look.\nTwice.", "Let me look."
@@ -72,11 +70,6 @@ NO_CONTENT = (  # templates that drop the content next to calls
 )
 
 
-@cache
-def _confined() -> Confined:
-    return renderer()
-
-
 def _answer(template: ChatTemplate, answer: dict[str, Any], thinking: bool) -> tuple[str, str]:
     """Return the end of the prompt and the text of the answer, as the template renders them."""
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
@@ -98,7 +91,7 @@ def _answer(template: ChatTemplate, answer: dict[str, Any], thinking: bool) -> t
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_template_writes_is_read_back(name: str, thinking: bool) -> None:
     source = reference("templates", name).read_text(encoding="utf-8")
-    template = ChatTemplate(source, "<s>", "</s>", clock=lambda: datetime(2026, 1, 1), confined=_confined())
+    template = chat_template(source, datetime(2026, 1, 1))
     format_, form = find_format(source), call_form(template)
     calls = CALLS[:1] if name.startswith(ONE_CALL) else CALLS
     message: dict[str, Any] = {

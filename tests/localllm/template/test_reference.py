@@ -13,11 +13,11 @@ from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from localllm.gguf import open_gguf
-from localllm.sandbox import Confined
-from localllm.template import ChatTemplate, Rendered, TemplateError, choose_template, encode_chat, renderer
+from localllm.template import ChatTemplate, Rendered, TemplateError, choose_template, encode_chat
 from localllm.template.origin import OWN
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA, reference
+from tests.localllm.output.support import chat_template, tool
 from tests.localllm.template.conversations import UNDATED
 
 NAMES = sorted(path.name for path in (SHARED_DATA / "templates").glob("*.jinja"))
@@ -27,19 +27,8 @@ TALK = [
     {"role": "assistant", "content": "Arr, a pirate!"},
     {"role": "user", "content": "Where is the treasure?"},
 ]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Tells the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "its name"}},
-            "required": ["city"],
-        },
-    },
-}
-TODAY = datetime(2024, 2, 29)
+CITY = {"city": {"type": "string", "description": "its name"}}
+TOOL = tool({"type": "object", "properties": CITY, "required": ["city"]}, "get_weather", "Tells the weather.")
 NO_SYSTEM = {"google-gemma-2-2b-it.jinja"}
 NO_TOOLS = {  # templates that do not support tools
     "HuggingFaceTB-SmolLM3-3B.jinja",  # reads xml_tools and python_tools instead
@@ -53,14 +42,8 @@ NO_TOOLS = {  # templates that do not support tools
 
 
 @cache
-def _confined() -> Confined:
-    return renderer()
-
-
-@cache
 def _template(name: str) -> ChatTemplate:
-    source = reference("templates", name).read_text(encoding="utf-8")
-    return ChatTemplate(source, "<s>", "</s>", clock=lambda: TODAY, confined=_confined())
+    return chat_template(reference("templates", name).read_text(encoding="utf-8"))
 
 
 def _plain_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
@@ -76,7 +59,7 @@ def _plain_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
         value, ensure_ascii=ensure_ascii, **options
     )
     environment.globals["raise_exception"] = reject
-    environment.globals["strftime_now"] = TODAY.strftime
+    environment.globals["strftime_now"] = datetime(2024, 2, 29).strftime
     try:
         return environment.from_string(source).render(
             messages=messages, tools=None, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
@@ -103,7 +86,7 @@ def test_a_conversation_is_rendered_completely(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tools_are_rendered_where_the_template_knows_them(name: str) -> None:
     rendered = _template(name).render(TALK, tools=[TOOL])
-    assert (TOOL["function"]["description"] in rendered.text) == (name not in NO_TOOLS)  # type: ignore[index]
+    assert (TOOL["function"]["description"] in rendered.text) == (name not in NO_TOOLS)
     assert TALK[-1]["content"] in rendered.text
 
 
@@ -171,7 +154,7 @@ def test_every_special_token_is_the_templates_own_and_none_the_users(name: str, 
     template = _template(name)
     specials = {*SPECIAL.findall(template.source), "<s>", "</s>"} - {"<think>", "</think>"}
     more = " ".join(sorted(specials))
-    tool = json.loads(json.dumps(TOOL).replace("weather.", "weather." + more).replace("its name", "its name" + more))
+    told = json.loads(json.dumps(TOOL).replace("weather.", "weather." + more).replace("its name", "its name" + more))
     if tools and name in NEEDS_OTHERS:
         with pytest.raises(TemplateError, match=NEEDS_OTHERS[name]):
             template.render(_talk("", tools), tools=[TOOL])
@@ -179,7 +162,7 @@ def test_every_special_token_is_the_templates_own_and_none_the_users(name: str, 
     harmless = template.render(_talk("", tools), tools=[TOOL] if tools else None)
     written = [text for text in specials for _ in re.finditer(re.escape(text), harmless.text)]
     assert sorted(_own(harmless, specials)) == sorted(written), "a token that the template writes does not count"
-    hostile = template.render(_talk(more, tools), tools=[tool] if tools else None)
+    hostile = template.render(_talk(more, tools), tools=[told] if tools else None)
     assert more in hostile.text or name in NO_SYSTEM, "the attack is not in the text"
     if name not in FOLLOWS_CONTENT:
         assert _own(hostile, specials) == _own(harmless, specials)

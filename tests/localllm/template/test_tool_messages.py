@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.sandbox import Confined
-from localllm.template import ChatTemplate, renderer
 from localllm.template.call_writer import written_call
 from localllm.template.formats import ROWS, find_format
 from localllm.template.tool_messages import CallForm, call_form, fitted
-from tests.localllm.output.support import TOOLS, named, read
+from tests.localllm.output.support import TOOLS, chat_template, named, read
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "search", "arguments": '{"query": "a"}'}}
@@ -30,13 +27,8 @@ WORDS = st.text(st.sampled_from("ab é\"'\\<>{}\n1|/"), min_size=1, max_size=12)
 )
 
 
-@cache
-def _confined() -> Confined:
-    return renderer()
-
-
 def form(source: str) -> CallForm:
-    return call_form(ChatTemplate(source, "<s>", "</s>", confined=_confined()))
+    return call_form(chat_template(source))
 
 
 def test_how_a_template_takes_calls_is_found_by_rendering_one() -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 
 import pytest
 
-from localllm.sandbox import Confined
-from localllm.template import ChatTemplate, Rendered, TemplateError, renderer
+from localllm.template import ChatTemplate, Rendered, TemplateError
 from tests.conftest import reference
+from tests.localllm.output.support import chat_template
 from tests.localllm.template.conversations import CASES, NOW, SMALL, UNDATED
 from tests.localllm.template.make_transformers import DATA, REFUSED, checksum
 
 STORED = json.loads(DATA.read_text(encoding="utf-8"))
 # This template joins the tools with Jinja's |safe, so in transformers the model sees HTML escapes: {&#34;name&#34;: ...
 ESCAPED = "meetkai-functionary-medium-v3.1.jinja"
-
-
-@cache
-def _confined() -> Confined:
-    return renderer()
 
 
 def _rendered(template: ChatTemplate, case: str, name: str = "") -> Rendered | None:
@@ -31,13 +25,9 @@ def _rendered(template: ChatTemplate, case: str, name: str = "") -> Rendered | N
         return None
 
 
-def _template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, "<s>", "</s>", clock=lambda: NOW, confined=_confined())
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_small_templates(name: str) -> None:
-    template = _template(SMALL[name])
+    template = chat_template(SMALL[name], NOW)
     equal = 0
     for case, expected in zip(CASES, STORED["small"][name], strict=True):
         ours = _rendered(template, case)
@@ -51,7 +41,7 @@ def test_small_templates(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED["crc32"])
 def test_reference_templates(name: str) -> None:
-    template = _template(reference("templates", name).read_text(encoding="utf-8"))
+    template = chat_template(reference("templates", name).read_text(encoding="utf-8"), NOW)
     equal = 0
     for case, expected in zip(CASES, STORED["crc32"][name].split(), strict=True):
         ours = _rendered(template, case, name) if expected != REFUSED else None
