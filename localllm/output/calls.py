@@ -62,10 +62,8 @@ def _marked_call(context: CallContext, form: Calls) -> Wait[bool]:
         header = yield from text.run(_BEFORE_BRACE, MOST_HEADER)
     else:
         header = yield from text.run(_BEFORE_TAG, MOST_NAME)
-    patterns = (form.begin, *form.also)
-    fields = (
-        next(filter(None, (fields_in(pattern, header) for pattern in patterns)), None) if header is not None else None
-    )
+    found = [fields_in(pattern, header) for pattern in (form.begin, *form.also)]
+    fields = next(filter(None, found), None)
     if items is None and after:
         yield from text.spaces()
     if fields is None or (items is None and (yield from text.peek()) != "{"):
@@ -75,7 +73,7 @@ def _marked_call(context: CallContext, form: Calls) -> Wait[bool]:
         return False
     if items is not None and not (yield from text.follows(form.following)):
         return False
-    context.start(name, (header or "") if form.whole_id else fields.get("id", ""))
+    context.start(name, header if form.whole_id else fields.get("id", ""))
     if items is not None:
         yield from ItemsReader(text, form, context.out.arguments).read(context.tools.of(name))
     elif (yield from literal(text, context.out.arguments, form.quote)):
@@ -105,7 +103,8 @@ def call_list(context: CallContext, form: Calls) -> Wait[bool]:
             break
         if count:
             text.record()
-        whole = yield from (_ObjectCall(context, form).read() if form.objects else _keyword_call(context, form))
+        call = _ObjectCall(context, form).read() if form.objects else _keyword_call(context, form)
+        whole = yield from call
         if whole is None:
             return True
         if not whole:
@@ -125,7 +124,8 @@ def _keyword_call(context: CallContext, form: Calls) -> Wait[bool | None]:
     if not context.names(name) or not (yield from text.accept(tail(form.begin))):
         return False
     context.start(name)
-    return (yield from ItemsReader(text, form, context.out.arguments).read(context.tools.of(name))) or None
+    items = ItemsReader(text, form, context.out.arguments)
+    return (yield from items.read(context.tools.of(name))) or None
 
 
 class _ObjectCall:
@@ -173,7 +173,7 @@ class _ObjectCall:
             self._id = plain_string(value, MOST_NAME) or ""
             return bool(value)
         if key not in _ARGUMENTS or self._started or self._waiting:
-            other = self._form.bare and not self._started and key != "type"  # then the object is content, and no call
+            other = self._form.bare and not self._started and key != "type"  # shows that the object is content
             return not other and (yield from literal(self._text, lambda part: None))
         if (yield from self._text.peek()) == "{" and self._named():
             self._start()

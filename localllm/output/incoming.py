@@ -182,12 +182,13 @@ class Incoming:
                 return ""
             yield
 
-    def up_to(self, end: str) -> Wait[str | None]:
-        """Take the text up to and including `end`, and return the part before it, or None if `end` does not follow
+    def up_to(self, end: str) -> Wait[str]:
+        """Take the text up to and including `end`, and return the part before it, or "" if `end` does not follow
         soon.
         """
         parts: list[str] = []
-        return "".join(parts) if (yield from self.until(Markers((end,)), parts.append, MOST_HEADER)) else None
+        found = yield from self.until(Markers((end,)), parts.append, MOST_HEADER)
+        return "".join(parts) if found else ""
 
     def follows(self, texts: tuple[str, ...]) -> Wait[bool]:
         """Return whether one of `texts`, or the end, comes next after white space. Consume nothing."""

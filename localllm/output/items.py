@@ -46,8 +46,7 @@ class ItemsReader:
         """Read the fields of the text before a value. Return None if it is malformed."""
         text, end = self._text, tail(self._items.key)
         if head(self._items.key):
-            header = yield from text.up_to(end)
-            return fields_in(self._items.key, header) if header is not None else None
+            return fields_in(self._items.key, (yield from text.up_to(end)))
         key = yield from text.name()
         yield from text.spaces()
         return {"key": key} if key and (yield from text.accept(end)) else None
@@ -112,7 +111,8 @@ class ItemsReader:
             if not name or name.startswith("/") or depth == _MOST_DEPTH:
                 return ""
             listed = name == "item" and schema.types is not None and "array" in schema.types
-            value = yield from self._tag(name, schema.item() if listed else schema.below(name), depth + 1)
+            below = schema.item() if listed else schema.below(name)
+            value = yield from self._tag(name, below, depth + 1)
             if not value:
                 return ""
             inside.append((name, value))

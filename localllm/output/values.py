@@ -15,26 +15,19 @@ _STARTS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boo
 STRING = frozenset({"string"})
 
 
-class Schemas:
-    """The parameters of tools in OpenAI's format, {"type": "function", "function": {...}}."""
+class Schemas(dict[str, Mapping[str, Any]]):
+    """The schemas of tools by name, from OpenAI's format, {"type": "function", "function": {...}}."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._schemas: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
                 schema = function.get("parameters")
-                self._schemas[name] = schema if isinstance(schema, Mapping) else {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._schemas
-
-    def __bool__(self) -> bool:
-        return bool(self._schemas)
+                self[name] = schema if isinstance(schema, Mapping) else {}
 
     def of(self, tool: str) -> Property:
         """Return the schema of a tool's arguments."""
-        schema = self._schemas.get(tool, {})
+        schema = self.get(tool, {})
         return Property(schema, schema)
 
 
@@ -44,12 +37,7 @@ class Property:
     def __init__(self, schema: Any, root: Mapping[str, Any]) -> None:
         self._root = root
         self._schema = self._resolved(schema)
-        self._types = self._found()
-
-    @property
-    def types(self) -> frozenset[str] | None:
-        """The allowed JSON types, or None if all types are allowed."""
-        return self._types
+        self.types = self._found()  # the allowed JSON types, or None if all types are allowed
 
     @property
     def properties(self) -> tuple[str, ...]:

@@ -80,12 +80,12 @@ class Items:
 class Calls:
     """A format of calls: a section with one or more calls, each a text with the name, arguments, and an end."""
 
-    begin: str  # text before the arguments; calls that begin with a brace are read as JSON objects
-    end: tuple[str, ...] = ()  # texts after the arguments, in order; each is optional after a JSON object
+    begin: str  # text before the arguments; with a brace first, a call is a JSON object
+    end: tuple[str, ...] = ()  # texts after the arguments; each is optional after a JSON object
     section: tuple[str, str] = ("", "")  # text before and after the calls
     items: Items | None = None  # how arguments are written; None: as a JSON object
-    quote: str = ""  # marker around the strings of a JSON object, which then have no escapes, while keys are bare
-    also: tuple[str, ...] = ()  # other texts that are read as `begin`; all have the same start and end
+    quote: str = ""  # marker around strings, which then have no escapes; keys are bare
+    also: tuple[str, ...] = ()  # other texts that are read as `begin`, with the same head and tail
     prefix: str = ""  # text before every name, which is not part of the name
     whole_id: bool = False  # whether the whole text between the markers is the call's id
     listed: bool = False  # whether the calls of a section are written as a list

@@ -183,21 +183,39 @@ ROWS: tuple[AnswerFormat, ...] = (  # the first match is used: special families 
         ),
     ),
     AnswerFormat("minimax-m2", ("<minimax:tool_call>",), _invoke("minimax:tool_call")),
-    AnswerFormat("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls"), calls_in_reasoning=True),
-    AnswerFormat("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls"), calls_in_reasoning=True),
+    AnswerFormat(
+        "deepseek-v3.2",
+        ("DSML", "function_calls"),
+        _dsml("function_calls"),
+        calls_in_reasoning=True,
+    ),
+    AnswerFormat(
+        "deepseek-v4",
+        ("DSML", "tool_calls"),
+        _dsml("tool_calls"),
+        calls_in_reasoning=True,
+    ),
     AnswerFormat(
         "deepseek-r1",
         ("<｜tool▁call▁begin｜>", "```json"),
         _deepseek("function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"),
     ),
-    AnswerFormat("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>{arguments}")),
+    AnswerFormat(
+        "deepseek-v3.1",
+        ("<｜tool▁call▁begin｜>",),
+        _deepseek("{name}<｜tool▁sep｜>{arguments}"),
+    ),
     AnswerFormat(
         "gemma-4",
         ("<|tool_call>",),
         replace(_calls("<|tool_call>call:{name}{arguments}<tool_call|>"), quote='<|"|>'),
         dropped=("<|channel>",),  # some answers repeat this marker before reasoning
     ),
-    AnswerFormat("seed", ("<seed:tool_call>",), _parameters("<seed:tool_call>{calls}</seed:tool_call>", "{value}")),
+    AnswerFormat(
+        "seed",
+        ("<seed:tool_call>",),
+        _parameters("<seed:tool_call>{calls}</seed:tool_call>", "{value}"),
+    ),
     AnswerFormat(
         "ling-3",
         ("<|role_end|>", "<arg_key>", "<arg_value>"),
@@ -226,7 +244,11 @@ ROWS: tuple[AnswerFormat, ...] = (  # the first match is used: special families 
         _calls("{{name}: {arguments}}", "<|tools_prefix|>[{calls}]<|tools_suffix|>"),
     ),
     AnswerFormat("nemotron-v2", ("<TOOLCALL>",), _calls(_JSON, "<TOOLCALL>[{calls}]</TOOLCALL>")),
-    AnswerFormat("mistral-call-id", (*_MISTRAL, "[CALL_ID]"), Calls(_MISTRAL_CALLS[1], also=_MISTRAL_CALLS[:1])),
+    AnswerFormat(
+        "mistral-call-id",
+        (*_MISTRAL, "[CALL_ID]"),
+        Calls(_MISTRAL_CALLS[1], also=_MISTRAL_CALLS[:1]),
+    ),
     AnswerFormat("mistral", _MISTRAL, Calls(_MISTRAL_CALLS[0], also=_MISTRAL_CALLS[1:])),
     AnswerFormat("mistral-nemo", ("[TOOL_CALLS]",), _calls(_JSON, "[TOOL_CALLS][{calls}]")),
     AnswerFormat(
@@ -243,7 +265,11 @@ ROWS: tuple[AnswerFormat, ...] = (  # the first match is used: special families 
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    AnswerFormat("command-r-plus", ("Action:", "```json"), _calls(_TOOL_NAME, "Action:\n```json[{calls}]```")),
+    AnswerFormat(
+        "command-r-plus",
+        ("Action:", "```json"),
+        _calls(_TOOL_NAME, "Action:\n```json[{calls}]```"),
+    ),
     AnswerFormat(
         "gigachat-3.1",
         ("<|function_call|>", "<|role_sep|>"),
