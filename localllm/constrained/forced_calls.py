@@ -172,8 +172,10 @@ def _call(rules: _Rules, form: Calls, function: _Function) -> str:
 
 def _arguments(rules: _Rules, form: Calls, function: _Function) -> str:
     items = form.items
+    if items is None and form.quote:
+        return _gemma(rules, form.quote, Property({**function.schema, "type": "object"}, function.schema))
     if items is None:
-        return _gemma_object(rules, form.quote, function) if form.quote else rules.json(function.schema)
+        return rules.json(function.schema)
     given = []
     for key in function.properties:
         part = function.part(key)
@@ -217,11 +219,7 @@ def _item(rules: _Rules, items: Items, key: str, schema: Property, part: Json | 
 # -- Gemma -----------------------------------------------------------------------------------------------------------
 
 
-def _gemma_object(rules: _Rules, quote: str, function: _Function) -> str:
-    return _gemma(rules, quote, Property({**function.schema, "type": "object"}, function.schema), _MOST_DEPTH)
-
-
-def _gemma(rules: _Rules, quote: str, schema: Property, depth: int) -> str:
+def _gemma(rules: _Rules, quote: str, schema: Property, depth: int = _MOST_DEPTH) -> str:
     """Add a rule for a value with Gemma's quotes and bare keys. A value without a type is a string."""
     types = schema.types or STRING
     choices = schema.choices

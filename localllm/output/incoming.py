@@ -155,9 +155,9 @@ class Incoming:
         yield from self.flow(pattern, most, taken.append)
         return "".join(taken)
 
-    def spaces(self) -> Wait[str]:
-        """Consume and return white space, at most MOST_SPACES characters."""
-        return (yield from self.run(_SPACES, MOST_SPACES))
+    def spaces(self, most: int = MOST_SPACES) -> Wait[str]:
+        """Consume and return white space, at most `most` characters."""
+        return (yield from self.run(_SPACES, most))
 
     def name(self) -> Wait[str]:
         """Consume and return a name, at most MOST_NAME characters."""

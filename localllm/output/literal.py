@@ -17,6 +17,7 @@ from localllm.template.format import SPACES
 MOST_DEPTH = 100
 _MOST_NUMBER = 400  # characters
 _MOST_KEY = 256
+_MOST_GAP = 1 << 30
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _DIGITS = re.compile(r"[-+.0-9eE]*")
@@ -41,7 +42,7 @@ def literal(text: Incoming, show: Show, mark: str = "") -> Wait[bool]:
     closers: list[str] = []
     comma = ""  # written if another item follows
     while True:  # before an item: a value, or a key and its value
-        gap = yield from _gap(text)
+        gap = yield from text.spaces(_MOST_GAP)
         first = yield from text.peek()
         if closers and first == closers[-1]:  # an empty container, or a trailing comma
             show(gap + closers.pop())
@@ -61,7 +62,7 @@ def literal(text: Incoming, show: Show, mark: str = "") -> Wait[bool]:
             if not (yield from _scalar(text, show, mark)):
                 return False
         while closers:  # after a value
-            gap = yield from _gap(text)
+            gap = yield from text.spaces(_MOST_GAP)
             next_ = yield from text.peek()
             if next_ == closers[-1]:
                 show(gap + text.take(1))
@@ -76,14 +77,6 @@ def literal(text: Incoming, show: Show, mark: str = "") -> Wait[bool]:
             return True
 
 
-def _gap(text: Incoming) -> Wait[str]:
-    """Consume all white space and return it."""
-    gaps: list[str] = []
-    while gap := (yield from text.spaces()):
-        gaps.append(gap)
-    return "".join(gaps)
-
-
 def _key(text: Incoming, show: Show, mark: str) -> Wait[bool]:
     """Convert a key and its colon."""
     first = yield from text.peek()
@@ -94,10 +87,10 @@ def _key(text: Incoming, show: Show, mark: str) -> Wait[bool]:
         show(f'"{escaped(name.strip(SPACES))}"')
     elif not (yield from _string(text, show, mark)):
         return False
-    gap = yield from _gap(text)
+    gap = yield from text.spaces(_MOST_GAP)
     if not (yield from text.accept(":")):
         return False
-    show(gap + ":" + (yield from _gap(text)))
+    show(gap + ":" + (yield from text.spaces(_MOST_GAP)))
     return True
 
 

@@ -34,42 +34,33 @@ def chat_template(source: str, now: datetime = datetime(2024, 2, 29)) -> ChatTem
     return ChatTemplate(source, "<s>", "</s>", clock=lambda: now, confined=confined())
 
 
+def properties(*required: str, **given: Any) -> dict[str, Any]:
+    """Return the schema of an object with these properties."""
+    return {"type": "object", "properties": given, "required": list(required)}
+
+
 def tool(parameters: Any, name: Any = "t", description: str = "-") -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-TOOLS = [
-    tool(
-        {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "its name"},
-                "days": {"type": "integer", "description": "how many"},
-                "units": {
-                    "type": "object",
-                    "properties": {"t": {"type": "string"}},
-                    "additionalProperties": {},
-                    "description": "of what",
-                },
-            },
-            "required": ["city"],
-        },
-        "get_weather",
-        "Tells the weather.",
-    ),
-    tool(
-        {
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "what"},
-                "deep": {"type": "boolean", "description": "how"},
-            },
-            "required": ["query"],
-        },
-        "search",
-        "Searches.",
-    ),
-]
+UNITS = {
+    "type": "object",
+    "properties": {"t": {"type": "string"}},
+    "additionalProperties": {},
+    "description": "of what",
+}
+WEATHER = properties(
+    "city",
+    city={"type": "string", "description": "its name"},
+    days={"type": "integer", "description": "how many"},
+    units=UNITS,
+)
+SEARCH = properties(
+    "query",
+    query={"type": "string", "description": "what"},
+    deep={"type": "boolean", "description": "how"},
+)
+TOOLS = [tool(WEATHER, "get_weather", "Tells the weather."), tool(SEARCH, "search", "Searches.")]
 
 
 @dataclass

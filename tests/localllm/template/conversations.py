@@ -9,7 +9,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from tests.localllm.output.support import tool
+from tests.localllm.output.support import properties, tool
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)
 # Dates that these templates use if none is passed, as in transformers. localllm passes the current date instead.
@@ -24,10 +24,6 @@ _WHERE = {
     "additionalProperties": {"type": "string"},
 }
 _PROPERTIES = {"city": _CITY, "days": {"type": "integer", "default": 3}, "unit": {"enum": ["C", "F"]}, "where": _WHERE}
-
-
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required)}
 
 
 def _called(content: str | None = "", twice: bool = False, as_text: bool = False, **more: Any) -> dict[str, Any]:
@@ -46,8 +42,8 @@ def _said(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 
 TOOLS = [
-    tool(_object(_PROPERTIES, "city"), "get_weather", 'Tells the <weather> & "more" – é.'),
-    tool(_object({}), "now", "The time."),
+    tool(properties("city", **_PROPERTIES), "get_weather", 'Tells the <weather> & "more" – é.'),
+    tool(properties(), "now", "The time."),
 ]
 _SYSTEM, _WHO = _said("system", "You are a pirate."), _said("user", "Who are <you> & me?\n")
 _ARR, _NEXT = _said("assistant", "Arr, é 漢!"), _said("user", "Where is it?")

@@ -17,7 +17,7 @@ from localllm.template import ChatTemplate, Rendered, TemplateError, choose_temp
 from localllm.template.origin import OWN
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA, reference
-from tests.localllm.output.support import chat_template, tool
+from tests.localllm.output.support import chat_template, properties, tool
 from tests.localllm.template.conversations import UNDATED
 
 NAMES = sorted(path.name for path in (SHARED_DATA / "templates").glob("*.jinja"))
@@ -27,8 +27,8 @@ TALK = [
     {"role": "assistant", "content": "Arr, a pirate!"},
     {"role": "user", "content": "Where is the treasure?"},
 ]
-CITY = {"city": {"type": "string", "description": "its name"}}
-TOOL = tool({"type": "object", "properties": CITY, "required": ["city"]}, "get_weather", "Tells the weather.")
+CITY = properties("city", city={"type": "string", "description": "its name"})
+TOOL = tool(CITY, "get_weather", "Tells the weather.")
 NO_SYSTEM = {"google-gemma-2-2b-it.jinja"}
 NO_TOOLS = {  # templates that do not support tools
     "HuggingFaceTB-SmolLM3-3B.jinja",  # reads xml_tools and python_tools instead

@@ -75,6 +75,18 @@ def test_tools_are_described_where_the_template_does_not() -> None:
     assert fitted(TALK[:1], TOOLS, named("hermes"), "object") == TALK[:1]  # this template renders the tools itself
 
 
+WRITTEN = {
+    "qwen3-coder": "<tool_call><function=t>\n<parameter=a>\nx\n</parameter>\n</function></tool_call>",
+    "minicpm5": '<function name="t"><param name="a"><![CDATA[x]]></param></function>',
+    "lfm2": '<|tool_call_start|>[t(a="x")]<|tool_call_end|>',
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_is_written_as_the_model_writes_it(name: str) -> None:
+    assert written_call(named(name).calls, "t", {"a": "x"}) == WRITTEN[name]
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 @pytest.mark.parametrize("name", MARKED)
