@@ -157,7 +157,7 @@ class AnswerFormat:
     dropped: tuple[str, ...] = ()  # markers around content, which are removed
     around: tuple[str, str] = ("", "")  # texts before and after content
     thinks: bool = False  # whether the template supports reasoning
-    native: bool = True  # whether the template describes the tools to the model; otherwise `with_tools` does
+    native: bool = True  # whether the template describes the tools to the model; otherwise `tool_messages` does
     calls_in_reasoning: bool = False  # whether to parse calls inside reasoning, instead of treating them as text
 
     @property

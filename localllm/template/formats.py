@@ -36,7 +36,9 @@ _ITEM = re.compile(r"(.*?)((?<=>)<[^<>]*>)?(\n?)\{value\}\n?(.*?)(\n?)", re.DOTA
 def _calls(call: str, section: str = "{calls}", items: Items | None = None) -> Calls:
     """Return the format of calls that are written as `call`, with {arguments} in it.
 
-    The section has {calls}, [{calls}] for a list, or {call} if each call has a separate section.
+    The section has {calls}, [{calls}] for a list, or {call} if each call has a separate section. A call that begins
+    with a brace is read as any JSON object with a name and arguments. After other calls with JSON arguments, each tag
+    is optional when it is read.
     """
     begin, end = call.split("{arguments}")
     before, kind, after = re.split(r"\{(calls?)\}", section)
@@ -48,7 +50,11 @@ def _calls(call: str, section: str = "{calls}", items: Items | None = None) -> C
 
 
 def _items(item: str) -> Items:
-    """Return the format of arguments that are each written as `item`, with {key} and {value} in it."""
+    """Return the format of arguments that are each written as `item`, with {key} and {value} in it.
+
+    Line breaks next to {value} are not part of it. A line break at the end is written, but may be missing when an item
+    is read. So may be white space between two tags before {value}.
+    """
     found = _ITEM.fullmatch(item)
     assert found is not None
     return Items(found[1], found[4], found[2] or "", lines=bool(found[3]), gap=found[5])
