@@ -52,7 +52,7 @@ DELIVERIES = {
     "floats": rowwise.delivered(True, 0), "blocks": rowwise.delivered(False, BLOCKS),
     "both": rowwise.delivered(True, BLOCKS),
 }  # fmt: skip
-Labelled = tuple[str, Kernel[Any]]
+Labelled = tuple[str, Kernel]
 
 
 def every_kernel(architecture: str) -> list[Labelled]:
@@ -73,25 +73,24 @@ def every_kernel(architecture: str) -> list[Labelled]:
     return [*found, *_rowwise(), *_experts(), *_recurrent()]
 
 
-def _product(x_stride: int) -> products.Product:
-    return products.Product(
-        K=2048, N=2048, X_STRIDE=x_stride, Y_STRIDE=2048, RESIDUAL_STRIDE=2048, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=True,
-        HAS_RESIDUAL=True,
-    )  # fmt: skip
+def _product(x_stride: int, **given: Any) -> products.Product:
+    shape = {
+        "K": 2048, "N": 2048, "X_STRIDE": x_stride, "Y_STRIDE": 2048, "RESIDUAL_STRIDE": 2048, "FACTOR": 1.0,
+        "COUNT_AT": 0, "HAS_BIAS": True, "HAS_RESIDUAL": True,
+    }  # fmt: skip
+    return products.Product(**(shape | given))
 
 
-def _expert_product(x_stride: int) -> products.ExpertProduct:
-    return products.ExpertProduct(
-        K=2048, N=2048, X_STRIDE=x_stride, Y_STRIDE=2048, EXPERTS=32, PER_ROW=4, HAS_SCALES=True, HAS_BIAS=True,
-        COUNT_AT=0, PAIRS=2048,
-    )  # fmt: skip
+def _expert_product(x_stride: int) -> products.Product:
+    pairs = products.Pairs(EXPERTS=32, PER_ROW=4, HAS_SCALES=True, PAIRS=2048)
+    return _product(x_stride, RESIDUAL_STRIDE=0, HAS_RESIDUAL=False, pairs=pairs)
 
 
-def _head_product(x_head: int) -> products.HeadProduct:
+def _head_product(x_head: int) -> products.Product:
     """Return per-head products of slices of 2048 values, for 16 heads."""
-    return products.HeadProduct(
-        K=2048, N=512, X_STRIDE=16 * x_head, Y_STRIDE=16 * 512, HEADS=16, X_HEAD=x_head, COUNT_AT=0
-    )
+    heads = products.Heads(HEADS=16, X_HEAD=x_head)
+    plain = {"RESIDUAL_STRIDE": 0, "HAS_BIAS": False, "HAS_RESIDUAL": False}
+    return _product(16 * x_head, N=512, Y_STRIDE=16 * 512, heads=heads, **plain)
 
 
 def _products(name: str, architecture: str) -> list[Labelled]:
@@ -126,10 +125,8 @@ def _products(name: str, architecture: str) -> list[Labelled]:
 def _together(name: str, x_stride: int) -> list[Labelled]:
     """Return the kernels that multiply several matrices of a format in one launch."""
     to = DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]
-    shape: dict[str, Any] = {
-        "format": name, "K": 2048, "N": 2048, "X_STRIDE": x_stride, "RESIDUAL_STRIDE": 2048, "FACTOR": 1.0,
-        "COUNT_AT": 0, "HAS_BIAS": True, "FACTOR1": 1.0,
-    }  # fmt: skip
+    product = _product(x_stride, Y_STRIDE=None, HAS_RESIDUAL=None)
+    shape: dict[str, Any] = {"format": name, "product": product, "FACTOR1": 1.0}
     found: list[Labelled] = []
     for n in (1, COLUMNS):
         own = products.MatvecTogether(COLUMNS=n, N1=512, N2=512, FACTOR2=1.0, **shape)
@@ -275,7 +272,7 @@ def _rowwise() -> list[Labelled]:
     return found
 
 
-def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
+def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel:
     return rowwise.NormRows(
         SIZE=rowwise.norm_size(width), K=width, X_STRIDE=2048, Y_STRIDE=2048, LAYER=layer, EPS=1e-5, HAS_BIAS=layer,
         GROUP_STRIDE=0, delivered=to,
@@ -332,17 +329,18 @@ def _recurrent() -> list[Labelled]:
         (True, 128, (32, 32, 128, 128)),
     ):
         shape = dict(zip(("HEADS", "KEY_HEADS", "KEY_DIM", "VALUE_DIM"), sizes, strict=True))
-        append = recurrence.AppendKeys(stored=stored, **shape, DECAYS=decays, K_STRIDE=8192)
+        heads = recurrence.LinearHeads(**shape, DECAYS=decays)
+        append = recurrence.AppendKeys(stored=stored, heads=heads, K_STRIDE=8192)
         kind = recurrence.LinearAttention if decays == 1 else recurrence.ChannelAttention
         attend = kind(
-            stored=stored, **shape, DECAYS=decays, DELTA=delta, TILED=delta, HAS_SKIP=not delta, HAS_STEPS=True,
+            stored=stored, heads=heads, DELTA=delta, TILED=delta, HAS_SKIP=not delta, HAS_STEPS=True,
             HAS_STRENGTHS=True, **strides,
         )  # fmt: skip
         found += [(f"append_keys {sizes}", append), (f"{kind.name} {sizes}", attend)]
     return found
 
 
-def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:
+def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel) -> dict[str, Any]:
     """Return a report line. If compiling fails, `error` holds the compiler's message."""
     start = perf_counter()
     line: dict[str, Any] = {"kernel": label, "function": kernel.name, "architecture": architecture}

@@ -72,5 +72,7 @@ def _search(low: Lowering, logits: Buffer) -> None:
         size = 8 * -(-count // SORTED) * largest.MOST * low.limits.logit_rows
         made.scratch[own] = max(size, made.scratch.get(own, 0))
         kernel = largest.TopKLogits(PASS=number, SORTED=SORTED, STRIDE=logits.stride)
-        buffers = largest.TopKBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
-        made.has_top_k.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))
+        grid = (f"keys {number}", SORTED, 1), ("logits", 1, 1), 1
+        given = before if number else Fixed.NOTHING
+        launch = kernel.launch(grid, logits=logits, numbers=Fixed.PICKED, in_=given, out=own)
+        made.has_top_k.append(launch)

@@ -94,7 +94,7 @@ class GpuExecutable(Shell):
         self._routings = {out: _empty_routing(own, rows[own.hidden.rows]) for out, own in program.routings.items()}
         self._piece_counts: dict[str, int] = {}
 
-    def _compile(self, program: Program, report: Progress) -> dict[Kernel[Any], Any]:
+    def _compile(self, program: Program, report: Progress) -> dict[Kernel, Any]:
         wanted = program.kernels()
         local = max(kernel.local_bytes for kernel in wanted)
         if local > self._device.facts.local_memory:

@@ -74,6 +74,10 @@ class Lowering:
         assert found is not None, f"nothing made the floats of {value.name}"
         return found
 
+    def optional(self, value: Value | None) -> Reference:
+        """Return the float32 buffer of a value, or NOTHING for a kernel that does not read it."""
+        return Fixed.NOTHING if value is None else self.floats(value)
+
     def make(self, value: Value) -> Buffer:
         """Allocate a float32 buffer for a value."""
         return self.values.make(value, FLOATS, value.width)

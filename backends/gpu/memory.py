@@ -87,7 +87,7 @@ class DeviceMemory:
 
     def prepare(self, compiled: Any, launch: Launch) -> Bound:
         """Return a launch of a compiled kernel with its buffers set."""
-        buffers = [self._buffers[reference] for reference in launch.buffers.references()]
+        buffers = [self._buffers[reference] for reference in launch.buffers]
         kernel = launch.kernel
         if self._device.generic:
             buffers.insert(0, self._shape(tuple(kernel.numbers().tolist())))

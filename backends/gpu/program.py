@@ -7,7 +7,6 @@ few rows (decode, verify) sum in an order that does not depend on the batch; ker
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import Limits
@@ -60,7 +59,7 @@ class Program:
     routings: dict[int, KeptRouting] = field(default_factory=dict)  # expert routings, by index of the mixture's output
     has_top_k: list[Launch] = field(default_factory=list)  # passes of the top-k search
 
-    def kernels(self) -> list[Kernel[Any]]:
+    def kernels(self) -> list[Kernel]:
         """Return the distinct kernels in order of first use."""
         launches = (launch for d in self.dispatches for launch in (*d.one, *d.few, *(d.some or ()), *d.many))
         return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.has_top_k)))

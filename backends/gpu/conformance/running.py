@@ -20,7 +20,8 @@ from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, sample_in
 from localllm.backends.gpu.conformance.segments import Segment
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
-from localllm.backends.gpu.kernels.kernel import FEW_ROWS, source_text
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS
+from localllm.backends.gpu.kernels.signatures import source_text
 from localllm.backends.reference import ReferenceExecutable
 from localllm.base.printable import printable
 from localllm.plan import (

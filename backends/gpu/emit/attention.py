@@ -9,9 +9,9 @@ from localllm.backends.gpu.cachetypes import CACHE, stored_once
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
 from localllm.backends.gpu.kernels import indexer
-from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid, by_row
 from localllm.backends.gpu.lowering import Delivery, Lowering
-from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
+from localllm.backends.gpu.references import CacheOf, Fixed, Reference, RopeTableOf
 from localllm.backends.gpu.steps import TILES
 from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, IndexerTopK, Rows
 
@@ -23,9 +23,9 @@ def append(low: Lowering, op: Append) -> None:
     kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
-    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
     groups = layer.kv_heads if keys_alone else 2 * layer.kv_heads
-    low.dispatch("append", "batch", [kernel.launch((groups, ("batch", 1, 1), 1), buffers)])
+    launch = kernel.launch(by_row(groups, "batch"), k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
+    low.dispatch("append", "batch", [launch])
 
 
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
@@ -42,13 +42,13 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
         Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
         NORMED=None if key.norm is None else True, EPS=None if key.norm is None else float(key.norm.eps),
     )  # fmt: skip
-    buffers = kernels.AppendRotatedBuffers(
-        k=k, v=v, keys=CacheOf(number, "keys"), values=CacheOf(number, "values"), q=q, key_table=RopeTableOf(rope),
+    launch = kernel.launch(
+        by_row(2 * layer.kv_heads + query.x.width // layer.head_dim, "batch"), k=k, v=v,
+        keys=CacheOf(number, "keys"), values=CacheOf(number, "values"), q=q, key_table=RopeTableOf(rope),
         query_table=RopeTableOf(query.rotation.rope), key_weight=weights[0], query_weight=weights[1],
         queries=low.make(query.rotation.out),
     )  # fmt: skip
-    groups = 2 * layer.kv_heads + query.x.width // layer.head_dim
-    low.dispatch("append", "batch", [kernel.launch((groups, ("batch", 1, 1), 1), buffers)])
+    low.dispatch("append", "batch", [launch])
 
 
 def _slots_at(low: Lowering, layer: CacheLayer) -> int:
@@ -57,7 +57,6 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
 
 def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
-    weights = Fixed.NOTHING if op.weights is None else low.floats(op.weights)
     positions = -(-low.limits.positions // BLOCK) * BLOCK
     shape = indexer.IndexerShape(
         MAX_ROWS=low.rows[rows], cache=kernels.cache_shape(low.cache, layer),
@@ -69,15 +68,13 @@ def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     step, y = low.step(rows), low.make(op.out)
     queries = _prepared(low, q, rows, op.heads, shape.cache)
     scored = kernels.PARTITION // 128  # work-groups per partition
-    buffers = indexer.IndexScoresBuffers(q=queries, weights=weights, step=step, keys=CacheOf(op.layer, "keys"))
     launches = [
         indexer.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
-            (("partitions", 1, scored), (rows, 1, 1), 1), buffers
+            (("partitions", 1, scored), (rows, 1, 1), 1), q=queries, weights=low.optional(op.weights), step=step,
+            tables=Fixed.TABLES, keys=CacheOf(op.layer, "keys"), scores=Fixed.SCORES,
         ),
-        indexer.IndexerTopKRows(shape=shape).launch(
-            (op.groups, (rows, 1, 1), 1), indexer.IndexerTopKRowsBuffers(step=step, y=y)
-        ),
-    ]
+        indexer.IndexerTopKRows(shape=shape).launch(by_row(op.groups, rows), step=step, scores=Fixed.SCORES, y=y),
+    ]  # fmt: skip
     low.dispatch("indexer", rows, launches)
 
 
@@ -93,8 +90,7 @@ def _prepared(low: Lowering, q: Buffer, rows: Rows, heads: int, cache: kernels.C
         HEAD=cache.HEAD, HEADS=heads, Q_STRIDE=q.stride, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE,
         KEY_ROTATION=cache.KEY_ROTATION,
     )  # fmt: skip
-    launch = prepare.launch((heads, (rows, 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
-    low.dispatch("queries", rows, [launch])
+    low.dispatch("queries", rows, [prepare.launch(by_row(heads, rows), q=q, y=queries)])
     low.give(queries)
     return queries
 
@@ -121,7 +117,9 @@ def attention(low: Lowering, op: Attention) -> None:
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
+    cached: dict[str, Reference] = {"q": queries, "step": step, "tables": tables, "keys": keys, "values": values}
     tile = kernels.attend_tile(shape, low.local_memory)  # raises an error if heads are too wide
+    blocks = [elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None))] if to.blocks else []
     if layer.gathered:
         far = op.layer if op.pools is None else op.pools
         pools = kernels.cache_shape(low.cache, low.plan.attention_layer(far))
@@ -132,38 +130,25 @@ def attention(low: Lowering, op: Attention) -> None:
             ONCE=once,
         )  # fmt: skip
         selected = kernels.attend_selected(selected, low.local_memory)
-        grouped = selected.GROUPED
-        chosen = kernels.AttendSelectedBuffers(
-            q=queries, step=step, tables=tables, keys=keys, values=values, pool_keys=CacheOf(far, "keys"),
-            pool_values=CacheOf(far, "keys" if once else "values"), sinks=sinks,
-            selection=Fixed.NOTHING if op.selection is None else low.floats(op.selection), y=tiled,
+        grid = by_row(layer.kv_heads * -(-group // selected.GROUPED), rows)
+        launch = selected.launch(
+            grid, **cached, pool_tables=Fixed.TABLES, pool_keys=CacheOf(far, "keys"),
+            pool_values=CacheOf(far, "keys" if once else "values"), sinks=sinks, selection=low.optional(op.selection),
+            y=tiled,
         )  # fmt: skip
-        launches = [selected.launch((layer.kv_heads * -(-group // grouped), (rows, 1, 1), 1), chosen)]
-        if to.blocks is not None:
-            launches.append(elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None)))
-        low.dispatch("attention", rows, launches)
-        if to.floats is None:
-            low.give(tiled)
-        return
-    of_row: Grid = layer.kv_heads * -(-group // grouped), ("partitions", 1, 1), (rows, 1, 1)
-    few = [
-        kernels.AttendPartition(shape=shape, GROUPED=grouped).launch(
-            of_row,
-            kernels.AttendPartitionBuffers(
-                q=queries, step=step, tables=tables, keys=keys, values=values, slopes=slopes
+        low.dispatch("attention", rows, [launch, *blocks])
+    else:
+        of_row: Grid = layer.kv_heads * -(-group // grouped), ("partitions", 1, 1), (rows, 1, 1)
+        partition = kernels.AttendPartition(shape=shape, GROUPED=grouped)
+        combine = kernels.AttendCombine(shape=shape, delivered=to.delivered)
+        few = [
+            partition.launch(of_row, **cached, slopes=slopes, partial=Fixed.PARTIAL),
+            combine.launch(
+                by_row(op.heads, rows), partial=Fixed.PARTIAL, step=step, sinks=sinks, y=to.y, blocks=to.y_blocks
             ),
-        ),
-        kernels.AttendCombine(shape=shape, delivered=to.delivered).launch(
-            (op.heads, (rows, 1, 1), 1),
-            kernels.AttendCombineBuffers(step=step, sinks=sinks, y=to.y, blocks=to.y_blocks),
-        ),
-    ]
-    buffers = kernels.AttendTileBuffers(
-        q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
-    )
-    many = [tile.launch((op.heads, (TILES[rows], 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1), buffers)]
-    if to.blocks is not None:
-        many.append(elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None)))
-    low.dispatch("attention", rows, few, many)
+        ]
+        of_tile: Grid = op.heads, (TILES[rows], 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1
+        many = tile.launch(of_tile, **cached, sinks=sinks, slopes=slopes, y=tiled)
+        low.dispatch("attention", rows, few, [many, *blocks])
     if to.floats is None:
         low.give(tiled)

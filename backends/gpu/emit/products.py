@@ -9,10 +9,10 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import products, rowwise
-from localllm.backends.gpu.kernels.kernel import Grid, Kernel, Launch
-from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, HeadProduct, Product, ProductBuffers, block_words
+from localllm.backends.gpu.kernels.kernel import Dimension, Kernel, Launch, by_row
+from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, Tile, block_words
 from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering, TakenForms, ValueForms
-from localllm.backends.gpu.references import Fixed, Reference
+from localllm.backends.gpu.references import Choices, Fixed, Reference
 from localllm.plan import HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 
 MOST_TOGETHER = 3  # matrices per launch
@@ -24,7 +24,86 @@ class Input:
     stride: int  # words per row
 
 
-def expert_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of a row and one of its `used` experts. `per_row` pairs read the same input row."""
+
+    used: int
+    per_row: int
+    choices: Choices  # the experts by row, for the mat-vec
+    groups: Choices  # the pairs by expert, for tiles
+    scale: Weight | None  # a factor per expert
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplication:
+    """A product of rows with a matrix, with the matrix of each pair's expert, or with one matrix per head.
+
+    `inputs` are the rows for the mat-vec and for tiles.
+    """
+
+    low: Lowering
+    weight: Weight  # (N, K), (experts, N, K) or (heads, N, K)
+    rows: Rows
+    inputs: tuple[Input, Input]
+    y: Buffer
+    bias: Weight | None = None
+    factor: float = 1.0
+    residual: Reference = Fixed.NOTHING
+    pairs: Pairs | None = None
+
+    def product(self, x: Input, alone: bool = True) -> Product:
+        """Return the macros of the product. It is not `alone` if its kernel multiplies several matrices."""
+        (*stack, n, k), pairs, heads = self.weight.shape, None, None
+        if self.pairs:
+            pairs = products.Pairs(
+                EXPERTS=stack[0], PER_ROW=self.pairs.per_row, HAS_SCALES=self.pairs.scale is not None,
+                PAIRS=self.low.rows[self.rows] * self.pairs.used,
+            )  # fmt: skip
+        elif stack:
+            heads = products.Heads(HEADS=stack[0], X_HEAD=x.stride)
+        times = heads.HEADS if heads else 1
+        return Product(
+            K=k, N=n, X_STRIDE=times * x.stride, Y_STRIDE=times * n if alone else None,
+            RESIDUAL_STRIDE=0 if stack else n, FACTOR=float(self.factor), COUNT_AT=int(self.rows == "logits"),
+            HAS_BIAS=self.bias is not None, HAS_RESIDUAL=self.residual != Fixed.NOTHING if alone else None,
+            pairs=pairs, heads=heads,
+        )  # fmt: skip
+
+    def matvec(self, *columns: int) -> list[Launch]:
+        """Return the launches for these numbers of rows per work-group."""
+        x, format = self.inputs[0], self.weight.format
+        product = self.product(x)
+        kernels = [products.Matvec(format=format, COLUMNS=count, product=product) for count in columns]
+        return self._launches(x, [(each, Tile(each.COLUMNS, 4)) for each in kernels], tiled=False)
+
+    def tiles(self, *most: int) -> list[Launch]:
+        """Return the launches for these maximum numbers of rows."""
+        x, format, compute = self.inputs[1], self.weight.format, self.low.compute
+        product = self.product(x)
+        return self._launches(x, [products.tile_kernel(format, rows, product, compute) for rows in most], tiled=True)
+
+    def _launches(self, x: Input, kernels: Sequence[tuple[Kernel, Tile]], tiled: bool) -> list[Launch]:
+        low, (*stack, n, _), pairs, used, heads = self.low, self.weight.shape, self.pairs, 1, 1
+        buffers: dict[str, Reference] = {
+            "w": low.matrix(self.weight), "x": x.buffer, "y": self.y, "bias": low.vector(self.bias),
+            "residual": self.residual,
+        }  # fmt: skip
+        if pairs:
+            buffers |= {"choices": pairs.groups if tiled else pairs.choices, "scales": low.vector(pairs.scale)}
+            used = pairs.used
+        elif stack:
+            heads = stack.pop()
+        launches = []
+        for kernel, tile in kernels:
+            of_rows: Dimension = self.rows, tile.x, used
+            if pairs and tiled:
+                of_rows = self.rows, tile.x, used, stack[0]  # a tile of each expert may be partly empty
+            launches.append(kernel.launch((-(-n // tile.w), of_rows, heads), **buffers))
+        return launches
+
+
+def product_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
     """Return the inputs of a product with `weight`, for the mat-vec and for tiles.
 
     There are `times` rows per batch row. Float rows are used directly. Activation blocks and split rows are computed
@@ -47,88 +126,46 @@ def expert_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times
     if split is None:
         split = forms.make(weight.format, stride)
         kernel = rowwise.SplitRows(format=weight.format, TERMS=terms, K=width, X_STRIDE=width, Y_STRIDE=stride)
-        launch = kernel.launch((1, (rows, 1, times), 1), rowwise.SplitRowsBuffers(x=own, y=split))
-        low.dispatch("split", rows, (), [launch])
+        low.dispatch("split", rows, (), [kernel.launch(by_row(1, rows, times), x=own, y=split)])
     return Input(own, width), Input(split, stride)
 
 
 def linear(low: Lowering, op: Linear, fused: LinearAdd | None = None) -> None:
-    weight, rows = op.weight, op.x.rows
-    narrow, wide = expert_inputs(low, ValueForms(low, op.x), weight, rows)
-    residual: Reference = Fixed.NOTHING if fused is None else low.floats(fused.other)
-    y = low.make(op.out if fused is None else fused.add.out)
-    one, few = (
-        products.Matvec(format=weight.format, COLUMNS=columns, product=_product(op, narrow, fused is not None)).launch(
-            _grid(rows, y.stride, 4, columns), _buffers(low, op, narrow, y, residual)
-        )
-        for columns in (1, COLUMNS)
-    )
-    some, many = _tiles(low, op, wide, y, residual)
-    low.dispatch(weight.name, rows, [few], [many], [one], [some])
+    inputs = product_inputs(low, ValueForms(low, op.x), op.weight, op.x.rows)
+    residual = low.optional(fused.other if fused else None)
+    own = _multiplication(low, op, inputs, low.make(fused.add.out if fused else op.out), residual)
+    _dispatch(own.matvec(1, COLUMNS), [own])
 
 
 def linear_add(low: Lowering, op: LinearAdd) -> None:
     linear(low, op.linear, op)
 
 
-def _product(op: Linear, x: Input, has_residual: bool) -> Product:
-    n, k = op.weight.shape
-    return Product(
-        K=k, N=n, X_STRIDE=x.stride, Y_STRIDE=n, RESIDUAL_STRIDE=n, FACTOR=float(op.scale),
-        COUNT_AT=int(op.x.rows == "logits"), HAS_BIAS=op.bias is not None, HAS_RESIDUAL=has_residual,
-    )  # fmt: skip
+def _multiplication(
+    low: Lowering, op: Linear, inputs: tuple[Input, Input], y: Buffer, residual: Reference = Fixed.NOTHING
+) -> Multiplication:
+    return Multiplication(low, op.weight, op.x.rows, inputs, y, op.bias, op.scale, residual)
 
 
-def _buffers(low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference) -> ProductBuffers:
-    return ProductBuffers(w=low.matrix(op.weight), x=x.buffer, y=y, bias=low.vector(op.bias), residual=residual)
+def _dispatch(few: Sequence[Launch], tiled: Sequence[Multiplication], last: Sequence[Launch] = ()) -> None:
+    """Emit the launches of products by number of activation rows.
 
-
-def _grid(rows: Rows, n: int, each: int, columns: int) -> Grid:
-    """Return the grid for `n` matrix rows, with `each` matrix rows and `columns` activation rows per work-group."""
-    return -(-n // each), (rows, columns, 1), 1
-
-
-def _tiles(
-    low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference = Fixed.NOTHING
-) -> tuple[Launch, Launch]:
-    """Return the launches for a moderate and for a large number of activation rows."""
-    most, product = low.rows[op.x.rows], _product(op, x, residual != Fixed.NOTHING)
-    buffers = _buffers(low, op, x, y, residual)
-
-    def tiles(rows: int) -> Launch:
-        kernel, tile = products.tile_kernel(op.weight.format, rows, product, low.compute)
-        return kernel.launch(_grid(op.x.rows, y.stride, tile.w, tile.x), buffers)
-
-    return tiles(min(most, SOME_ROWS)), tiles(most)
+    `few` are the launches for one row and for few rows, with 1 and COLUMNS rows per work-group. More rows run through
+    one product after the other in tiles, and then through the launches `last`.
+    """
+    low, rows = tiled[0].low, tiled[0].rows
+    most = low.rows[rows]
+    some, many = zip(*(each.tiles(min(most, SOME_ROWS), most) for each in tiled), strict=True)
+    low.dispatch(tiled[0].weight.name, rows, few[1:], [*many, *last], few[:1], [*some, *last])
 
 
 def head_linear(low: Lowering, op: HeadLinear) -> None:
     """Emit per-head products. The kernels that prepare activations treat the slices of the heads as rows."""
-    weight, rows, (heads, n, k) = op.weight, op.x.rows, op.weight.shape
-    forms = TakenForms(low, rows, heads, {FLOATS: low.floats(op.x)})
-    narrow, wide = expert_inputs(low, forms, weight, rows, heads)
-    matrix, y = low.matrix(weight), low.make(op.out)
-
-    def product(x: Input) -> HeadProduct:
-        return HeadProduct(
-            K=k, N=n, X_STRIDE=heads * x.stride, Y_STRIDE=heads * n, HEADS=heads, X_HEAD=x.stride,
-            COUNT_AT=int(rows == "logits"),
-        )  # fmt: skip
-
-    def launch(kernel: Kernel[ProductBuffers], x: Input, each: int, columns: int) -> Launch:
-        buffers = ProductBuffers(w=matrix, x=x.buffer, y=y, bias=Fixed.NOTHING, residual=Fixed.NOTHING)
-        return kernel.launch((-(-n // each), (rows, columns, 1), heads), buffers)
-
-    def tiles(most: int) -> Launch:
-        kernel, tile = products.tile_kernel(weight.format, most, product(wide), low.compute)
-        return launch(kernel, wide, tile.w, tile.x)
-
-    one, few = (
-        launch(products.Matvec(format=weight.format, COLUMNS=columns, product=product(narrow)), narrow, 4, columns)
-        for columns in (1, COLUMNS)
-    )
-    most = low.rows[rows]
-    low.dispatch(weight.name, rows, [few], [tiles(most)], [one], [tiles(min(most, SOME_ROWS))])
+    weight, rows = op.weight, op.x.rows
+    forms = TakenForms(low, rows, weight.shape[0], {FLOATS: low.floats(op.x)})
+    inputs = product_inputs(low, forms, weight, rows, weight.shape[0])
+    own = Multiplication(low, weight, rows, inputs, low.make(op.out))
+    _dispatch(own.matvec(1, COLUMNS), [own])
     del forms.buffers[FLOATS]
     low.give(*forms.buffers.values())
 
@@ -138,59 +175,49 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
 
 def linear_group(low: Lowering, op: LinearGroup) -> None:
     first, *others = op.linears
-    x, format = first.x, first.weight.format
-    narrow, wide = expert_inputs(low, ValueForms(low, x), first.weight, x.rows)
-    ys = [low.make(linear.out) for linear in op.linears]
-    w, y, bias = (
-        _three(own)
-        for own in ([low.matrix(o.weight) for o in op.linears], ys, [low.vector(o.bias) for o in op.linears])
-    )
-    n, k = first.weight.shape
-    groups = sum(-(-linear.out.width // 4) for linear in op.linears)
-    one, few = (
+    rows = first.x.rows
+    inputs = product_inputs(low, ValueForms(low, first.x), first.weight, rows)
+    own = [_multiplication(low, each, inputs, low.make(each.out)) for each in op.linears]
+    groups = sum(-(-each.out.width // 4) for each in op.linears)
+    of_each: dict[str, list[Reference]] = {
+        "w": [low.matrix(each.weight) for each in own], "y": [each.y for each in own],
+        "bias": [low.vector(each.bias) for each in own],
+    }  # fmt: skip
+    buffers = {f"{name}{n}": [*of_each[name], Fixed.NOTHING][n] for name in of_each for n in range(MOST_TOGETHER)}
+
+    kernels = [
         products.MatvecTogether(
-            format=format, COLUMNS=columns, K=k, N=n, X_STRIDE=narrow.stride, RESIDUAL_STRIDE=n,
-            FACTOR=float(first.scale), COUNT_AT=int(x.rows == "logits"), HAS_BIAS=first.bias is not None,
+            format=first.weight.format, COLUMNS=columns, product=own[0].product(inputs[0], alone=False),
             N1=others[0].out.width, FACTOR1=float(others[0].scale), N2=sum(o.out.width for o in others[1:]),
             FACTOR2=float(others[-1].scale),
-        ).launch(
-            _grid(x.rows, groups, 1, columns),
-            products.MatvecTogetherBuffers(
-                w0=w[0], w1=w[1], w2=w[2], x=narrow.buffer, y0=y[0], y1=y[1], y2=y[2], bias0=bias[0], bias1=bias[1],
-                bias2=bias[2],
-            ),
         )
         for columns in (1, COLUMNS)
-    )  # fmt: skip
-    some, many = zip(*(_tiles(low, o, wide, own) for o, own in zip(op.linears, ys, strict=True)), strict=True)
-    low.dispatch(first.weight.name, x.rows, [few], many, [one], some)
+    ]  # fmt: skip
+    few = [each.launch((groups, (rows, each.COLUMNS, 1), 1), x=inputs[0].buffer, **buffers) for each in kernels]
+    _dispatch(few, own)
 
 
 def linear_glu(low: Lowering, op: LinearGlu) -> None:
     gate, up = op.gate, op.up
-    x, (n, k) = gate.x, gate.weight.shape
-    narrow, wide = expert_inputs(low, ValueForms(low, x), gate.weight, x.rows)
+    rows, weight, n = gate.x.rows, gate.weight, gate.weight.shape[0]
+    inputs = product_inputs(low, ValueForms(low, gate.x), weight, rows)
     to, expression = low.deliver(op.glu.out), glu_expression(op.glu)
-    buffers = products.GatedBuffers(
-        gate=low.matrix(gate.weight), up=low.matrix(up.weight), x=narrow.buffer, y=to.y, blocks=to.y_blocks,
-        gate_bias=low.vector(gate.bias), up_bias=low.vector(up.bias),
-    )  # fmt: skip
-    one, few = (
+    ys = low.take(rows, n), low.take(rows, n)  # inputs of the GLU after the prefill tiles
+    both = [_multiplication(low, linear, inputs, y) for linear, y in zip((gate, up), ys, strict=True)]
+
+    kernels = [
         products.Gated(
-            format=gate.weight.format, COLUMNS=columns, SIZE=products.gated_size(columns), OPERATION=expression,
-            K=k, N=n, X_STRIDE=narrow.stride, RESIDUAL_STRIDE=n, FACTOR=float(gate.scale),
-            COUNT_AT=int(x.rows == "logits"), HAS_BIAS=gate.bias is not None, FACTOR1=float(up.scale),
-            delivered=to.delivered,
-        ).launch(_grid(x.rows, n, 32, columns), buffers)
+            format=weight.format, COLUMNS=columns, SIZE=products.gated_size(columns), OPERATION=expression,
+            product=both[0].product(inputs[0], alone=False), FACTOR1=float(up.scale), delivered=to.delivered,
+        )
         for columns in (1, COLUMNS)
-    )  # fmt: skip
-    ys = low.take(x.rows, n), low.take(x.rows, n)  # inputs of the GLU after the prefill tiles
-    both = [_tiles(low, linear, wide, y) for linear, y in zip((gate, up), ys, strict=True)]
-    last = elements(x.rows, expression, *ys, n, to)
-    some, many = ([*launches, last] for launches in zip(*both, strict=True))
-    low.dispatch(gate.weight.name, x.rows, [few], many, [one], some)
+    ]  # fmt: skip
+    few = [
+        each.launch(
+            (-(-n // 32), (rows, each.COLUMNS, 1), 1), gate=low.matrix(weight), up=low.matrix(up.weight), y=to.y,
+            x=inputs[0].buffer, blocks=to.y_blocks, gate_bias=low.vector(gate.bias), up_bias=low.vector(up.bias),
+        )
+        for each in kernels
+    ]  # fmt: skip
+    _dispatch(few, both, [elements(rows, expression, *ys, n, to)])
     low.give(*ys)
-
-
-def _three(references: Sequence[Reference]) -> list[Reference]:
-    return [*references, *[Fixed.NOTHING] * (MOST_TOGETHER - len(references))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import rowwise
-from localllm.backends.gpu.kernels.kernel import Launch
+from localllm.backends.gpu.kernels.kernel import Launch, by_row, by_value
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import Reference, RopeTableOf
 from localllm.plan import (
@@ -41,8 +41,7 @@ def elements(
     kernel = rowwise.Elements(
         OPERATION=operation, WIDTH=width, STRIDE=width, delivered=to.delivered, SLICE=part, **named
     )
-    buffers = rowwise.ElementsBuffers(a=a, b=b, y=to.y, blocks=to.y_blocks)
-    return kernel.launch((-(-width // 128), (rows, 1, times), 1), buffers)
+    return kernel.launch(by_value(width, rows, times), a=a, b=b, y=to.y, blocks=to.y_blocks)
 
 
 def embed(low: Lowering, op: Embed) -> None:
@@ -53,8 +52,7 @@ def embed(low: Lowering, op: Embed) -> None:
         format=weight.format, MAX_ROWS=low.limits.rows, K=op.out.width, N=weight.shape[0], Y_STRIDE=y.stride,
         BY_POSITION=op.positions,
     )  # fmt: skip
-    grid = (-(-chunks // 64), ("batch", 1, 1), 1)
-    low.dispatch("embed", "batch", [kernel.launch(grid, rowwise.EmbedRowsBuffers(w=matrix, y=y))])
+    low.dispatch("embed", "batch", [kernel.launch(by_value(chunks, "batch", size=kernel.size), w=matrix, y=y)])
 
 
 def norm(low: Lowering, op: Norm) -> None:
@@ -66,8 +64,8 @@ def norm(low: Lowering, op: Norm) -> None:
         GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0, delivered=to.delivered,
     )  # fmt: skip
     weight, bias = low.vector(op.weight), low.vector(op.bias)
-    buffers = rowwise.NormRowsBuffers(x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)
-    low.dispatch("norm", rows, [kernel.launch((op.groups, (rows, 1, 1), 1), buffers)])
+    launch = kernel.launch(by_row(op.groups, rows), x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)
+    low.dispatch("norm", rows, [launch])
 
 
 def rotate(low: Lowering, op: Rotate) -> None:
@@ -77,15 +75,15 @@ def rotate(low: Lowering, op: Rotate) -> None:
         MAX_ROWS=low.rows[rows], WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
         NEOX=op.rope.style == "neox",
     )  # fmt: skip
-    buffers = rowwise.RotateHeadsBuffers(x=x, step=low.step(rows), table=RopeTableOf(op.rope), y=y)
-    low.dispatch("rotate", rows, [kernel.launch((-(-op.x.width // 128), (rows, 1, 1), 1), buffers)])
+    launch = kernel.launch(by_value(op.x.width, rows), x=x, step=low.step(rows), table=RopeTableOf(op.rope), y=y)
+    low.dispatch("rotate", rows, [launch])
 
 
 def select_rows(low: Lowering, op: SelectRows) -> None:
     x, to = low.floats(op.x), low.deliver(op.out)
     kernel = rowwise.Select(MAX_ROWS=low.limits.rows, WIDTH=op.out.width, STRIDE=x.stride, delivered=to.delivered)
-    buffers = rowwise.SelectBuffers(x=x, y=to.y, blocks=to.y_blocks)
-    low.dispatch("select", "logits", [kernel.launch((-(-op.out.width // 128), ("logits", 1, 1), 1), buffers)])
+    launch = kernel.launch(by_value(op.out.width, "logits"), x=x, y=to.y, blocks=to.y_blocks)
+    low.dispatch("select", "logits", [launch])
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cache import rotation
 from localllm.backends.gpu.cachetypes import CACHE, stored_once
-from localllm.backends.gpu.kernels.kernel import (
-    Buffers,
-    ByteIn,
-    ByteOut,
-    Factor,
-    Flag,
-    FloatIn,
-    FloatOut,
-    IntIn,
-    Kernel,
-    Macros,
-    Shape,
-)
+from localllm.backends.gpu.kernels.kernel import Factor, Flag, Kernel, Macros, Shape
 from localllm.backends.gpu.kernels.rowwise import Delivered
-from localllm.backends.gpu.references import Fixed
 from localllm.base.notices import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer, rows_of_block
 
-K = TypeVar("K", bound=Kernel[Any])
+K = TypeVar("K", bound=Kernel)
 
 PARTITION = 256  # positions per work-group of attention
 GROUPED = 8  # query heads per work-group
@@ -61,7 +48,6 @@ def that_fits(kernels: Iterable[K], local_memory: int) -> K:
     return kernel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape(Macros):
     """The KV cache of a layer.
 
@@ -117,20 +103,10 @@ def _rotation(head_dim: int) -> float:
 # -- keys, values and queries ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendHeadsBuffers(Buffers):
-    k: FloatIn
-    v: FloatIn
-    step: IntIn = Fixed.STEP
-    keys: ByteOut
-    values: ByteOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendHeads(Kernel[AppendHeadsBuffers]):
+class AppendHeads(Kernel):
     """Write keys and values to the cache. SLOTS_AT is the offset of the slots in the step buffer."""
 
-    name, parts, flag = "append", "blocks cache", "APPEND"
+    name, parts = "append", "blocks cache"
     MAX_ROWS: Shape
     cache: CacheShape
     ROTATED: bool = False
@@ -141,52 +117,22 @@ class AppendHeads(Kernel[AppendHeadsBuffers]):
         return 128 + self.cache.largest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRotatedBuffers(Buffers):
-    k: FloatIn
-    v: FloatIn
-    step: IntIn = Fixed.STEP
-    keys: ByteOut
-    values: ByteOut
-    q: FloatIn
-    key_table: FloatIn
-    query_table: FloatIn
-    key_weight: FloatIn
-    query_weight: FloatIn
-    queries: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRotated(Kernel[AppendRotatedBuffers]):
+class AppendRotated(AppendHeads):
     """Write keys and values to the cache, and apply RoPE to keys and queries. With NORMED, first normalize them."""
 
-    name, parts, flag = "append", "rotate blocks cache", "APPEND"
-    MAX_ROWS: Shape
-    cache: CacheShape
+    parts = "rotate blocks cache"
     ROTATED: bool = True
-    SLOTS_AT: Shape
     Q_STRIDE: Shape
     N_ROT: Shape
     NEOX: bool
     NORMED: bool | None = None
     EPS: Factor | None = None
 
-    @property
-    def local_floats(self) -> int:
-        return 128 + self.cache.largest
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareQueriesBuffers(Buffers):
-    q: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareQueries(Kernel[PrepareQueriesBuffers]):
+class PrepareQueries(Kernel):
     """Prepare queries for keys in block formats: rotate them if the keys are rotated, and quantize them to int8."""
 
-    name, parts, flag = "prepare_queries", "blocks cache", "PREPARE"
+    name, parts = "prepare_queries", "blocks cache"
     HEAD: Shape
     HEADS: Shape
     Q_STRIDE: Shape
@@ -202,7 +148,6 @@ class PrepareQueries(Kernel[PrepareQueriesBuffers]):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape(Macros):
     """Parameters that the kernels of an attention share.
 
@@ -228,22 +173,10 @@ class AttentionShape(Macros):
     TABLE_STRIDE_AT: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendPartitionBuffers(Buffers):
-    q: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    keys: ByteIn
-    values: ByteIn
-    slopes: FloatIn
-    partial: FloatOut = Fixed.PARTIAL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendPartition(Kernel[AttendPartitionBuffers]):
+class AttendPartition(Kernel):
     """Compute the attention of a row over one partition of its positions."""
 
-    name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
+    name, parts = "attend_partition", "blocks cache attention"
     shape: AttentionShape
     GROUPED: int
 
@@ -252,20 +185,10 @@ class AttendPartition(Kernel[AttendPartitionBuffers]):
         return 128 + self.GROUPED * (PARTITION + self.shape.cache.largest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendCombineBuffers(Buffers):
-    partial: FloatIn = Fixed.PARTIAL
-    step: IntIn = Fixed.STEP
-    sinks: FloatIn
-    y: FloatOut
-    blocks: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendCombine(Kernel[AttendCombineBuffers]):
+class AttendCombine(Kernel):
     """Combine the partitions of a row."""
 
-    name, parts, flag = "attend_combine", "blocks cache attention", "STAGE_attend_combine"
+    name, parts = "attend_combine", "blocks cache attention"
     shape: AttentionShape
     delivered: Delivered
 
@@ -274,23 +197,10 @@ class AttendCombine(Kernel[AttendCombineBuffers]):
         return 128 + self.shape.cache.largest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendTileBuffers(Buffers):
-    q: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    keys: ByteIn
-    values: ByteIn
-    sinks: FloatIn
-    slopes: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendTile(Kernel[AttendTileBuffers]):
+class AttendTile(Kernel):
     """Compute prefill attention: TILE_ROWS rows of a sequence, OWN_ROWS of them per work-group."""
 
-    name, parts, flag = "attend_tile", "blocks cache attention", "STAGE_attend_tile"
+    name, parts = "attend_tile", "blocks cache attention"
     shape: AttentionShape
     TILE_ROWS: int = TILE_ROWS
     OWN_ROWS: int
@@ -321,23 +231,7 @@ def attend_tile(shape: AttentionShape, local_memory: int) -> AttendTile:
 # -- attention to selected positions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendSelectedBuffers(Buffers):
-    q: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    keys: ByteIn
-    values: ByteIn
-    pool_tables: IntIn = Fixed.TABLES
-    pool_keys: ByteIn
-    pool_values: ByteIn
-    sinks: FloatIn
-    selection: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttendSelected(Kernel[AttendSelectedBuffers]):
+class AttendSelected(Kernel):
     """Compute a row's attention over the selected positions, or over a sliding window and pools.
 
     SELECTED is the maximum number of selected positions, 0 without a selection. POOL is the number of positions per

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localllm.backends.gpu.kernels.kernel import Buffers, Factor, FloatIn, FloatOut, IntIn, IntOut, Kernel, Shape
-from localllm.backends.gpu.references import Fixed
+from localllm.backends.gpu.kernels.kernel import Factor, Kernel, Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteBuffers(Buffers):
-    logits: FloatIn
-    bias: FloatIn
-    given: FloatIn
-    choices: IntOut
-    weights: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route(Kernel[RouteBuffers]):
+class Route(Kernel):
     """Select USED experts per row, and compute their weights. GATING is the index in `plan.Gating`."""
 
-    name, parts, flag = "route", "experts", "ROUTE"
+    name, parts = "route", "experts"
     EXPERTS: Shape
     USED: Shape
     STRIDE: Shape
@@ -39,18 +26,10 @@ class Route(Kernel[RouteBuffers]):
         return 2 * self.EXPERTS + 256 + self.USED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupBuffers(Buffers):
-    choices: IntIn
-    step: IntIn = Fixed.STEP
-    groups: IntOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPairs(Kernel[GroupBuffers]):
+class GroupPairs(Kernel):
     """Group the pairs (row, expert) by expert, in tiles of TILE pairs."""
 
-    name, parts, flag = "group_pairs", "experts", "GROUP_PAIRS"
+    name, parts = "group_pairs", "experts"
     EXPERTS: Shape
     USED: Shape
     PAIRS: Shape
@@ -62,18 +41,10 @@ class GroupPairs(Kernel[GroupBuffers]):
         return self.EXPERTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CombineExpertsBuffers(Buffers):
-    x: FloatIn
-    weights: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CombineExperts(Kernel[CombineExpertsBuffers]):
+class CombineExperts(Kernel):
     """Compute the weighted sum of a row's USED experts."""
 
-    name, parts, flag = "combine", "experts", "COMBINE"
+    name, parts = "combine", "experts"
     WIDTH: Shape
     STRIDE: Shape
     USED: Shape

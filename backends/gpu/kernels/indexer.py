@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from localllm.backends.gpu.kernels.attention import CacheShape
-from localllm.backends.gpu.kernels.kernel import Buffers, ByteIn, Flag, FloatIn, FloatOut, IntIn, Kernel, Macros, Shape
-from localllm.backends.gpu.references import Fixed
+from localllm.backends.gpu.kernels.kernel import Flag, Kernel, Macros, Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerShape(Macros):
     """Parameters that the two kernels of an indexer share."""
 
@@ -25,21 +21,10 @@ class IndexerShape(Macros):
     POSITIONS: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexScoresBuffers(Buffers):
-    q: FloatIn
-    weights: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn = Fixed.TABLES
-    keys: ByteIn
-    scores: FloatOut = Fixed.SCORES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexScores(Kernel[IndexScoresBuffers]):
+class IndexScores(Kernel):
     """Compute the scores of 128 positions of a row."""
 
-    name, parts, flag = "index_scores", "blocks cache indexer", "STAGE_index_scores"
+    name, parts = "index_scores", "blocks cache indexer"
     shape: IndexerShape
     GROUPED: int
 
@@ -48,18 +33,10 @@ class IndexScores(Kernel[IndexScoresBuffers]):
         return self.GROUPED * self.shape.cache.KEY_SIZE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerTopKRowsBuffers(Buffers):
-    step: IntIn = Fixed.STEP
-    scores: FloatOut = Fixed.SCORES
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerTopKRows(Kernel[IndexerTopKRowsBuffers]):
+class IndexerTopKRows(Kernel):
     """Select positions of a row by their scores."""
 
-    name, parts, flag = "select_positions", "blocks cache indexer", "STAGE_select_positions"
+    name, parts = "select_positions", "blocks cache indexer"
     shape: IndexerShape
 
     @property

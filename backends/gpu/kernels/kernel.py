@@ -1,24 +1,24 @@
 """A kernel as an immutable object that determines its source, its work-groups and its launches.
 
-A declaration is two dataclasses, a `Kernel` and its `Buffers`. Uppercase fields of the `Kernel` are macros of its
-source, in field order; a lowercase field that holds `Macros` expands to their fields. `Shape`, `Factor` and `Flag` are
-macros that differ between models: a generic kernel gets their values at run time. The fields of the `Buffers` are the
-parameters of the kernel's signature, in field order. Equal kernels are compiled once.
+A declaration is a `Kernel` class. Its uppercase fields are macros of the source, in field order; a lowercase field that
+holds `Macros` expands to their fields. `Shape`, `Factor` and `Flag` are macros that differ between models: a generic
+kernel gets their values at run time. Buffers, work-items per group and the use of local memory are read from the source
+(`signatures`). Equal kernels are compiled once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib.resources import files
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.references import Reference
+from localllm.backends.gpu.kernels.signatures import Parameters, Signature, signatures, source_text
+from localllm.backends.gpu.references import Fixed, Reference
+from localllm.plan import Rows
 
 FEW_ROWS = 16  # row limit of kernels whose summation order does not depend on the batch
 HEADER = 8  # ints that precede the per-row arrays in the step buffer
@@ -30,30 +30,12 @@ Grid = tuple[Dimension, Dimension, Dimension]  # work-groups
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """How a kernel accesses a buffer."""
-
-    element: str  # the C type
-    written: bool = False
-
-
-FloatIn = Annotated[Reference, Access("float")]
-IntIn = Annotated[Reference, Access("int")]
-WordIn = Annotated[Reference, Access("uint")]
-ByteIn = Annotated[Reference, Access("uchar")]
-FloatOut = Annotated[Reference, Access("float", written=True)]
-IntOut = Annotated[Reference, Access("int", written=True)]
-WordOut = Annotated[Reference, Access("uint", written=True)]
-ByteOut = Annotated[Reference, Access("uchar", written=True)]
-
-
-@dataclass(frozen=True, slots=True)
 class Macro:
     """How a field becomes a macro. By default, its name and value are used directly."""
 
     name: str = ""  # macro name, if it differs from the field's name
     run_time: bool = False  # whether a generic kernel gets the value at run time
-    text: str = ""  # format string for the value
+    text: str = "{}"  # format string for the value
 
 
 Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
@@ -61,40 +43,7 @@ Factor = Annotated[float, Macro(run_time=True)]
 Flag = Annotated[bool, Macro(run_time=True)]
 Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # an expression of two values a and b
 
-
-class Declared:
-    """A dataclass whose annotations are checked at construction."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for name, (kinds, _) in _hints(type(self)).items():
-            value = getattr(self, name)
-            if type(value) not in kinds:
-                raise TypeError(f"{type(self).__name__}.{name} must be {_names(kinds)}, found {value!r}")
-
-
-def _hints(declared: Any) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
-    """Return the types of each field, and the `Macro` or `Access` in its annotation, if any."""
-    return _cached_hints(declared)
-
-
-@cache
-def _cached_hints(declared: type[Any]) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
-    found = {}
-    hints = get_type_hints(declared, include_extras=True)
-    for field in fields(declared):
-        hint = hints[field.name]
-        options = get_args(hint) if not hasattr(hint, "__metadata__") and get_args(hint) else (hint,)
-        extra = next((option.__metadata__[0] for option in options if hasattr(option, "__metadata__")), None)
-        plain = [option.__origin__ if hasattr(option, "__metadata__") else option for option in options]
-        kinds = tuple([kind for option in plain for kind in (get_args(option) or (option,))])
-        found[field.name] = kinds, extra
-    return found
-
-
-def _names(kinds: tuple[type, ...]) -> str:
-    return " or ".join(kind.__name__ for kind in kinds)
+_REFERENCES = frozenset(get_args(Reference))
 
 
 class Constant(NamedTuple):
@@ -105,69 +54,77 @@ class Constant(NamedTuple):
     run_time: bool = False  # whether a generic kernel gets the value at run time
 
 
-class Macros(Declared):
-    """A group of macros, in field order. Fields that are None are omitted."""
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Macros:
+    """A group of macros, in field order. Fields that are None are omitted.
 
-    __slots__ = ()
+    Every class below is a frozen dataclass with keyword arguments, whose annotations are checked at construction.
+    """
+
+    _fields: ClassVar[dict[str, tuple[tuple[type[Any], ...], Macro]]]  # the types of each field, and its `Macro`
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        cls._fields = _declared(cls)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kinds, _ = self._fields[name]
+            if type(value) not in kinds:
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise TypeError(f"{type(self).__name__}.{name} must be {wanted}, found {value!r}")
+
+    def value(self, macro: str) -> Any:
+        """Return the value of a macro, or None if the kernel lacks it."""
+        own = vars(self)
+        if macro in own:
+            return own[macro]
+        for group in own.values():
+            if isinstance(group, Macros) and (found := group.value(macro)) is not None:
+                return found
+        return None
 
     def macros(self) -> Iterator[Constant]:
-        for name, (_, extra) in _hints(type(self)).items():
-            value, macro = getattr(self, name), extra if isinstance(extra, Macro) else Macro()
+        for name, value in vars(self).items():
+            _, macro = self._fields[name]
             if isinstance(value, Macros):
                 yield from value.macros()
             elif name.isupper() and value is not None:
-                text = macro.text.format(value) if macro.text else value
+                text = macro.text.format(value) if isinstance(value, str) else value
                 yield Constant(macro.name or name, text, macro.run_time)
 
 
-class Buffers(Declared):
-    """The buffers of a launch, in the order of the kernel's parameters. Groups that are None are omitted."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parameters(cls, groups: bool = True) -> list[tuple[str, Access]]:
-        """Return (name in the source, access) of every parameter, with or without optional groups.
-
-        Names that Python reserves end with _ in the declaration.
-        """
-        found: list[tuple[str, Access]] = []
-        for name, (kinds, access) in _hints(cls).items():
-            if access is not None:
-                found.append((name.rstrip("_"), access))
-            elif groups:
-                found += kinds[0].parameters()
-        return found
-
-    def references(self) -> tuple[Reference, ...]:
-        found: list[Reference] = []
-        for name in _hints(type(self)):
-            value = getattr(self, name)
-            found += value.references() if isinstance(value, Buffers) else [value] * (value is not None)
-        return tuple(found)
+def _declared(kind: Any) -> dict[str, tuple[tuple[type[Any], ...], Macro]]:
+    found, hints = {}, get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint = hints[field.name]
+        options = (hint,) if hasattr(hint, "__metadata__") else get_args(hint) or (hint,)
+        macros = [option.__metadata__[0] for option in options if hasattr(option, "__metadata__")]
+        kinds = tuple([getattr(option, "__origin__", option) for option in options])
+        found[field.name] = kinds, next(iter(macros), Macro())
+    return found
 
 
-B = TypeVar("B", bound=Buffers)
-
-
-class Kernel(Macros, Generic[B]):
+class Kernel(Macros):
     """A kernel, with everything that its compilation depends on."""
-
-    __slots__ = ()
 
     name: ClassVar[str]  # name of the kernel in its source
     parts: ClassVar[str]  # source files after the prelude
-    flag: ClassVar[str] = ""  # the macro that selects the kernel in its source file
+
+    @property
+    def signature(self) -> Signature:
+        return signatures()[self.name]
 
     @property
     def size(self) -> int:
         """Number of work-items per group."""
-        return 128
+        own = self.signature.size
+        return int(own) if own.isdigit() else int(getattr(self, own))
 
     @property
     def local_floats(self) -> int:
-        """Local memory per work-group, in units of 4 bytes."""
-        return 0
+        """Local memory per work-group, in units of 4 bytes. By default, a kernel that takes any has one per item."""
+        return self.size if self.signature.local else 0
 
     @property
     def local_bytes(self) -> int:
@@ -178,27 +135,26 @@ class Kernel(Macros, Generic[B]):
         """The format of the matrix that the kernel reads, or "" if it reads none."""
         return getattr(self, "format", "")
 
-    @classmethod
-    def buffers(cls) -> type[Buffers]:
-        """Return the class that declares the kernel's buffers."""
-        bases = [base for kind in cls.__mro__ for base in kind.__dict__.get("__orig_bases__", ())]
-        found: type[Buffers] = next(kind for base in bases for kind in get_args(base) if isinstance(kind, type))
-        return found
+    def parameters(self) -> Parameters:
+        """Return the buffers that the kernel takes with its macros."""
+        own = self.signature
+        return own.parameters | own.more if own.macro and self.value(own.macro) else own.parameters
 
-    def launch(self, grid: Grid, buffers: B) -> Launch:
-        """Return a launch of `grid` work-groups on the given buffers."""
-        if type(buffers) is not self.buffers() or not self.takes(buffers):
-            raise TypeError(f"{self.name}: the buffers do not match the kernel: {buffers}")
-        return Launch(self, grid, buffers)
-
-    def takes(self, buffers: B) -> bool:
-        """Return whether the buffers include the groups that the macros require."""
-        return True
+    def launch(self, grid: Grid, **buffers: Reference) -> Launch:
+        """Return a launch of `grid` work-groups on the buffers of the signature; `step` is the batch's by default."""
+        taken = self.parameters()
+        given = {"step": Fixed.STEP, **buffers} if "step" in taken else buffers
+        if wrong := given.keys() ^ taken.keys():
+            raise TypeError(f"{self.name} takes {', '.join(taken)}; missing or additional: {', '.join(sorted(wrong))}")
+        for name, reference in given.items():
+            if type(reference) not in _REFERENCES:
+                raise TypeError(f"{self.name}: {name} must be a reference to a buffer, found {reference!r}")
+        return Launch(self, grid, tuple([given[name] for name in taken]))
 
     def constants(self) -> list[Constant]:
         """Return all macros, the weight format's first."""
         of_format = formats.defines(self.weight_format) if self.weight_format else {}
-        flag = {self.flag: 1} if self.flag else {}
+        flag = {self.signature.flag: 1} if self.signature.flag else {}
         return [*(Constant(name, value) for name, value in (of_format | flag).items()), *self.macros()]
 
     def numbers(self) -> NDArray[np.int32]:
@@ -228,17 +184,21 @@ class Kernel(Macros, Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel together with the buffers and the grid of a launch."""
+    """A kernel together with the grid and the buffers of a launch, in the order of `Kernel.parameters`."""
 
-    kernel: Kernel[Any]
+    kernel: Kernel
     grid: Grid
-    buffers: Buffers
+    buffers: tuple[Reference, ...]
 
 
-@cache
-def source_text(name: str) -> str:
-    """Return the text of a kernel source file."""
-    return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
+def by_value(width: int, rows: Rows, times: int = 1, size: int = 128) -> Grid:
+    """Return the grid with a work-item for every value of `times` rows of `width` values per batch row."""
+    return by_row(-(-width // size), rows, times)
+
+
+def by_row(groups: int, rows: Rows, times: int = 1) -> Grid:
+    """Return the grid with `groups` work-groups for each of `times` rows per batch row."""
+    return groups, (rows, 1, times), 1
 
 
 def _literal(value: object) -> str:

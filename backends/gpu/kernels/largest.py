@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import TopK
-from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, IntIn, Kernel, Shape, WordIn, WordOut
+from localllm.backends.gpu.kernels.kernel import Kernel, Shape
 from localllm.backends.gpu.references import Fixed
 
 SORTED = 4096  # logits sorted per work-group
@@ -17,26 +15,13 @@ NUMBERS = 8  # words of the kernel's parameters: the count to keep, and the numb
 KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of even and odd passes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopKBuffers(Buffers):
-    logits: FloatIn
-    numbers: IntIn = Fixed.PICKED
-    in_: WordIn
-    out: WordOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopKLogits(Kernel[TopKBuffers]):
+class TopKLogits(Kernel):
     """One pass of the search: every work-group sorts SORTED logits, or keys of the previous pass."""
 
     name, parts = "largest", "largest"
     PASS: Shape
     SORTED: int
     STRIDE: Shape
-
-    @property
-    def size(self) -> int:
-        return 256
 
     @property
     def local_floats(self) -> int:

@@ -14,20 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.gpu.formats import QUANTIZED
-from localllm.backends.gpu.kernels.kernel import (
-    Buffers,
-    ByteIn,
-    Expression,
-    Factor,
-    FloatIn,
-    FloatOut,
-    IntIn,
-    Kernel,
-    Macros,
-    Shape,
-)
+from localllm.backends.gpu.kernels.kernel import Expression, Factor, Kernel, Macros, Shape
 from localllm.backends.gpu.kernels.rowwise import Delivered
-from localllm.backends.gpu.references import Fixed
 
 COLUMNS = 8  # activation rows per work-group of the mat-vec, if there are several rows
 SOME_ROWS = 64
@@ -91,122 +79,66 @@ def grouped(rows: int, used: int, experts: int) -> bool:
 # -- one matrix --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Macros):
-    """The shape of y = (x @ w.T) * FACTOR + bias + residual.
+class Pairs(Macros):
+    """Pairs of a row and one of its experts, at most PAIRS. PER_ROW pairs read the same input row."""
 
-    COUNT_AT is the offset of the row count in the step buffer.
+    EXPERTS: Shape
+    PER_ROW: Shape
+    HAS_SCALES: bool
+    PAIRS: Shape
+
+
+class Heads(Macros):
+    """Each head's slice of a row, X_HEAD elements, is multiplied by the head's matrix."""
+
+    HEADS: Shape
+    X_HEAD: Shape
+
+
+class Product(Macros):
+    """The shape of y = (x @ w.T) * FACTOR + bias + residual, for one matrix, one per expert or one per head.
+
+    COUNT_AT is the offset of the row count in the step buffer. Kernels for several matrices of a format have no
+    Y_STRIDE and no residual.
     """
 
     K: Shape
     N: Shape
     X_STRIDE: Shape
-    Y_STRIDE: Shape
+    Y_STRIDE: Shape | None
     RESIDUAL_STRIDE: Shape
     FACTOR: Factor
     COUNT_AT: Shape
     HAS_BIAS: bool
-    HAS_RESIDUAL: bool
+    HAS_RESIDUAL: bool | None
+    pairs: Pairs | None = None
+    heads: Heads | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertProduct(Macros):
-    """The shape of products of pairs (a row and one of its selected experts). PER_ROW pairs read the same input row."""
-
-    K: Shape
-    N: Shape
-    X_STRIDE: Shape
-    Y_STRIDE: Shape
-    EXPERTS: Shape
-    PER_ROW: Shape
-    HAS_SCALES: bool
-    HAS_BIAS: bool
-    HAS_RESIDUAL: bool = False
-    COUNT_AT: Shape
-    FACTOR: Factor = 1.0
-    RESIDUAL_STRIDE: Shape = 0
-    PAIRS: Shape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadProduct(Macros):
-    """The shape of per-head products.
-
-    Each head's slice of a row, X_HEAD elements, is multiplied by the head's matrix.
-    """
-
-    K: Shape
-    N: Shape
-    X_STRIDE: Shape
-    Y_STRIDE: Shape
-    HEADS: Shape
-    X_HEAD: Shape
-    RESIDUAL_STRIDE: Shape = 0
-    FACTOR: Factor = 1.0
-    COUNT_AT: Shape
-    HAS_BIAS: bool = False
-    HAS_RESIDUAL: bool = False
-
-
-AnyProduct = Product | ExpertProduct | HeadProduct
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertBuffers(Buffers):
-    """The experts of the pairs, ordered by row or grouped by expert."""
-
-    choices: IntIn
-    scales: FloatIn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductBuffers(Buffers):
-    w: ByteIn
-    x: FloatIn
-    y: FloatOut
-    step: IntIn = Fixed.STEP
-    bias: FloatIn
-    residual: FloatIn
-    experts: ExpertBuffers | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matvec(Kernel[ProductBuffers]):
+class Matvec(Kernel):
     """Multiply rows of a matrix by COLUMNS rows of activations at a time."""
 
-    name, parts, flag = "matvec", "linear", "MATVEC"
+    name, parts = "matvec", "linear"
     format: str
     COLUMNS: int
     MATRICES: int = 1
-    product: AnyProduct
-
-    @property
-    def local_floats(self) -> int:
-        return 128
-
-    def takes(self, buffers: ProductBuffers) -> bool:
-        return _experts_agree(self.product, buffers)
+    product: Product
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matmul(Kernel[ProductBuffers]):
+class Matmul(Kernel):
     """Multiply a PLAIN_TILE with dp4a or in float32."""
 
-    name, parts, flag = "matmul", "linear", "MATMUL"
+    name, parts = "matmul", "linear"
     format: str
-    product: AnyProduct
+    product: Product
 
     @property
     def local_floats(self) -> int:
         depth, more = (8, 64 * 4 + 32 * 3) if self.format in QUANTIZED else (16, 0)
         return (64 + 32) * (depth + 1) + more
 
-    def takes(self, buffers: ProductBuffers) -> bool:
-        return _experts_agree(self.product, buffers)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorCoreMatmul(Kernel[ProductBuffers]):
+class TensorCoreMatmul(Kernel):
     """Multiply a tile on NVIDIA's tensor cores. COPY is the number of bytes per copy; `terms` explains TERMS."""
 
     name, parts = "tensor", "instructions linear tensor"
@@ -215,7 +147,7 @@ class TensorCoreMatmul(Kernel[ProductBuffers]):
     TILE_W: int
     COPY: int
     TERMS: int
-    product: AnyProduct
+    product: Product
     GROUPS: int | None = None
 
     @property
@@ -230,17 +162,10 @@ class TensorCoreMatmul(Kernel[ProductBuffers]):
             numbers += 2 * 2 * (scales * self.TILE_W + sums * self.TILE_X)
         return numbers
 
-    def takes(self, buffers: ProductBuffers) -> bool:
-        return _experts_agree(self.product, buffers)
 
-
-def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
-    return isinstance(product, ExpertProduct) == (buffers.experts is not None)
-
-
-def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> TensorCoreMatmul:
+def tensor(format: str, tile: Tile, terms: int, product: Product) -> TensorCoreMatmul:
     """Return the tensor-core kernel for a tile. `terms` is a result of the function `terms`."""
-    step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
+    step = product.heads.X_HEAD if product.heads else product.X_STRIDE
     aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
     groups = 6 if tile == PLAIN_TILE else None  # the compiler would aim at eight or more, and keep sums in memory
     return TensorCoreMatmul(
@@ -248,94 +173,45 @@ def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> TensorCo
     )
 
 
-def tile_kernel(format: str, rows: int, product: AnyProduct, compute: str) -> tuple[Matmul | TensorCoreMatmul, Tile]:
+def tile_kernel(format: str, rows: int, product: Product, compute: str) -> tuple[Matmul | TensorCoreMatmul, Tile]:
     """Return the kernel for a product with at most `rows` rows of activations, and its tile."""
     found = terms(format, product.K, compute)
     if found is None:
         return Matmul(format=format, product=product), PLAIN_TILE
-    heads = product.HEADS if isinstance(product, HeadProduct) else 1
-    tile = EXPERTS_TILE if isinstance(product, ExpertProduct) else tile_of(format, product.N, rows, heads)
+    heads = product.heads.HEADS if product.heads else 1
+    tile = EXPERTS_TILE if product.pairs else tile_of(format, product.N, rows, heads)
     return tensor(format, tile, found, product), tile
 
 
 # -- several matrices of one format ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatvecTogetherBuffers(Buffers):
-    w0: ByteIn
-    w1: ByteIn
-    w2: ByteIn
-    x: FloatIn
-    y0: FloatOut
-    y1: FloatOut
-    y2: FloatOut
-    step: IntIn = Fixed.STEP
-    bias0: FloatIn
-    bias1: FloatIn
-    bias2: FloatIn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatvecTogether(Kernel[MatvecTogetherBuffers]):
+class MatvecTogether(Kernel):
     """Compute the mat-vecs of two or three matrices with N, N1 and N2 rows in one launch."""
 
-    name, parts, flag = "matvec_together", "linear together", "TOGETHER"
+    name, parts = "matvec_together", "linear together"
     format: str
     COLUMNS: int
     MATRICES: int = 1
-    K: Shape
-    N: Shape
-    X_STRIDE: Shape
-    RESIDUAL_STRIDE: Shape
-    FACTOR: Factor
-    COUNT_AT: Shape
-    HAS_BIAS: bool
+    product: Product
     N1: Shape
     FACTOR1: Factor
     N2: Shape
     FACTOR2: Factor
 
-    @property
-    def local_floats(self) -> int:
-        return 128
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedBuffers(Buffers):
-    gate: ByteIn
-    up: ByteIn
-    x: FloatIn
-    y: FloatOut
-    blocks: FloatOut
-    step: IntIn = Fixed.STEP
-    gate_bias: FloatIn
-    up_bias: FloatIn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gated(Kernel[GatedBuffers]):
+class Gated(Kernel):
     """Compute the mat-vecs of two matrices, and OPERATION(a, b) of their results."""
 
-    name, parts, flag = "matvec_gated", "blocks linear together", "GATED"
+    name, parts = "matvec_gated", "blocks linear together"
     format: str
     COLUMNS: int
     MATRICES: int = 2
     SIZE: int
     OPERATION: Expression
-    K: Shape
-    N: Shape
-    X_STRIDE: Shape
-    RESIDUAL_STRIDE: Shape
-    FACTOR: Factor
-    COUNT_AT: Shape
-    HAS_BIAS: bool
+    product: Product
     FACTOR1: Factor
     delivered: Delivered
-
-    @property
-    def size(self) -> int:
-        return self.SIZE
 
     @property
     def local_floats(self) -> int:

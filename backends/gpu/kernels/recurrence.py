@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, FloatOut, IntIn, Kernel, Macros, Shape
-from localllm.backends.gpu.references import Fixed
+from localllm.backends.gpu.kernels.kernel import Kernel, Macros, Shape
 from localllm.plan import BLOCK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Macros):
     """Offsets in the step buffer: of the slots of a store's rows, and of the stride of its block tables."""
 
@@ -19,20 +15,8 @@ class Stored(Macros):
     TABLE_STRIDE_AT: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolveBuffers(Buffers):
-    x: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    weight: FloatIn
-    bias: FloatIn
-    rows: FloatOut
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convolve(Kernel[ConvolveBuffers]):
-    name, parts, flag = "convolve", "recurrence", "CONVOLVE"
+class Convolve(Kernel):
+    name, parts = "convolve", "recurrence"
     stored: Stored
     WIDTH: Shape
     SIZE: Shape
@@ -41,35 +25,16 @@ class Convolve(Kernel[ConvolveBuffers]):
     HAS_BIAS: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendPooledBuffers(Buffers):
-    x: FloatIn
-    scores: FloatIn
-    step: IntIn = Fixed.STEP
-    rows: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendPooled(Kernel[AppendPooledBuffers]):
-    name, parts, flag = "append_pooled", "recurrence", "APPEND_POOLED"
+class AppendPooled(Kernel):
+    name, parts = "append_pooled", "recurrence"
     stored: Stored
     WIDTH: Shape  # width of x
     X_STRIDE: Shape
     S_STRIDE: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRowsBuffers(Buffers):
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    bias: FloatIn
-    rows: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRows(Kernel[PoolRowsBuffers]):
-    name, parts, flag = "pool_rows", "recurrence", "POOL"
+class PoolRows(Kernel):
+    name, parts = "pool_rows", "recurrence"
     stored: Stored
     WIDTH: Shape  # width of y
     PARTS: Shape
@@ -77,50 +42,27 @@ class PoolRows(Kernel[PoolRowsBuffers]):
     Y_STRIDE: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendKeysBuffers(Buffers):
-    k: FloatIn
-    step: IntIn = Fixed.STEP
-    rows: FloatOut
+class LinearHeads(Macros):
+    """The heads of linear attention, whose keys and values the store holds."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendKeys(Kernel[AppendKeysBuffers]):
-    name, parts, flag = "append_keys", "recurrence", "APPEND_KEYS"
-    stored: Stored
     HEADS: Shape
     KEY_HEADS: Shape
     KEY_DIM: Shape
     VALUE_DIM: Shape
     DECAYS: Shape  # decays per row and head
+
+
+class AppendKeys(Kernel):
+    name, parts = "append_keys", "recurrence"
+    stored: Stored
+    heads: LinearHeads
     K_STRIDE: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttentionBuffers(Buffers):
-    q: FloatIn
-    k: FloatIn
-    v: FloatIn
-    steps: FloatIn
-    strengths: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    rates: FloatIn
-    skips: FloatIn
-    rows: FloatOut
-    states: FloatOut
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention(Kernel[LinearAttentionBuffers]):
-    name, parts, flag = "linear_attention", "recurrence", "LINEAR_ATTENTION"
+class LinearAttention(Kernel):
+    name, parts = "linear_attention", "recurrence"
     stored: Stored
-    HEADS: Shape
-    KEY_HEADS: Shape
-    KEY_DIM: Shape
-    VALUE_DIM: Shape
-    DECAYS: Shape
+    heads: LinearHeads
     DELTA: bool
     TILED: bool
     HAS_SKIP: bool
@@ -136,39 +78,22 @@ class LinearAttention(Kernel[LinearAttentionBuffers]):
     @property
     def local_floats(self) -> int:
         """Room for a key, a query, the decay sums of a block, and two weights for each of its rows."""
-        return 2 * self.KEY_DIM + 3 * BLOCK
+        return 2 * self.heads.KEY_DIM + 3 * BLOCK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAttention(LinearAttention):
     """Linear attention with decays per channel. Step sizes are required."""
 
-    name, flag = "channel_attention", "CHANNEL_ATTENTION"
+    name = "channel_attention"
 
     @property
     def local_floats(self) -> int:
         """Room for a key, a query, the decay sums, their exponentials, and four partial weights per row of a block."""
-        return 4 * self.KEY_DIM + 4 * BLOCK
+        return 4 * self.heads.KEY_DIM + 4 * BLOCK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveScanBuffers(Buffers):
-    x: FloatIn
-    dt: FloatIn
-    b: FloatIn
-    c: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    a: FloatIn
-    d: FloatIn
-    rows: FloatOut
-    states: FloatOut
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveScan(Kernel[SelectiveScanBuffers]):
-    name, parts, flag = "selective_scan", "recurrence", "SELECTIVE_SCAN"
+class SelectiveScan(Kernel):
+    name, parts = "selective_scan", "recurrence"
     stored: Stored
     WIDTH: Shape
     STATE_DIM: Shape
@@ -179,26 +104,10 @@ class SelectiveScan(Kernel[SelectiveScanBuffers]):
     Y_STRIDE: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WkvRowsBuffers(Buffers):
-    q: FloatIn
-    k: FloatIn
-    v: FloatIn
-    decay: FloatIn
-    probe: FloatIn
-    erase: FloatIn
-    step: IntIn = Fixed.STEP
-    tables: IntIn
-    rows: FloatOut
-    states: FloatOut
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WkvRows(Kernel[WkvRowsBuffers]):
+class WkvRows(Kernel):
     """The WKV scan. K_STRIDE is the stride of q, k, decay, probe and erase; V_STRIDE is the stride of v and y."""
 
-    name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"
+    name, parts = "matrix_scan", "matrix_scan"
     stored: Stored
     HEADS: Shape
     KEY_DIM: Shape

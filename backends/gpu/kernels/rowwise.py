@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localllm.backends.gpu.kernels.kernel import (
-    Buffers,
-    ByteIn,
-    Expression,
-    Factor,
-    FloatIn,
-    FloatOut,
-    IntIn,
-    Kernel,
-    Macros,
-    Shape,
-)
-from localllm.backends.gpu.references import Fixed
+from localllm.backends.gpu.kernels.kernel import Expression, Factor, Kernel, Macros, Shape
 
 WIDE = 1024  # groups at least this wide get more work-items
 
 
-@dataclass(frozen=True, slots=True)
 class Delivered(Macros):
     """The forms in which a kernel writes its rows: floats, activation blocks for int8 products, or both."""
 
@@ -35,19 +20,11 @@ def delivered(floats: bool, block_words: int) -> Delivered:
 
     `block_words` is the number of words of a row of activation blocks, 0 for no blocks.
     """
-    return Delivered(int(floats), int(block_words > 0), block_words)
+    return Delivered(HAS_FLOATS=int(floats), HAS_BLOCKS=int(block_words > 0), BLOCKS_STRIDE=block_words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedRowsBuffers(Buffers):
-    w: ByteIn
-    step: IntIn = Fixed.STEP
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedRows(Kernel[EmbedRowsBuffers]):
-    name, parts, flag = "embed", "rows", "EMBED"
+class EmbedRows(Kernel):
+    name, parts = "embed", "rows"
     format: str
     MAX_ROWS: Shape
     K: Shape
@@ -55,25 +32,11 @@ class EmbedRows(Kernel[EmbedRowsBuffers]):
     Y_STRIDE: Shape
     BY_POSITION: bool = False
 
-    @property
-    def size(self) -> int:
-        return 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormRowsBuffers(Buffers):
-    x: FloatIn
-    weight: FloatIn
-    bias: FloatIn
-    y: FloatOut
-    blocks: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormRows(Kernel[NormRowsBuffers]):
+class NormRows(Kernel):
     """Normalize rows. A work-group handles a group of K values of a row."""
 
-    name, parts, flag = "norm_rows", "blocks rows", "NORM"
+    name, parts = "norm_rows", "blocks rows"
     SIZE: int
     K: Shape
     X_STRIDE: Shape
@@ -85,55 +48,27 @@ class NormRows(Kernel[NormRowsBuffers]):
     GROUP_STRIDE: Shape
     delivered: Delivered
 
-    @property
-    def size(self) -> int:
-        return self.SIZE
-
-    @property
-    def local_floats(self) -> int:
-        return self.SIZE
-
 
 def norm_size(width: int) -> int:
     """Return the work-items per group of `NormRows`: wide groups get more, which shortens their sums."""
     return 128 if width < WIDE else 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRowsBuffers(Buffers):
-    x: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRows(Kernel[SplitRowsBuffers]):
+class SplitRows(Kernel):
     """Split activations into TERMS 16-bit floats each, for tensor cores. `format` is the matrix format."""
 
-    name, parts, flag = "split_rows", "rows", "SPLIT"
+    name, parts = "split_rows", "rows"
     format: str
     TERMS: int
     K: Shape
     X_STRIDE: Shape
     Y_STRIDE: Shape
 
-    @property
-    def local_floats(self) -> int:
-        return 128
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElementsBuffers(Buffers):
-    a: FloatIn
-    b: FloatIn
-    y: FloatOut
-    blocks: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elements(Kernel[ElementsBuffers]):
+class Elements(Kernel):
     """Compute OPERATION(a, b) elementwise. With SLICE, each value of `a` is used for SLICE values of `b`."""
 
-    name, parts, flag = "elements", "blocks elements", "PAIRED"
+    name, parts = "elements", "blocks elements"
     OPERATION: Expression
     WIDTH: Shape
     STRIDE: Shape
@@ -144,43 +79,17 @@ class Elements(Kernel[ElementsBuffers]):
     FACTOR3: Factor | None = None
     SLICE: Shape | None = None
 
-    @property
-    def local_floats(self) -> int:
-        return 128
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectBuffers(Buffers):
-    x: FloatIn
-    step: IntIn = Fixed.STEP
-    y: FloatOut
-    blocks: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Select(Kernel[SelectBuffers]):
-    name, parts, flag = "select_rows", "blocks elements", "SELECT"
+class Select(Kernel):
+    name, parts = "select_rows", "blocks elements"
     MAX_ROWS: Shape
     WIDTH: Shape
     STRIDE: Shape
     delivered: Delivered
 
-    @property
-    def local_floats(self) -> int:
-        return 128
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotateHeadsBuffers(Buffers):
-    x: FloatIn
-    step: IntIn = Fixed.STEP
-    table: FloatIn
-    y: FloatOut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotateHeads(Kernel[RotateHeadsBuffers]):
-    name, parts, flag = "rotate_heads", "rotate", "ROTATE"
+class RotateHeads(Kernel):
+    name, parts = "rotate_heads", "rotate"
     MAX_ROWS: Shape
     WIDTH: Shape
     STRIDE: Shape

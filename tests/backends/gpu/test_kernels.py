@@ -1,5 +1,5 @@
-"""Kernel declarations match the kernel sources and check their types, and launches read only memory that was
-written.
+"""Kernel declarations check their types, launches take the buffers of the kernel's signature in the source, and read
+only memory that was written.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
-from itertools import product
 from typing import Any
 
 import pytest
@@ -30,10 +27,11 @@ from localllm.backends.gpu.kernels import (
     streams,
 )
 from localllm.backends.gpu.kernels import experts as expert_kernels
-from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
-from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
+from localllm.backends.gpu.kernels.kernel import Kernel, Launch
+from localllm.backends.gpu.kernels.products import Matmul, Matvec, Pairs, Product
+from localllm.backends.gpu.kernels.signatures import Parameter, read, signatures
 from localllm.backends.gpu.program import Program
-from localllm.backends.gpu.references import Choices, Fixed, MatrixOf
+from localllm.backends.gpu.references import CacheOf, Choices, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import ROW_CLASSES
 from localllm.plan import CacheLayer, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
 from tests.backends.attending import Heads
@@ -45,75 +43,67 @@ from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
 MODULES = (attention, columns, expert_kernels, indexer, largest, products, recurrence, rowwise, streams)
-DECLARED: list[type[Kernel[Any]]] = [
+DECLARED: list[type[Kernel]] = [
     kind
     for module in MODULES
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Kernel) and kind.__module__ == module.__name__
 ]
-Signature = tuple[tuple[str, Access], ...]
 
 
-def sources() -> str:
-    folder = files("localllm.backends.gpu") / "kernels"
-    return "\n".join(path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".cl"))
+def test_every_kernel_of_the_sources_is_declared_and_has_its_flag() -> None:
+    assert {kind.name for kind in DECLARED} == set(signatures())
+    assert {name for name, own in signatures().items() if not own.flag} == {"attend_selected", "largest", "tensor"}
+    assert {own.macro for own in signatures().values()} == {"", "EXPERTS", "ROTATED"}
 
 
-@cache
-def written() -> dict[str, set[Signature]]:
-    """Return the signatures of every kernel in the sources, one per way of defining the macros."""
-    text = re.sub(r"\\\n", " ", sources())
-    macros: dict[str, list[str]] = {}
-    for name, value in re.findall(r"^#define (\w+_ARGUMENTS)(.*)$", text, re.MULTILINE):
-        macros.setdefault(name, []).append(value)
-    found: dict[str, set[Signature]] = {}
-    for name, parameters in re.findall(r"^KERNEL\(\w+, (\w+)\)\(([^{]*)\) \{", text, re.MULTILINE):
-        found[name] = set(signatures(parameters, macros))
-    return found
+SOURCE = """
+#if ROTATED  // more
+#define MORE_ARGUMENTS , GLOBAL const int *choices, \\
+  GLOBAL uint *in
+#else
+#define MORE_ARGUMENTS
+#endif
+#define ALL_ARGUMENTS SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL float *y MORE_ARGUMENTS
+#ifdef MUL  // one flag
+KERNEL(SIZE, mul)(ALL_ARGUMENTS LOCAL_ARGUMENT) {
+}
+#endif
+KERNEL(64, plain)(GLOBAL const int *x,
+                  GLOBAL float *y) {
+"""
 
 
-def signatures(parameters: str, macros: dict[str, list[str]]) -> Iterator[Signature]:
-    used = [name for name in macros if re.search(rf"\b{name}\b", parameters)]
-    if used:
-        for values in product(*(macros[name] for name in used)):
-            expanded = parameters
-            for name, value in zip(used, values, strict=True):
-                expanded = re.sub(rf"\b{name}\b", lambda _, value=value: value, expanded)
-            yield from signatures(expanded, macros)
-        return
-    plain = re.sub(r"\b(SHAPE_PARAMETER|LOCAL_ARGUMENT|RESTRICT)\b", "", parameters)
-    matches = [re.fullmatch(r"\s*GLOBAL (const )?(\w+) \*\s*(\w+)\s*", each) for each in plain.split(",")]
-    assert all(matches), plain
-    yield tuple((m[3], Access(m[2], m[1] is None)) for m in matches if m is not None)
+def test_signatures_are_read_from_the_source() -> None:
+    of = read([SOURCE])
+    assert (of["mul"].flag, of["mul"].size, of["mul"].local, of["mul"].macro) == ("MUL", "SIZE", True, "ROTATED")
+    assert list(of["mul"].parameters.items()) == [("w", Parameter("uchar", False)), ("y", Parameter("float", True))]
+    assert list(of["mul"].more.items()) == [("choices", Parameter("int", False)), ("in_", Parameter("uint", True))]
+    assert (of["plain"].flag, of["plain"].size, of["plain"].local, of["plain"].macro) == ("", "64", False, "")
+    assert list(of["plain"].parameters) == ["x", "y"]
 
 
-def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
-    """The declaration and the source have the same argument names, order and element types, and write the
-    same buffers.
-    """
-    found: dict[str, set[Signature]] = {}
-    for kind in DECLARED:
-        buffers = kind.buffers()
-        own = {tuple(buffers.parameters(groups)) for groups in (False, True)}
-        found.setdefault(kind.name, set()).update(own)
-    assert found == written()
-    # Products of one matrix and cache appends have two signatures each.
-    assert sum(map(len, found.values())) == len(found) + 4
+@pytest.mark.parametrize(("text", "wrong", "problem"), [
+    ("GLOBAL float *y MORE", "GLOBAL float *y, int n MORE", "not the parameters of a kernel"),
+    ("LOCAL_ARGUMENT)", ", GLOBAL float *z)", "MORE_ARGUMENTS must be the only condition, and the last"),
+    ("ROTATED ", "ROTATED > 1 ", "MORE_ARGUMENTS must be the only condition"),
+    ("64, plain", "64, mul", "mul is declared twice"),
+    ("MORE_ARGUMENTS\n#endif", "MORE_ARGUMENTS , GLOBAL int *z\n#endif", "MORE_ARGUMENTS is declared twice"),
+])  # fmt: skip
+def test_signatures_of_another_form_are_refused(text: str, wrong: str, problem: str) -> None:
+    assert SOURCE.count(text) == 1
+    with pytest.raises(ValueError, match=problem):
+        read([SOURCE.replace(text, wrong)])
 
 
 CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64, 64))
 PRODUCT = Product(
     K=64, N=32, X_STRIDE=64, Y_STRIDE=32, RESIDUAL_STRIDE=32, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=False, HAS_RESIDUAL=False
 )
-OF_EXPERTS = ExpertProduct(
-    K=64, N=32, X_STRIDE=64, Y_STRIDE=32, EXPERTS=4, PER_ROW=1, HAS_SCALES=False, HAS_BIAS=False, COUNT_AT=0, PAIRS=8
-)
+OF_EXPERTS = replace(PRODUCT, pairs=Pairs(EXPERTS=4, PER_ROW=1, HAS_SCALES=False, PAIRS=8))
 NOTHING = Fixed.NOTHING
-PLAIN = ProductBuffers(w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING)
-PAIRS = ProductBuffers(
-    w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING,
-    experts=ExpertBuffers(choices=Choices(3, "experts"), scales=NOTHING),
-)  # fmt: skip
+PLAIN: dict[str, Reference] = {"w": MatrixOf("w"), "x": NOTHING, "y": NOTHING, "bias": NOTHING, "residual": NOTHING}
+PAIRS = {**PLAIN, "choices": Choices(3, "experts"), "scales": NOTHING}
 
 
 def programs() -> Iterator[tuple[Plan, Program]]:
@@ -163,23 +153,28 @@ def test_what_a_declaration_does_not_allow_is_refused_when_it_is_made() -> None:
     for name in shape:
         with pytest.raises(TypeError, match=name):
             rowwise.RotateHeads(**{other: value for other, value in shape.items() if other != name})
-    with pytest.raises(TypeError, match=r"RotateHeadsBuffers\.y must be Buffer or MatrixOf or .*, found 'y'"):
-        rowwise.RotateHeadsBuffers(x=NOTHING, table=NOTHING, y="y")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="do not match"):
-        rowwise.RotateHeads(**shape).launch((1, 1, 1), rowwise.SplitRowsBuffers(x=NOTHING, y=NOTHING))  # type: ignore[arg-type]
+    kernel, buffers = rowwise.RotateHeads(**shape), {"x": NOTHING, "table": NOTHING, "y": NOTHING}
+    assert kernel.launch((1, 1, 1), **buffers).buffers == (NOTHING, Fixed.STEP, NOTHING, NOTHING)
+    with pytest.raises(TypeError, match="rotate_heads: y must be a reference to a buffer, found 'y'"):
+        kernel.launch((1, 1, 1), x=NOTHING, table=NOTHING, y="y")  # type: ignore[arg-type]
+    for name in buffers:
+        with pytest.raises(TypeError, match=f"takes x, step, table, y; missing or additional: {name}"):
+            kernel.launch((1, 1, 1), **{other: NOTHING for other in buffers if other != name})
+    with pytest.raises(TypeError, match="missing or additional: z"):
+        kernel.launch((1, 1, 1), **buffers, z=NOTHING)
 
 
 def test_products_of_experts_take_the_choices_and_others_do_not() -> None:
     for own, right, wrong in ((PRODUCT, PLAIN, PAIRS), (OF_EXPERTS, PAIRS, PLAIN)):
-        kernels: list[Kernel[ProductBuffers]] = [
-            Matmul(format="F32", product=own), products.Matvec(format="F32", COLUMNS=1, product=own),
+        kernels: list[Kernel] = [
+            Matmul(format="F32", product=own), Matvec(format="F32", COLUMNS=1, product=own),
             products.tensor("F16", products.PLAIN_TILE, 1, own),
         ]  # fmt: skip
         for kernel in kernels:
-            assert kernel.launch((1, 1, 1), right).buffers == right
-            with pytest.raises(TypeError, match="do not match"):
-                kernel.launch((1, 1, 1), wrong)
-    assert len(PAIRS.references()) == len(PLAIN.references()) + 2
+            expected = [*list(right.values())[:3], Fixed.STEP, *list(right.values())[3:]]
+            assert list(kernel.launch((1, 1, 1), **right).buffers) == expected
+            with pytest.raises(TypeError, match="missing or additional: choices, scales"):
+                kernel.launch((1, 1, 1), **wrong)
 
 
 def test_heads_that_no_tile_fits_are_refused() -> None:
@@ -216,7 +211,7 @@ def test_no_kernel_needs_more_local_memory_than_opencl_promises() -> None:
     for small in LARGEST:
         for kernel in lowered(small).kernels():
             needed[kernel.name] = max(needed.get(kernel.name, 0), kernel.local_bytes)
-    assert set(needed) == set(written()) - {"tensor", "split_rows"}
+    assert set(needed) == set(signatures()) - {"tensor", "split_rows"}
     assert {name: size for name, size in needed.items() if size > 32768} == {}
     assert needed["attend_tile"] > 24000  # shows that the shapes are large enough for this test
     for small in LARGEST:
@@ -244,8 +239,8 @@ def test_there_is_an_emitter_for_every_operation() -> None:
 
 def accesses(launch: Launch) -> tuple[set[object], set[object]]:
     """Return the activations and scratch buffers that a launch reads, and those that it writes."""
-    both = zip(launch.buffers.parameters(), launch.buffers.references(), strict=False)
-    own = [(access.written, at) for (_, access), at in both if isinstance(at, Buffer | Choices) or at is Fixed.PARTIAL]
+    both = zip(launch.kernel.parameters().values(), launch.buffers, strict=True)
+    own = [(taken.written, at) for taken, at in both if isinstance(at, Buffer | Choices) or at is Fixed.PARTIAL]
     return {at for written, at in own if not written}, {at for written, at in own if written}
 
 
@@ -265,3 +260,20 @@ def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> N
                     assert not reads & writes, (dispatch.label, launch.kernel.name, rows)
                     made |= writes
             assert lowered.where[plan.logits.index] in made
+
+
+ELEMENTS = {
+    Buffer: {"float"}, MatrixOf: {"uchar"}, VectorOf: {"float"}, RopeTableOf: {"float"}, CacheOf: {"uchar", "float"},
+    Choices: {"int", "float"}, Fixed.STEP: {"int"}, Fixed.WANTED: {"int"}, Fixed.TABLES: {"int"},
+    Fixed.WINDOW_TABLES: {"int"}, Fixed.PARTIAL: {"float"}, Fixed.SCORES: {"float"}, Fixed.PICKED: {"int"},
+    Fixed.EVEN_KEYS: {"uint"}, Fixed.ODD_KEYS: {"uint"},
+}  # fmt: skip
+
+
+def test_buffers_have_the_element_type_that_the_kernel_reads() -> None:
+    for _, lowered in programs():
+        own = [d.launches(rows) for d in lowered.dispatches for rows in ROW_CLASSES]
+        for launch in (launch for launches in (*own, lowered.has_top_k) for launch in launches):
+            for (name, taken), at in zip(launch.kernel.parameters().items(), launch.buffers, strict=True):
+                kind = at if isinstance(at, Fixed) else type(at)
+                assert at is NOTHING or taken.element in ELEMENTS[kind], (launch.kernel.name, name, at)

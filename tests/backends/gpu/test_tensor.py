@@ -7,7 +7,6 @@ The order of threads is ascending or descending.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def blocks_of(x: np.ndarray) -> np.ndarray:
 
 
 def multiplied(
-    device: EmulatedDevice, kernel: Kernel[Any], tile: Tile, weight: MemoryWeight, rows: np.ndarray
+    device: EmulatedDevice, kernel: Kernel, tile: Tile, weight: MemoryWeight, rows: np.ndarray
 ) -> np.ndarray:
     """Return the result (T, N) of one kernel launch on activations in the kernel's input format."""
     count, n = len(rows), weight.shape[0]
