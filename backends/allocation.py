@@ -70,6 +70,10 @@ class Allocator(Generic[Form]):
         """Return the buffer that now holds the value in this form, or None."""
         return self._held.get(value.index, {}).get(form)
 
+    def forms(self, value: Value) -> dict[Form, Buffer]:
+        """Return the buffers that hold a computed value, by form. Buffers added here live as long as the value."""
+        return self._held[value.index]
+
     @contextmanager
     def operation(self, dying: Collection[Value]) -> Iterator[None]:
         """Context manager around the lowering of one operation.

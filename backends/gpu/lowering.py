@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from localllm.backends.allocation import Allocator, Buffer
 from localllm.backends.base import CacheTypes, Limits
@@ -41,12 +40,7 @@ class Delivery:
         return self.blocks or Fixed.NOTHING
 
 
-class Forms(Protocol):
-    """Rows of activations, in the forms that products read."""
-
-    def find(self, form: str) -> Buffer | None: ...
-
-    def make(self, form: str, stride: int) -> Buffer: ...
+Forms = dict[str, Buffer]  # rows of activations, in the forms that products read
 
 
 class Lowering:
@@ -64,7 +58,7 @@ class Lowering:
         self.received: list[tuple[Value, Buffer]] = []  # values that the current stage receives
         self.sent: list[tuple[Value, Buffer]] = []
         self.looked_up: list[tuple[Value, Buffer]] = []
-        self._wants_blocks, self._wants_floats = _readers(plan, keep)
+        self._wants_blocks, self._wants_floats = read_as(plan, keep)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -127,38 +121,7 @@ class Lowering:
         self.program.dispatches.append(Dispatch(label, rows, tuple(few), tuple(many), tuple(one), optional))
 
 
-@dataclass(frozen=True, slots=True)
-class ValueForms:
-    """The forms of a value, which live as long as the value."""
-
-    low: Lowering
-    value: Value
-
-    def find(self, form: str) -> Buffer | None:
-        return self.low.values.find(self.value, form)
-
-    def make(self, form: str, stride: int) -> Buffer:
-        return self.low.values.make(self.value, form, stride)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenForms:
-    """The forms of scratch rows that belong to no value, `times` rows per batch row. The caller frees `buffers`."""
-
-    low: Lowering
-    rows: Rows
-    times: int
-    buffers: dict[str, Buffer]
-
-    def find(self, form: str) -> Buffer | None:
-        return self.buffers.get(form)
-
-    def make(self, form: str, stride: int) -> Buffer:
-        self.buffers[form] = self.low.take(self.rows, stride * self.times)
-        return self.buffers[form]
-
-
-def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
+def read_as(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
     """Return the values that products read as activation blocks, and the values that are read as floats."""
     floats = {plan.logits.index, *(value.index for value in keep)}
     blocks: set[int] = set()

@@ -16,6 +16,7 @@ from typing import Any
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.conformance.samples import Sample
 from localllm.backends.gpu.emit import REWRITES
+from localllm.backends.gpu.lowering import read_as
 from localllm.plan import (
     Append,
     Attention,
@@ -107,7 +108,7 @@ class Segment:
 def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
     """Return the distinct segments of a plan."""
     fused = fuse(plan, REWRITES, keep)
-    floats, blocks = _read_as(fused, keep)
+    blocks, floats = read_as(fused, keep)
     found: dict[object, Segment] = {}
     clusters = list(_clusters(fused.operations))
     both_ways = next((own for own in clusters if any(isinstance(op, Attention) and not op.causal for op in own)), [])
@@ -125,18 +126,6 @@ def segments(plan: Plan, keep: Collection[Value] = ()) -> list[Segment]:
             for own in (variant, *_sooner(variant)):
                 found.setdefault((own.plan.operations, own.plan.layers), own)
     return list(found.values())
-
-
-def _read_as(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
-    """Return the values that are read as floats, and the values that are read as activation blocks."""
-    floats = {plan.logits.index, *(value.index for value in keep)}
-    blocks: set[int] = set()
-    for op in flattened(plan.operations):
-        multiplied = {x.index for x, _ in op.products}
-        for x, weight in op.products:
-            (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
-        floats |= {value.index for value in op.inputs if value.index not in multiplied}
-    return floats, blocks
 
 
 def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:

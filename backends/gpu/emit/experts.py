@@ -12,7 +12,7 @@ from localllm.backends.gpu.kernels import experts as kernels
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Launch, by_value
 from localllm.backends.gpu.kernels.products import EXPERTS_TILE, SOME_ROWS, block_words
-from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Lowering, TakenForms, ValueForms
+from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering
 from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices
 from localllm.plan import Experts, Gating, Stack, Weight
@@ -28,7 +28,7 @@ def experts(low: Lowering, op: Experts) -> None:
     up = low.take(rows, ffn * used)
     gate = low.take(rows, ffn * used) if op.gated else up
     for stack, y in ((op.gate, gate), (op.up, up)) if op.gated else ((op.up, up),):
-        _multiply(low, op, stack, product_inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
+        _multiply(low, op, stack, product_inputs(low, low.values.forms(op.x), stack.weight, rows), y, used)
     weights = Choices(op.out.index, "weights")
     assert op.gated or not op.weighted_input, "the one product would be weighted twice"
     for y in (gate, up) if op.weighted_input else ():
@@ -36,11 +36,12 @@ def experts(low: Lowering, op: Experts) -> None:
         low.dispatch("weigh", rows, [weigh])
     low.values.release(op.x, op.router)
     words = block_words(ffn) if op.down.weight.format in formats.QUANTIZED else 0
-    forms = TakenForms(low, rows, used, {})
-    blocks = forms.make(BLOCKS, words) if words else None
+    forms: Forms = {BLOCKS: low.take(rows, words * used)} if words else {}
     kept = op.out.index in low.kept
-    hidden = forms.make(FLOATS, ffn) if kept or not words else None
-    glu = elements(rows, glu_expression(op), gate, up, ffn, Delivery(hidden, blocks, words), used)
+    if kept or not words:
+        forms[FLOATS] = low.take(rows, ffn * used)
+    to = Delivery(forms.get(FLOATS), forms.get(BLOCKS), words)
+    glu = elements(rows, glu_expression(op), gate, up, ffn, to, used)
     low.dispatch("glu", rows, [glu])
     down = product_inputs(low, forms, op.down.weight, rows, used)
     width, mixed = op.out.width, low.take(rows, op.out.width * used)
@@ -50,8 +51,8 @@ def experts(low: Lowering, op: Experts) -> None:
     low.dispatch("combine", rows, [launch])
     if kept:
         chosen = Choices(op.out.index, "experts")
-        low.program.routings[op.out.index] = KeptRouting(chosen, forms.buffers.pop(FLOATS), used)
-    low.give(*((gate,) if op.gated else ()), up, mixed, *forms.buffers.values())
+        low.program.routings[op.out.index] = KeptRouting(chosen, forms.pop(FLOATS), used)
+    low.give(*((gate,) if op.gated else ()), up, mixed, *forms.values())
 
 
 def _route(low: Lowering, op: Experts) -> None:

@@ -11,7 +11,7 @@ from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import products, rowwise
 from localllm.backends.gpu.kernels.kernel import Dimension, Kernel, Launch, by_row
 from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, Tile, block_words
-from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering, TakenForms, ValueForms
+from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering
 from localllm.backends.gpu.references import Choices, Fixed, Reference
 from localllm.plan import HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 
@@ -107,31 +107,30 @@ def product_inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, time
     """Return the inputs of a product with `weight`, for the mat-vec and for tiles.
 
     There are `times` rows per batch row. Float rows are used directly. Activation blocks and split rows are computed
-    once per value.
+    once per value, and added to `forms`.
     """
-    width, own = weight.shape[-1], forms.find(FLOATS)
+    width = weight.shape[-1]
     if weight.format in formats.QUANTIZED:
-        words, blocks = block_words(width), forms.find(BLOCKS)
-        if blocks is None:  # the kernel that computed the rows did not write blocks
-            assert own is not None
-            blocks = forms.make(BLOCKS, words)
-            low.dispatch("quantize", rows, [elements(rows, "a", own, own, width, Delivery(None, blocks, words), times)])
-        return (Input(blocks, words),) * 2
-    assert own is not None
+        words = block_words(width)
+        if BLOCKS not in forms:  # the kernel that computed the rows did not write blocks
+            own, forms[BLOCKS] = forms[FLOATS], low.take(rows, words * times)
+            to = Delivery(None, forms[BLOCKS], words)
+            low.dispatch("quantize", rows, [elements(rows, "a", own, own, width, to, times)])
+        return (Input(forms[BLOCKS], words),) * 2
+    own = forms[FLOATS]
     terms = products.terms(weight.format, width, low.compute)
     if terms is None:
         return (Input(own, width),) * 2
     stride = terms * width // 2 + 4  # words per row; a multiple of 16 bytes
-    split = forms.find(weight.format)
-    if split is None:
-        split = forms.make(weight.format, stride)
+    if weight.format not in forms:
+        forms[weight.format] = split = low.take(rows, stride * times)
         kernel = rowwise.SplitRows(format=weight.format, TERMS=terms, K=width, X_STRIDE=width, Y_STRIDE=stride)
         low.dispatch("split", rows, (), [kernel.launch(by_row(1, rows, times), x=own, y=split)])
-    return Input(own, width), Input(split, stride)
+    return Input(own, width), Input(forms[weight.format], stride)
 
 
 def linear(low: Lowering, op: Linear, fused: LinearAdd | None = None) -> None:
-    inputs = product_inputs(low, ValueForms(low, op.x), op.weight, op.x.rows)
+    inputs = product_inputs(low, low.values.forms(op.x), op.weight, op.x.rows)
     residual = low.optional(fused.other if fused else None)
     own = _multiplication(low, op, inputs, low.make(fused.add.out if fused else op.out), residual)
     _dispatch(own.matvec(1, COLUMNS), [own])
@@ -162,12 +161,12 @@ def _dispatch(few: Sequence[Launch], tiled: Sequence[Multiplication], last: Sequ
 def head_linear(low: Lowering, op: HeadLinear) -> None:
     """Emit per-head products. The kernels that prepare activations treat the slices of the heads as rows."""
     weight, rows = op.weight, op.x.rows
-    forms = TakenForms(low, rows, weight.shape[0], {FLOATS: low.floats(op.x)})
+    forms = {FLOATS: low.floats(op.x)}
     inputs = product_inputs(low, forms, weight, rows, weight.shape[0])
     own = Multiplication(low, weight, rows, inputs, low.make(op.out))
     _dispatch(own.matvec(1, COLUMNS), [own])
-    del forms.buffers[FLOATS]
-    low.give(*forms.buffers.values())
+    del forms[FLOATS]
+    low.give(*forms.values())
 
 
 # -- several products of the same rows in one launch, if there are few rows --------------------------------------------
@@ -176,7 +175,7 @@ def head_linear(low: Lowering, op: HeadLinear) -> None:
 def linear_group(low: Lowering, op: LinearGroup) -> None:
     first, *others = op.linears
     rows = first.x.rows
-    inputs = product_inputs(low, ValueForms(low, first.x), first.weight, rows)
+    inputs = product_inputs(low, low.values.forms(first.x), first.weight, rows)
     own = [_multiplication(low, each, inputs, low.make(each.out)) for each in op.linears]
     groups = sum(-(-each.out.width // 4) for each in op.linears)
     of_each: dict[str, list[Reference]] = {
@@ -200,7 +199,7 @@ def linear_group(low: Lowering, op: LinearGroup) -> None:
 def linear_glu(low: Lowering, op: LinearGlu) -> None:
     gate, up = op.gate, op.up
     rows, weight, n = gate.x.rows, gate.weight, gate.weight.shape[0]
-    inputs = product_inputs(low, ValueForms(low, gate.x), weight, rows)
+    inputs = product_inputs(low, low.values.forms(gate.x), weight, rows)
     to, expression = low.deliver(op.glu.out), glu_expression(op.glu)
     ys = low.take(rows, n), low.take(rows, n)  # inputs of the GLU after the prefill tiles
     both = [_multiplication(low, linear, inputs, y) for linear, y in zip((gate, up), ys, strict=True)]
