@@ -23,7 +23,7 @@ from localllm.backends.cuda.nvrtc import OPTIONS, Nvrtc
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
-from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.backends.gpu.device import Explaining, Facts, Grid, out_of_memory
 from localllm.base.notices import Notice, Setting
 from localllm.quant.codecache import default_folder
 
@@ -55,7 +55,7 @@ def cuda_devices() -> list[Any]:
     return [cuda.Device(number) for number in range(cuda.Device.count())]
 
 
-class CudaDevice:
+class CudaDevice(Explaining):
     """A GPU with its primary context and one stream."""
 
     generic = False
@@ -94,10 +94,8 @@ class CudaDevice:
 
     def alloc(self, size: int, what: str) -> Any:
         cuda = self._cuda
-        try:
+        with self._explaining(f"{size / 2**30:.2f} GiB for {what}"):
             buffer = cuda.mem_alloc(max(size, 4))
-        except cuda.Error as error:
-            raise self._explained(error, f"{size / 2**30:.2f} GiB for {what}") from None
         cuda.memset_d8_async(buffer, 0, max(size, 4), self._stream)
         return buffer
 
@@ -107,11 +105,9 @@ class CudaDevice:
             buffer.free()
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
-        try:
+        with self._explaining("an upload"):
             self._cuda.memcpy_htod_async(int(target) + offset, np.ascontiguousarray(data), self._stream)
             self._stream.synchronize()
-        except self._cuda.Error as error:
-            raise self._explained(error, "an upload") from None
 
     def staging(self, size: int) -> NDArray[np.int32]:
         try:
@@ -121,16 +117,12 @@ class CudaDevice:
         return found
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
-        try:
+        with self._explaining("a step"):
             self._cuda.memcpy_htod_async(target, data, self._stream)
-        except self._cuda.Error as error:
-            raise self._explained(error, "a step") from None
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
-        try:
+        with self._explaining("a step"):
             self._cuda.memcpy_dtoh_async(into, int(source) + offset, self._stream)
-        except self._cuda.Error as error:
-            raise self._explained(error, "a step") from None
         self.sync()
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
@@ -144,10 +136,8 @@ class CudaDevice:
         module = self._modules.get(source)
         if module is None:
             cubin = self._cubins.pop(source, None) or self._cubin(source, kernel)
-            try:
+            with self._explaining("the kernels"):
                 module = self._modules[source] = self._cuda.module_from_buffer(cubin)
-            except self._cuda.Error as error:
-                raise self._explained(error, "the kernels") from None
         return module.get_function(kernel)
 
     def _cubin(self, source: str, kernel: str) -> bytes:
@@ -173,10 +163,8 @@ class CudaDevice:
         return graph
 
     def sync(self) -> None:
-        try:
+        with self._explaining("a step"):
             self._stream.synchronize()
-        except self._cuda.Error as error:
-            raise self._explained(error, "a step") from None
 
     def seconds(self, work: Callable[[], None]) -> float:
         start, end = self._cuda.Event(), self._cuda.Event()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +38,23 @@ LESS_MEMORY = Notice(
 def out_of_memory(device: str, what: str) -> BackendError:
     """Return the error to raise. `what` names the allocation or the call that failed."""
     return BackendError(Notice(f"{device}: out of memory at ", what, "; ", LESS_MEMORY))
+
+
+class Explaining:
+    """What the devices of all drivers share: BackendError in place of the driver's errors."""
+
+    errors: tuple[type[Exception], ...]
+
+    def _explained(self, error: Exception, what: str) -> BackendError:
+        raise NotImplementedError
+
+    @contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        """Context manager around calls of the driver. `what` names the calls in the error."""
+        try:
+            yield
+        except self.errors as error:
+            raise self._explained(error, what) from None
 
 
 class Device(Protocol):

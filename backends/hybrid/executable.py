@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -126,19 +126,9 @@ class HybridExecutable:
 
 def sum_of(memories: Sequence[Memory]) -> Memory:
     """Return the memory of all sides together."""
-    return Memory(
-        weights=sum(m.weights for m in memories),
-        cache=sum(m.cache for m in memories),
-        scratch=sum(m.scratch for m in memories),
-        weights_per_token=sum(m.weights_per_token for m in memories),
-        cache_per_token=sum(m.cache_per_token for m in memories),
-        window_per_token=sum(m.window_per_token for m in memories),
-        window=max(m.window for m in memories),
-        states=sum(m.states for m in memories),
-        state_per_token=sum(m.state_per_token for m in memories),
-        selected_per_token=sum(m.selected_per_token for m in memories),
-        selected=max(m.selected for m in memories),
-    )
+    positions = ("window", "selected")  # not bytes
+    names = [field.name for field in fields(Memory)]
+    return Memory(**{name: (max if name in positions else sum)(getattr(m, name) for m in memories) for name in names})
 
 
 def _piece(batch: Batch, rows: NDArray[np.intp]) -> tuple[Batch, NDArray[np.intp]]:

@@ -15,7 +15,7 @@ from localllm.backends.base import BackendError
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import CompiledStore
 from localllm.backends.gpu.conformance.verdicts import Conformance
-from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.backends.gpu.device import Explaining, Facts, Grid, out_of_memory
 from localllm.backends.opencl.devices import kind_of, of_kinds, package, reason_of
 from localllm.base.notices import Notice
 from localllm.quant.codecache import default_folder
@@ -31,7 +31,7 @@ def _complaint(log: str) -> str:
     return "; ".join(found[:8])[:2000] or log[:2000]
 
 
-class OpenClDevice:
+class OpenClDevice(Explaining):
     """An OpenCL device with one queue."""
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
@@ -60,11 +60,9 @@ class OpenClDevice:
 
     def alloc(self, size: int, what: str) -> Any:
         cl = self._cl
-        try:
+        with self._explaining(f"{size / 2**30:.2f} GiB for {what}"):
             buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, max(size, 4))
             cl.enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, max(size, 4))
-        except cl.Error as error:
-            raise self._explained(error, f"{size / 2**30:.2f} GiB for {what}") from None
         return buffer
 
     def free(self, buffer: Any) -> None:
@@ -72,25 +70,19 @@ class OpenClDevice:
             buffer.release()
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
-        try:
+        with self._explaining("an upload"):
             self._cl.enqueue_copy(self._queue, target, data, dst_offset=offset, is_blocking=True)
-        except self._cl.Error as error:
-            raise self._explained(error, "an upload") from None
 
     def staging(self, size: int) -> NDArray[np.int32]:
         return np.zeros(size, np.int32)
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
-        try:
+        with self._explaining("a step"):
             self._cl.enqueue_copy(self._queue, target, data, is_blocking=False)
-        except self._cl.Error as error:
-            raise self._explained(error, "a step") from None
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
-        try:
+        with self._explaining("a step"):
             self._cl.enqueue_copy(self._queue, into, source, src_offset=offset, is_blocking=True)
-        except self._cl.Error as error:
-            raise self._explained(error, "a step") from None
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
         self._cl.enqueue_copy(
@@ -152,19 +144,15 @@ class OpenClDevice:
         queue, enqueue = self._queue, self._cl.enqueue_nd_range_kernel
 
         def replay() -> None:
-            try:
+            with self._explaining("a step"):
                 for kernel, items, local in tape:
                     enqueue(queue, kernel, items, local)
-            except self._cl.Error as error:
-                raise self._explained(error, "a step") from None
 
         return replay
 
     def sync(self) -> None:
-        try:
+        with self._explaining("a step"):
             self._queue.finish()
-        except self._cl.Error as error:
-            raise self._explained(error, "a step") from None
 
     def seconds(self, work: Callable[[], None]) -> float:
         self.sync()

@@ -86,10 +86,6 @@ class Outcome:
     problem: str = ""  # "" if the check passed
     broken: bool = False  # whether a driver call failed
 
-    @property
-    def passed(self) -> bool:
-        return not self.problem
-
 
 class Wrong(Exception):
     """Raised if the device computes wrong results. The message says how the results differ."""
