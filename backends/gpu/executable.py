@@ -186,15 +186,8 @@ class GpuExecutable(Shell):
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
-        shape = (
-            work.start,
-            work.stop,
-            counts["batch"],
-            counts["logits"],
-            counts["partitions"],
-            picked,
-            counts[TILES["logits"]],
-        )
+        sizes = [counts[name] for name in ("batch", "logits", "partitions", TILES["logits"])]
+        shape = work.start, work.stop, picked, *sizes
         self._again = partial(self._queue, work, counts, len(reads))
         if counts["batch"] <= FEW_ROWS:
             self._again = partial(self.replays.run, shape, self._again)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localllm.backends.allocation import Allocator, Buffer
 from localllm.backends.base import CacheTypes, Limits
@@ -38,6 +39,14 @@ class Delivery:
     @property
     def y_blocks(self) -> Reference:
         return self.blocks or Fixed.NOTHING
+
+
+class Tables(NamedTuple):
+    """The block tables of a layer, and offsets in the step buffer: of the rows' slots, and of the tables' stride."""
+
+    reference: Fixed
+    slots_at: int
+    stride_at: int
 
 
 Forms = dict[str, Buffer]  # rows of activations, in the forms that products read
@@ -97,6 +106,11 @@ class Lowering:
         if rows == "logits":
             self.program.scratch[Fixed.WANTED] = 4 * step_words(wanted_limits(self.limits))
         return Fixed.STEP if rows == "batch" else Fixed.WANTED
+
+    def tables(self, layer: int) -> Tables:
+        """Return the block tables of a cache layer."""
+        own = self.limits.own_blocks(self.plan.layers[layer])
+        return Tables(Fixed.WINDOW_TABLES, 6, 3) if own else Tables(Fixed.TABLES, 2, 2)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

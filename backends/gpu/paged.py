@@ -61,9 +61,7 @@ class PagedCache:
         own = self._layers[layer]
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
-        lanes, count = (
-            (not own.gathered, False),
-            rows_of_block(own.every),
-        )  # whether positions are innermost; an indexer has no values
-        parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), lanes, strict=False)
+        lanes, count = (not own.gathered, False), rows_of_block(own.every)  # lanes: whether positions are innermost
+        sizes = own.head_dim, own.value_dim
+        parts = zip(self._parts(layer), self._rows, sizes, lanes, strict=False)  # an indexer has no values
         return all(row.finite(content[:, place], width, keys, count) for (_, place, _), row, width, keys in parts)

@@ -1,6 +1,6 @@
 """Plans that together use every kernel, with the shapes and options of real models, for `localllm doctor`.
 
-The plans name weights without data; the check generates the data.
+Weights are samples, which the check renames and reads.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn, get_args
+from typing import get_args
 
 from localllm.backends.base import F16_CACHE, CacheTypes, Limits
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.conformance.samples import Sample
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.plan import (
     BLOCK,
@@ -30,19 +31,8 @@ from localllm.plan import (
 from localllm.plan.connections import hyper_connection_width
 
 VOCABULARY = 67
+SOURCE = Sample("source", "F32", (VOCABULARY, 1 << 13))  # the table of all rows from outside
 LIMITS = Limits(rows=512, logit_rows=128, blocks=16, positions=64 * BLOCK)
-
-
-@dataclass(frozen=True)
-class DeclaredTensor:
-    """A tensor that has a shape and a format, but no data."""
-
-    name: str
-    format: str
-    shape: tuple[int, ...]
-
-    def read(self, start: int, stop: int) -> NoReturn:
-        raise AssertionError("a check makes its own numbers")
 
 
 @dataclass
@@ -51,15 +41,14 @@ class Sheet:
 
     r: Recorder = field(default_factory=Recorder)
     count: int = 0
-    source: DeclaredTensor = DeclaredTensor("source", "F32", (VOCABULARY, 1 << 13))
 
-    def weight(self, *shape: int, format: str = "F32") -> DeclaredTensor:
+    def weight(self, *shape: int, format: str = "F32") -> Sample:
         self.count += 1
-        return DeclaredTensor(f"weight {self.count}", format, shape)
+        return Sample(f"weight {self.count}", format, shape)
 
     def rows(self, width: int) -> Value:
         """Return a value whose rows come from outside the operations under test."""
-        return self.r.slice(self.r.embed(self.source), 0, width)
+        return self.r.slice(self.r.embed(SOURCE), 0, width)
 
     def stack(self, format: str, *shape: int, extras: bool = False) -> Stack:
         bias = Weight.of(self.weight(*shape[:2])) if extras else None

@@ -13,7 +13,7 @@ from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid, by_row
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, Reference, RopeTableOf
 from localllm.backends.gpu.steps import TILES
-from localllm.plan import BLOCK, Append, Attention, CacheLayer, HeadsAppend, IndexerTopK, Rows
+from localllm.plan import BLOCK, Append, Attention, HeadsAppend, IndexerTopK, Rows
 
 
 def append(low: Lowering, op: Append) -> None:
@@ -21,8 +21,8 @@ def append(low: Lowering, op: Append) -> None:
     keys_alone = op.v is None or stored_once(layer, low.cache)
     v, values = (k, Fixed.NOTHING) if op.v is None or keys_alone else (low.floats(op.v), CacheOf(op.layer, "values"))
     kernel = kernels.AppendHeads(
-        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
-    )  # fmt: skip
+        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=low.tables(op.layer).slots_at
+    )
     groups = layer.kv_heads if keys_alone else 2 * layer.kv_heads
     launch = kernel.launch(by_row(groups, "batch"), k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
     low.dispatch("append", "batch", [launch])
@@ -38,7 +38,7 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
     low.program.ropes |= {query.rotation.rope, rope}
     weights = [low.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]
     kernel = kernels.AppendRotated(
-        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
+        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=low.tables(number).slots_at,
         Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
         NORMED=None if key.norm is None else True, EPS=None if key.norm is None else float(key.norm.eps),
     )  # fmt: skip
@@ -49,10 +49,6 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
         queries=low.make(query.rotation.out),
     )  # fmt: skip
     low.dispatch("append", "batch", [launch])
-
-
-def _slots_at(low: Lowering, layer: CacheLayer) -> int:
-    return 6 if low.limits.own_blocks(layer) else 2
 
 
 def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
@@ -98,7 +94,7 @@ def _prepared(low: Lowering, q: Buffer, rows: Rows, heads: int, cache: kernels.C
 def attention(low: Lowering, op: Attention) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
-    own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
+    tables, group = low.tables(op.layer), op.heads // layer.kv_heads
     grouped = kernels.grouped(group)
     to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
     tiled = to.floats or low.take(rows, op.out.width)  # tile kernels write only floats
@@ -108,16 +104,16 @@ def attention(low: Lowering, op: Attention) -> None:
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
         HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, AFTER=op.after, REACH=op.reach,
-        TABLE_STRIDE_AT=3 if own_blocks else 2,
+        TABLE_STRIDE_AT=tables.stride_at,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
     keys, once = CacheOf(op.layer, "keys"), stored_once(layer, low.cache)
     values = keys if once else CacheOf(op.layer, "values")
     sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
-    tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = _prepared(low, q, rows, op.heads, shape.cache)
-    cached: dict[str, Reference] = {"q": queries, "step": step, "tables": tables, "keys": keys, "values": values}
+    cached: dict[str, Reference] = {"q": queries, "step": step, "keys": keys, "values": values}
+    cached["tables"] = tables.reference
     tile = kernels.attend_tile(shape, low.local_memory)  # raises an error if heads are too wide
     blocks = [elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None))] if to.blocks else []
     if layer.gathered:

@@ -10,9 +10,8 @@ from localllm.plan import Convolve, LinearAttention, Pool, SelectiveScan, Wkv
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
-    own = low.limits.own_blocks(low.plan.layers[layer])
-    shape = kernels.Stored(MAX_ROWS=low.limits.rows, SLOTS_AT=6 if own else 2, TABLE_STRIDE_AT=3 if own else 2)
-    return shape, Fixed.WINDOW_TABLES if own else Fixed.TABLES
+    tables, slots_at, stride_at = low.tables(layer)
+    return kernels.Stored(MAX_ROWS=low.limits.rows, SLOTS_AT=slots_at, TABLE_STRIDE_AT=stride_at), tables
 
 
 def convolve(low: Lowering, op: Convolve) -> None:
