@@ -78,29 +78,41 @@ SMALL = 1e-3  # minimum row magnitude in the relative error, as a share of the r
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result for a segment: its largest error, to be compared with `limit`, and the problem, if any."""
+class Verdict:
+    """The result of one operation, or of several operations that are checked together."""
 
-    error: float
-    limit: float
+    operation: str
+    kernels: tuple[str, ...] = ()
+    error: float = 0.0  # largest error, to be compared with `limit`
+    limit: float = 0.0
     problem: str = ""  # "" if the check passed
+    skipped: str = ""  # reason for skipping, or ""
     broken: bool = False  # whether a driver call failed
+    lost: bool = False  # whether the device stopped working, so that nothing more can be checked
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problem)
+
+    @property
+    def status(self) -> str:
+        return "skipped" if self.skipped else "failed" if self.failed else "passed"
 
 
 class Wrong(Exception):
     """Raised if the device computes wrong results. The message says how the results differ."""
 
 
-def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Outcome:
+def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheTypes) -> Verdict:
     """Check a segment.
 
-    Raises BackendError if the device cannot start, for example for lack of memory. Later failures are reported in the
-    outcome.
+    Raises BackendError if the device cannot start, for example for lack of memory. Later failures are part of the
+    verdict.
     """
     try:
         check = _Check(device, segment, limits, cache)
     except device.errors as error:
-        return Outcome(0.0, 0.0, told(error), broken=True)
+        return Verdict(segment.title, problem=told(error), broken=True)
     problem, broken = "", False
     try:
         for steps in (check.compare, check.spread) if not check.grows else (check.compare,):
@@ -114,7 +126,7 @@ def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheT
             check.close()
         except _errors(device) as error:  # after a failure, an error in cleanup is only a consequence
             problem, broken = problem or told(error), True
-    return Outcome(check.error, check.limit, problem, broken)
+    return Verdict(segment.title, (), check.error, check.limit, problem, broken=broken)
 
 
 def uncompiled(device: Device) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -18,7 +18,7 @@ from typing import Any
 
 from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, WrongResults
 from localllm.backends.gpu import bind
-from localllm.backends.gpu.conformance.running import answers, run_segments, told
+from localllm.backends.gpu.conformance.running import Verdict, answers, run_segments, told
 from localllm.backends.gpu.conformance.segments import Segment, segments
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.program import Program
@@ -27,28 +27,6 @@ from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
 
 LOST = "; the device answers no more"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of one operation, or of several operations that are checked together."""
-
-    operation: str
-    kernels: tuple[str, ...]
-    error: float  # largest error, to be compared with `limit`
-    limit: float
-    problem: str = ""  # "" if the check passed
-    skipped: str = ""  # reason for skipping, or ""
-    broken: bool = False  # whether a driver call failed
-    lost: bool = False  # whether the device stopped working, so that nothing more can be checked
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.problem)
-
-    @property
-    def status(self) -> str:
-        return "skipped" if self.skipped else "failed" if self.failed else "passed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +88,13 @@ def _verdict(device: Device, segment: Segment, limits: Limits, cache: CacheTypes
         facts = device.facts
         program = bind.program(segment.plan, limits, cache, (), facts.compute, facts.local_memory)
         kernels = tuple(dict.fromkeys(kernel.name for kernel in program.kernels()))
-        outcome = run_segments(device, segment, limits, cache)
+        found = run_segments(device, segment, limits, cache)
     except BackendError as error:
-        if not answers(device):
-            return Verdict(segment.title, kernels, 0.0, 0.0, told(error) + LOST, broken=True, lost=True)
-        return Verdict(segment.title, kernels, 0.0, 0.0, skipped=str(error))
-    lost = outcome.broken and not answers(device)
-    problem = outcome.problem + LOST * lost
-    return Verdict(segment.title, kernels, outcome.error, outcome.limit, problem, broken=outcome.broken, lost=lost)
+        if answers(device):
+            return Verdict(segment.title, kernels, skipped=str(error))
+        found = Verdict(segment.title, problem=told(error), broken=True)
+    lost = found.broken and not answers(device)
+    return replace(found, kernels=kernels, problem=found.problem + LOST * lost, lost=lost)
 
 
 def key_of(device: Device, program: Program) -> str:

@@ -21,7 +21,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.console import say
 
 if TYPE_CHECKING:
-    from localllm.backends.gpu.conformance.verdicts import Verdict
+    from localllm.backends.gpu.conformance.running import Verdict
     from localllm.backends.gpu.device import Device
 
 PACKAGES = ("numpy", "pyopencl", "pycuda", "nvidia-cuda-nvrtc")

@@ -24,9 +24,9 @@ from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.conformance import verdicts
 from localllm.backends.gpu.conformance.catalogue import LIMITS as catalogue_limits
 from localllm.backends.gpu.conformance.catalogue import catalogue
-from localllm.backends.gpu.conformance.running import run_segments
+from localllm.backends.gpu.conformance.running import Verdict, run_segments
 from localllm.backends.gpu.conformance.segments import segments
-from localllm.backends.gpu.conformance.verdicts import Conformance, Verdict, examine
+from localllm.backends.gpu.conformance.verdicts import Conformance, examine
 from localllm.backends.gpu.formats import FORMATS
 from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
 from localllm.backends.opencl.devices import opencl_devices

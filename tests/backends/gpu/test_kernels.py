@@ -33,7 +33,7 @@ from localllm.backends.gpu.kernels.signatures import Parameter, read, signatures
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import CacheOf, Choices, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import ROW_CLASSES
-from localllm.plan import CacheLayer, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
+from localllm.plan import HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
 from tests.backends.attending import Heads
 from tests.backends.cases import linear_attention
 from tests.backends.gpu.small import PLANS, Small, attended, experts, pools, selected, table
@@ -96,7 +96,6 @@ def test_signatures_of_another_form_are_refused(text: str, wrong: str, problem: 
         read([SOURCE.replace(text, wrong)])
 
 
-CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64, 64))
 PRODUCT = Product(
     K=64, N=32, X_STRIDE=64, Y_STRIDE=32, RESIDUAL_STRIDE=32, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=False, HAS_RESIDUAL=False
 )
