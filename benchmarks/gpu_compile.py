@@ -23,7 +23,6 @@ from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
 from localllm.backends.gpu.kernels import (
     attention,
-    columns,
     experts,
     indexer,
     largest,
@@ -137,6 +136,17 @@ def _together(name: str, x_stride: int) -> list[Labelled]:
     return found
 
 
+def _shape(layer: CacheLayer, group: int, cache: CacheTypes, **given: Any) -> attention.AttentionShape:
+    """Return plain causal attention, except for the macros given."""
+    heads, flags = layer.kv_heads * group, ("CHUNKED", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SLOPES", "AFTER")
+    shape: dict[str, Any] = {
+        "MAX_ROWS": ROWS, "PARTITIONS": attention.partitions(LIMITS), "cache": attention.cache_shape(cache, layer),
+        "HEADS": heads, "Q_STRIDE": heads * layer.head_dim, "FACTOR": layer.head_dim**-0.5, "WINDOW": 0,
+        "CAUSAL": True, "SOFTCAP": 0.0, "REACH": 0, "TABLE_STRIDE_AT": 2,
+    }  # fmt: skip
+    return attention.AttentionShape(**(shape | dict.fromkeys(flags, False) | given))
+
+
 def _attention(
     layer: CacheLayer,
     group: int,
@@ -146,12 +156,9 @@ def _attention(
     sinks: bool = False,
     causal: bool = True,
 ) -> list[Labelled]:
-    heads = layer.kv_heads * group
-    shape = attention.AttentionShape(
-        MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS),
-        cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
-        FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
-        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
+    shape = _shape(
+        layer, group, cache, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
+        HAS_SINKS=sinks, HAS_SLOPES=sinks,
     )  # fmt: skip
     label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
     return [
@@ -188,13 +195,7 @@ def _sparse(key_type: str) -> list[Labelled]:
         ("all pools", near, 64, replace(near, every=128), 0, 1),
     ):  # fmt: skip
         far = attention.cache_shape(cache, pools or layer)
-        heads = layer.kv_heads * group
-        own = attention.AttentionShape(
-            MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS),
-            cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
-            FACTOR=layer.head_dim**-0.5, WINDOW=128 if pools else 0, CHUNKED=False, CAUSAL=True, HAS_SOFTCAP=False,
-            SOFTCAP=0.0, HAS_SINKS=pools is not None, HAS_SLOPES=False, TABLE_STRIDE_AT=2, AFTER=False, REACH=0,
-        )  # fmt: skip
+        own = _shape(layer, group, cache, WINDOW=128 if pools else 0, HAS_SINKS=pools is not None)
         found.append((f"attend_selected {of} {key_type}", attention.AttendSelected(
             shape=own, GROUPED=attention.grouped(group), SELECTED=room, SLICES=slices,
             POOL=far.EVERY if pools else 0, POOL_ROWS=far.BLOCK_ROWS,
@@ -262,8 +263,8 @@ def _rowwise() -> list[Labelled]:
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
         found.append((f"weigh, {what}", streams.MulRows(delivered=to, **sides)))
-        found.append((f"columns, {what}", columns.SliceColumns(delivered=to, **slices)))
-        found.append((f"join, {what}", columns.ConcatColumns(delivered=to, **joined)))
+        found.append((f"columns, {what}", rowwise.SliceColumns(delivered=to, **slices)))
+        found.append((f"join, {what}", rowwise.ConcatColumns(delivered=to, **joined)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):

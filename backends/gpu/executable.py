@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Limits, Progress, Routing, TopK
 from localllm.backends.checks import check_cache
-from localllm.backends.gpu import bind, formats
+from localllm.backends.gpu import bind, formats, steps
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
@@ -27,16 +27,6 @@ from localllm.backends.gpu.paged import PagedCache
 from localllm.backends.gpu.program import KeptRouting, Program
 from localllm.backends.gpu.references import Fixed, Reference, RopeTableOf
 from localllm.backends.gpu.replay import MOST, Replays
-from localllm.backends.gpu.steps import (
-    ROW_CLASSES,
-    TILES,
-    fill_step,
-    pieces,
-    row_class,
-    step_words,
-    wanted_limits,
-    work_groups,
-)
 from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
@@ -71,20 +61,20 @@ class GpuExecutable(Shell):
             self._buffers.allocate(program, cache, report)
             prepare = self._buffers.prepare
             self._launches = [
-                tuple([prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
+                tuple([prepare(compiled, one) for one in dispatch.launches(rows)] for rows in steps.ROW_CLASSES)
                 for dispatch in program.dispatches
             ]
-            self._picks = [prepare(compiled[launch.kernel], launch) for launch in program.has_top_k]
+            self._picks = [prepare(compiled, launch) for launch in program.has_top_k]
         except BaseException:
             self.close()
             raise
         self.max_top_k, self._picked = largest.MOST if program.has_top_k else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
-        self._step = device.staging(step_words(limits))
-        of_wanted = wanted_limits(limits) if Fixed.WANTED in program.scratch else None
+        self._step = device.staging(steps.step_words(limits))
+        of_wanted = steps.wanted_limits(limits) if Fixed.WANTED in program.scratch else None
         self._wanted_limits = of_wanted
-        self._wanted = device.staging(step_words(of_wanted) if of_wanted else 0)
+        self._wanted = device.staging(steps.step_words(of_wanted) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # block tables that are already on the device
         self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
@@ -167,12 +157,12 @@ class GpuExecutable(Shell):
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Send some rows of the batch to the device. Return the positions of their logits in `logit_rows`."""
-        wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits, self._causal)
+        wanted, self._piece_counts = steps.fill_step(self._step, batch, rows, self.limits, self._causal)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         if self._wanted_limits is not None and len(wanted):
             own = replace(batch, logit_rows=batch.logit_rows[wanted]).wanted()
-            counts = fill_step(self._wanted, own, np.arange(len(wanted)), self._wanted_limits)[1]
-            self._piece_counts[TILES["logits"]] = counts[TILES["batch"]]
+            counts = steps.fill_step(self._wanted, own, np.arange(len(wanted)), self._wanted_limits)[1]
+            self._piece_counts[steps.TILES["logits"]] = counts[steps.TILES["batch"]]
             self._device.send(self._buffers[Fixed.WANTED], self._wanted)
         return wanted
 
@@ -186,7 +176,7 @@ class GpuExecutable(Shell):
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
-        sizes = [counts[name] for name in ("batch", "logits", "partitions", TILES["logits"])]
+        sizes = [counts[name] for name in ("batch", "logits", "partitions", steps.TILES["logits"])]
         shape = work.start, work.stop, picked, *sizes
         self._again = partial(self._queue, work, counts, len(reads))
         if counts["batch"] <= FEW_ROWS:
@@ -199,10 +189,10 @@ class GpuExecutable(Shell):
         for dispatch, bound in zip(self._program.dispatches[work], self._launches[work], strict=True):
             count = counts[dispatch.rows]
             if count:
-                for launch, grid in bound[row_class(count)]:
-                    launch(work_groups(grid, counts))
+                for launch, grid in bound[steps.row_class(count)]:
+                    launch(steps.work_groups(grid, counts))
         for launch, grid in self._picks[:passes]:
-            launch(work_groups(grid, counts))
+            launch(steps.work_groups(grid, counts))
 
     def spoil(self, bits: int) -> None:
         """Overwrite the memory of activations, to check that no kernel reads values from before its step."""
@@ -258,7 +248,7 @@ class GpuExecutable(Shell):
     # -- called by the shell ---------------------------------------------------------------------------------------
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        return pieces(batch, self._causal)
+        return steps.pieces(batch, self._causal)
 
     def _take_in(self, batch: Batch) -> None:
         self._upload(batch)

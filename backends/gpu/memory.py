@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.cachetypes import part_bytes
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.device import Grid as Groups
-from localllm.backends.gpu.kernels.kernel import Grid, Launch
+from localllm.backends.gpu.kernels.kernel import Grid, Kernel, Launch
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import CacheOf, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import step_words
@@ -85,13 +85,13 @@ class DeviceMemory:
         for reference, size in self._computed.items():
             self._device.upload(self._buffers[reference], 0, np.full(min(size, SPOILED) // 4, bits, np.uint32))
 
-    def prepare(self, compiled: Any, launch: Launch) -> Bound:
+    def prepare(self, compiled: Mapping[Kernel, Any], launch: Launch) -> Bound:
         """Return a launch of a compiled kernel with its buffers set."""
         buffers = [self._buffers[reference] for reference in launch.buffers]
         kernel = launch.kernel
         if self._device.generic:
             buffers.insert(0, self._shape(tuple(kernel.numbers().tolist())))
-        return self._device.prepare(compiled, kernel.size, kernel.local_bytes, buffers), launch.grid
+        return self._device.prepare(compiled[kernel], kernel.size, kernel.local_bytes, buffers), launch.grid
 
     def _shape(self, numbers: Numbers) -> Any:
         """Return the buffer of a generic kernel's run-time values, which is its first parameter."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localllm import plan
-from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise, streams
+from localllm.backends.gpu.emit import attention, boundaries, experts, products, recurrence, rowwise, streams
 from localllm.backends.gpu.lowering import Lowering
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
 
@@ -21,7 +21,7 @@ EMITTERS: dict[type[plan.Operation], Callable[[Lowering, Any], None]] = {
     plan.Append: attention.append,
     plan.Attention: attention.attention,
     plan.Clamp: rowwise.clamp,
-    plan.Slice: columns.slice_columns,
+    plan.Slice: rowwise.slice_columns,
     plan.HyperConnection: streams.hyper_connection,
     plan.Convolve: recurrence.convolve,
     plan.Embed: rowwise.embed,
@@ -31,7 +31,7 @@ EMITTERS: dict[type[plan.Operation], Callable[[Lowering, Any], None]] = {
     plan.Glu: rowwise.glu,
     plan.HeadLinear: products.head_linear,
     plan.HeadsAppend: attention.heads_append,
-    plan.Concat: columns.concat,
+    plan.Concat: rowwise.concat,
     plan.Linear: products.linear,
     plan.LinearAdd: products.linear_add,
     plan.LinearGlu: products.linear_glu,

@@ -13,6 +13,7 @@ from localllm.plan import (
     Activate,
     Add,
     Clamp,
+    Concat,
     Embed,
     Experts,
     Glu,
@@ -21,6 +22,7 @@ from localllm.plan import (
     Rows,
     Scale,
     SelectRows,
+    Slice,
     Softcap,
     Value,
     Xielu,
@@ -84,6 +86,24 @@ def select_rows(low: Lowering, op: SelectRows) -> None:
     kernel = rowwise.Select(MAX_ROWS=low.limits.rows, WIDTH=op.out.width, STRIDE=x.stride, delivered=to.delivered)
     launch = kernel.launch(by_value(op.out.width, "logits"), x=x, y=to.y, blocks=to.y_blocks)
     low.dispatch("select", "logits", [launch])
+
+
+def slice_columns(low: Lowering, op: Slice) -> None:
+    x, to, rows, width = low.floats(op.x), low.deliver(op.out), op.x.rows, op.out.width
+    kernel = rowwise.SliceColumns(
+        WIDTH=width, X_STRIDE=x.stride, GROUP=op.x.width // op.groups, START=op.start,
+        TAKEN=op.stop - op.start, delivered=to.delivered,
+    )  # fmt: skip
+    low.dispatch("columns", rows, [kernel.launch(by_value(width, rows), x=x, y=to.y, blocks=to.y_blocks)])
+
+
+def concat(low: Lowering, op: Concat) -> None:
+    a, b, to, rows, width = low.floats(op.a), low.floats(op.b), low.deliver(op.out), op.out.rows, op.out.width
+    kernel = rowwise.ConcatColumns(
+        WIDTH=width, A_STRIDE=a.stride, B_STRIDE=b.stride, OF_A=op.a.width // op.groups,
+        OF_B=op.b.width // op.groups, delivered=to.delivered,
+    )  # fmt: skip
+    low.dispatch("join", rows, [kernel.launch(by_value(width, rows), a=a, b=b, y=to.y, blocks=to.y_blocks)])
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------

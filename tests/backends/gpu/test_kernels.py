@@ -18,7 +18,6 @@ from localllm.backends.gpu.device import LEAST_LOCAL
 from localllm.backends.gpu.emit import EMITTERS
 from localllm.backends.gpu.kernels import (
     attention,
-    columns,
     indexer,
     largest,
     products,
@@ -42,7 +41,7 @@ from tests.backends.support import record
 from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
-MODULES = (attention, columns, expert_kernels, indexer, largest, products, recurrence, rowwise, streams)
+MODULES = (attention, expert_kernels, indexer, largest, products, recurrence, rowwise, streams)
 DECLARED: list[type[Kernel]] = [
     kind
     for module in MODULES
