@@ -62,10 +62,12 @@ class Macros:
     """
 
     _fields: ClassVar[dict[str, tuple[tuple[type[Any], ...], Macro]]]  # the types of each field, and its `Macro`
+    _groups: ClassVar[list[str]]  # the fields that hold `Macros`
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
         cls._fields = _declared(cls)
+        cls._groups = [name for name, (kinds, _) in cls._fields.items() if issubclass(kinds[0], Macros)]
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -76,11 +78,11 @@ class Macros:
 
     def value(self, macro: str) -> Any:
         """Return the value of a macro, or None if the kernel lacks it."""
-        own = vars(self)
-        if macro in own:
-            return own[macro]
-        for group in own.values():
-            if isinstance(group, Macros) and (found := group.value(macro)) is not None:
+        if macro in self._fields:
+            return getattr(self, macro)
+        for name in self._groups:
+            group: Macros | None = getattr(self, name)
+            if group is not None and (found := group.value(macro)) is not None:
                 return found
         return None
 
@@ -146,9 +148,8 @@ class Kernel(Macros):
         given = {"step": Fixed.STEP, **buffers} if "step" in taken else buffers
         if wrong := given.keys() ^ taken.keys():
             raise TypeError(f"{self.name} takes {', '.join(taken)}; missing or additional: {', '.join(sorted(wrong))}")
-        for name, reference in given.items():
-            if type(reference) not in _REFERENCES:
-                raise TypeError(f"{self.name}: {name} must be a reference to a buffer, found {reference!r}")
+        if {*map(type, given.values())} - _REFERENCES:
+            raise TypeError(f"{self.name}: every buffer must be a reference to one, found {given}")
         return Launch(self, grid, tuple([given[name] for name in taken]))
 
     def constants(self) -> list[Constant]:
