@@ -6,7 +6,7 @@ from typing import get_args
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.emit.products import Input, Multiplication, Pairs, product_inputs
+from localllm.backends.gpu.emit.products import Input, Multiplication, product_inputs
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import experts as kernels
 from localllm.backends.gpu.kernels import products
@@ -15,7 +15,7 @@ from localllm.backends.gpu.kernels.products import EXPERTS_TILE, SOME_ROWS, bloc
 from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering
 from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices
-from localllm.plan import Experts, Gating, Stack, Weight
+from localllm.plan import Experts, Gating, Stack
 
 GATINGS = get_args(Gating)  # kernels identify each gating by its index
 
@@ -58,10 +58,11 @@ def experts(low: Lowering, op: Experts) -> None:
 def _route(low: Lowering, op: Experts) -> None:
     """Select experts, and group the pairs by expert for the tiles of prefill."""
     router, rows, used, count = low.floats(op.router), op.x.rows, op.used, op.router.width
-    own, weights = _pairs(op), Choices(op.out.index, "weights")
+    choices, groups = Choices(op.out.index, "experts"), Choices(op.out.index, "groups")
+    weights = Choices(op.out.index, "weights")
     most, pairs = low.rows[rows], low.rows[rows] * used
     tiles = -(-most // EXPERTS_TILE.x) * used + count
-    low.program.scratch |= {own.choices: 4 * pairs, weights: 4 * pairs, own.groups: 4 * (1 + pairs + 3 * tiles)}
+    low.program.scratch |= {choices: 4 * pairs, weights: 4 * pairs, groups: 4 * (1 + pairs + 3 * tiles)}
     route = kernels.Route(
         EXPERTS=count, USED=used, STRIDE=router.stride, GATING=GATINGS.index(op.gating), NORMALIZE=op.normalize,
         FACTOR=float(op.scale), HAS_BIAS=op.choice_bias is not None, EXPERT_GROUPS=op.groups,
@@ -70,23 +71,20 @@ def _route(low: Lowering, op: Experts) -> None:
     )  # fmt: skip
     launch = route.launch(
         ((rows, 1, 1), 1, 1), logits=router, bias=low.vector(op.choice_bias), given=low.optional(op.choices),
-        choices=own.choices, weights=weights,
+        choices=choices, weights=weights,
     )  # fmt: skip
     low.dispatch("route", rows, [launch])
     count_at = int(rows == "logits")
     group = kernels.GroupPairs(EXPERTS=count, USED=used, PAIRS=pairs, TILE=EXPERTS_TILE.x, COUNT_AT=count_at)
-    _by_size(low, "group", op, [], [group.launch((1, 1, 1), choices=own.choices, groups=own.groups)])
-
-
-def _pairs(op: Experts, per_row: int = 1, scale: Weight | None = None) -> Pairs:
-    return Pairs(op.used, per_row, Choices(op.out.index, "experts"), Choices(op.out.index, "groups"), scale)
+    _by_size(low, "group", op, [], [group.launch((1, 1, 1), choices=choices, groups=groups)])
 
 
 def _multiply(low: Lowering, op: Experts, stack: Stack, inputs: tuple[Input, Input], y: Buffer, per_row: int) -> None:
     """Emit the product of every pair with its expert's matrix. `per_row` pairs read the same input row."""
-    rows, pairs = op.x.rows, _pairs(op, per_row, stack.scale)
-    own = Multiplication(low, stack.weight, rows, inputs, y, stack.bias, pairs=pairs)
-    _by_size(low, stack.weight.name, op, own.matvec(1), own.tiles(low.rows[rows]))
+    own = Multiplication(
+        low, stack.weight, op.x.rows, inputs, y, stack.bias, mixture=op, per_row=per_row, scale=stack.scale
+    )
+    _by_size(low, stack.weight.name, op, own.matvec(1), own.tiles(low.rows[op.x.rows]))
 
 
 def _by_size(low: Lowering, label: str, op: Experts, few: list[Launch], tiles: list[Launch]) -> None:

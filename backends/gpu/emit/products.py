@@ -13,7 +13,7 @@ from localllm.backends.gpu.kernels.kernel import Dimension, Kernel, Launch, by_r
 from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, Tile, block_words
 from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering
 from localllm.backends.gpu.references import Choices, Fixed, Reference
-from localllm.plan import HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
+from localllm.plan import Experts, HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 
 MOST_TOGETHER = 3  # matrices per launch
 
@@ -25,21 +25,11 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """Pairs of a row and one of its `used` experts. `per_row` pairs read the same input row."""
-
-    used: int
-    per_row: int
-    choices: Choices  # the experts by row, for the mat-vec
-    groups: Choices  # the pairs by expert, for tiles
-    scale: Weight | None  # a factor per expert
-
-
-@dataclass(frozen=True, slots=True)
 class Multiplication:
     """A product of rows with a matrix, with the matrix of each pair's expert, or with one matrix per head.
 
-    `inputs` are the rows for the mat-vec and for tiles.
+    `inputs` are the rows for the mat-vec and for tiles. The pairs of a `mixture` are a row and one of its experts;
+    `per_row` pairs read the same input row.
     """
 
     low: Lowering
@@ -50,16 +40,16 @@ class Multiplication:
     bias: Weight | None = None
     factor: float = 1.0
     residual: Reference = Fixed.NOTHING
-    pairs: Pairs | None = None
+    mixture: Experts | None = None
+    per_row: int = 1
+    scale: Weight | None = None  # a factor per expert
 
     def product(self, x: Input, alone: bool = True) -> Product:
         """Return the macros of the product. It is not `alone` if its kernel multiplies several matrices."""
         (*stack, n, k), pairs, heads = self.weight.shape, None, None
-        if self.pairs:
-            pairs = products.Pairs(
-                EXPERTS=stack[0], PER_ROW=self.pairs.per_row, HAS_SCALES=self.pairs.scale is not None,
-                PAIRS=self.low.rows[self.rows] * self.pairs.used,
-            )  # fmt: skip
+        if self.mixture:
+            most = self.low.rows[self.rows] * self.mixture.used
+            pairs = products.Pairs(EXPERTS=stack[0], PER_ROW=self.per_row, HAS_SCALES=bool(self.scale), PAIRS=most)
         elif stack:
             heads = products.Heads(HEADS=stack[0], X_HEAD=x.stride)
         times = heads.HEADS if heads else 1
@@ -84,20 +74,20 @@ class Multiplication:
         return self._launches(x, [products.tile_kernel(format, rows, product, compute) for rows in most], tiled=True)
 
     def _launches(self, x: Input, kernels: Sequence[tuple[Kernel, Tile]], tiled: bool) -> list[Launch]:
-        low, (*stack, n, _), pairs, used, heads = self.low, self.weight.shape, self.pairs, 1, 1
+        low, (*stack, n, _), op, used, heads = self.low, self.weight.shape, self.mixture, 1, 1
         buffers: dict[str, Reference] = {
             "w": low.matrix(self.weight), "x": x.buffer, "y": self.y, "bias": low.vector(self.bias),
             "residual": self.residual,
         }  # fmt: skip
-        if pairs:
-            buffers |= {"choices": pairs.groups if tiled else pairs.choices, "scales": low.vector(pairs.scale)}
-            used = pairs.used
+        if op:
+            buffers["choices"] = Choices(op.out.index, "groups" if tiled else "experts")
+            buffers["scales"], used = low.vector(self.scale), op.used
         elif stack:
             heads = stack.pop()
         launches = []
         for kernel, tile in kernels:
             of_rows: Dimension = self.rows, tile.x, used
-            if pairs and tiled:
+            if op and tiled:
                 of_rows = self.rows, tile.x, used, stack[0]  # a tile of each expert may be partly empty
             launches.append(kernel.launch((-(-n // tile.w), of_rows, heads), **buffers))
         return launches

@@ -86,6 +86,7 @@ def test_signatures_are_read_from_the_source() -> None:
     ("GLOBAL float *y MORE", "GLOBAL float *y, int n MORE", "not the parameters of a kernel"),
     ("LOCAL_ARGUMENT)", ", GLOBAL float *z)", "MORE_ARGUMENTS must be the only condition, and the last"),
     ("ROTATED ", "ROTATED > 1 ", "MORE_ARGUMENTS must be the only condition"),
+    ("#if ROTATED  // more", "#if ROTATED\n#else", "MORE_ARGUMENTS must be the only condition"),
     ("64, plain", "64, mul", "mul is declared twice"),
     ("MORE_ARGUMENTS\n#endif", "MORE_ARGUMENTS , GLOBAL int *z\n#endif", "MORE_ARGUMENTS is declared twice"),
 ])  # fmt: skip
