@@ -21,16 +21,7 @@ from typing import Any, get_args
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import (
-    attention,
-    experts,
-    indexer,
-    largest,
-    products,
-    recurrence,
-    rowwise,
-    streams,
-)
+from localllm.backends.gpu.kernels import attention, experts, largest, products, recurrence, rowwise, streams
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer, Gating
@@ -179,14 +170,14 @@ def _sparse(key_type: str) -> list[Labelled]:
         ("positions", CacheLayer(1, 128, 0), 64, 2048, 1, 0), ("blocks", CacheLayer(1, 128, 0), 4, 16, 128, 1),
         ("pools", CacheLayer(1, 128, 0, every=4), 64, 512, 4, 0),
     ):  # fmt: skip
-        shape = indexer.IndexerShape(
+        shape = attention.IndexerShape(
             MAX_ROWS=ROWS, cache=attention.cache_shape(cache, keys), HEADS=heads,
             Q_STRIDE=heads * 128, WEIGHTED=local == 0, COUNT=count, BLOCK=block, LOCAL_BLOCKS=local,
             POOLED=keys.every > 1, POSITIONS=LIMITS.positions,
         )  # fmt: skip
         found += [
-            (f"index_scores {of} {key_type}", indexer.IndexScores(shape=shape, GROUPED=attention.grouped(heads))),
-            (f"select_positions {of} {key_type}", indexer.IndexerTopKRows(shape=shape)),
+            (f"index_scores {of} {key_type}", attention.IndexScores(shape=shape, GROUPED=attention.grouped(heads))),
+            (f"select_positions {of} {key_type}", attention.IndexerTopKRows(shape=shape)),
         ]
     for of, layer, group, pools, room, slices in (
         ("positions", CacheLayer(1, 576, 512, selected=2048, prefix=True), 128, None, 2048, 1),

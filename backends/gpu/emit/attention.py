@@ -8,7 +8,6 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.gpu.cachetypes import CACHE, stored_once
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
-from localllm.backends.gpu.kernels import indexer
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid, by_row
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, Reference, RopeTableOf
@@ -54,7 +53,7 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
 def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     positions = -(-low.limits.positions // BLOCK) * BLOCK
-    shape = indexer.IndexerShape(
+    shape = kernels.IndexerShape(
         MAX_ROWS=low.rows[rows], cache=kernels.cache_shape(low.cache, layer),
         HEADS=op.heads, Q_STRIDE=q.stride, WEIGHTED=op.weights is not None, COUNT=op.count, BLOCK=op.block,
         LOCAL_BLOCKS=op.local, POOLED=op.pooled, POSITIONS=positions,
@@ -65,11 +64,11 @@ def indexer_top_k(low: Lowering, op: IndexerTopK) -> None:
     queries = _prepared(low, q, rows, op.heads, shape.cache)
     scored = kernels.PARTITION // 128  # work-groups per partition
     launches = [
-        indexer.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
+        kernels.IndexScores(shape=shape, GROUPED=kernels.grouped(op.heads)).launch(
             (("partitions", 1, scored), (rows, 1, 1), 1), q=queries, weights=low.optional(op.weights), step=step,
             tables=Fixed.TABLES, keys=CacheOf(op.layer, "keys"), scores=Fixed.SCORES,
         ),
-        indexer.IndexerTopKRows(shape=shape).launch(by_row(op.groups, rows), step=step, scores=Fixed.SCORES, y=y),
+        kernels.IndexerTopKRows(shape=shape).launch(by_row(op.groups, rows), step=step, scores=Fixed.SCORES, y=y),
     ]  # fmt: skip
     low.dispatch("indexer", rows, launches)
 

@@ -1,4 +1,4 @@
-"""Declarations of the KV cache and attention kernels."""
+"""Declarations of the kernels of the KV cache, of attention, and of the indexer."""
 
 from __future__ import annotations
 
@@ -260,3 +260,44 @@ def attend_selected(first: AttendSelected, local_memory: int) -> AttendSelected:
     """Return the kernel with the most query heads per work-group, at most `first`'s, that fits the local memory."""
     counts = [first.GROUPED >> n for n in range(first.GROUPED.bit_length())]
     return that_fits([replace(first, GROUPED=count) for count in counts], local_memory)
+
+
+# -- the indexer, which selects the positions for top-k attention ------------------------------------------------------
+
+
+class IndexerShape(Macros):
+    """Parameters that the two kernels of an indexer share."""
+
+    MAX_ROWS: Shape
+    cache: CacheShape
+    HEADS: Shape
+    Q_STRIDE: Shape
+    WEIGHTED: Flag
+    COUNT: Shape
+    BLOCK: Shape
+    LOCAL_BLOCKS: Shape
+    POOLED: Flag
+    POSITIONS: Shape
+
+
+class IndexScores(Kernel):
+    """Compute the scores of 128 positions of a row."""
+
+    name, parts = "index_scores", "blocks cache indexer"
+    shape: IndexerShape
+    GROUPED: int
+
+    @property
+    def local_floats(self) -> int:
+        return self.GROUPED * self.shape.cache.KEY_SIZE
+
+
+class IndexerTopKRows(Kernel):
+    """Select positions of a row by their scores."""
+
+    name, parts = "select_positions", "blocks cache indexer"
+    shape: IndexerShape
+
+    @property
+    def local_floats(self) -> int:
+        return 3 * 128

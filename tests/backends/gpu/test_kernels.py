@@ -16,15 +16,7 @@ from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.device import LEAST_LOCAL
 from localllm.backends.gpu.emit import EMITTERS
-from localllm.backends.gpu.kernels import (
-    attention,
-    indexer,
-    largest,
-    products,
-    recurrence,
-    rowwise,
-    streams,
-)
+from localllm.backends.gpu.kernels import attention, largest, products, recurrence, rowwise, streams
 from localllm.backends.gpu.kernels import experts as expert_kernels
 from localllm.backends.gpu.kernels.kernel import Kernel, Launch
 from localllm.backends.gpu.kernels.products import Matmul, Matvec, Pairs, Product
@@ -41,7 +33,7 @@ from tests.backends.support import record
 from tests.models.support import BOUNDARIES, EVERY_OPERATION
 from tests.plan.support import MODELS, tiny_plan
 
-MODULES = (attention, expert_kernels, indexer, largest, products, recurrence, rowwise, streams)
+MODULES = (attention, expert_kernels, largest, products, recurrence, rowwise, streams)
 DECLARED: list[type[Kernel]] = [
     kind
     for module in MODULES
