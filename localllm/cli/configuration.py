@@ -8,18 +8,18 @@ sources; the Python API takes options from its caller alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localllm.cli.app import Command, Filled, UsageError, nearest_name
+from localllm.cli.app import Command, CommandLine, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, OWN, SHARED, Catalogue
 from localllm.cli.flags import typed
 from localllm.cli.presets import PRESETS
 from localllm.cli.tomlfile import TomlFile, read_toml
 from localllm.cli.values import value_of, value_of_text
-from localllm.options import OptionError
+from localllm.options import DeclaredOption, OptionError
 
 PREFIX, FILE_VARIABLE = "LOCALLLM_", "LOCALLLM_CONFIG"
 TABLE_OF_PRESETS = "presets"
@@ -30,32 +30,35 @@ RIVALS = (  # an option overrides its rivals from sources of lower precedence
 )
 
 
-class ConfiguredValue(NamedTuple):
-    """The value of an option, and its source."""
+class Configured(NamedTuple):
+    """The value of an option, and its source. In an entry, the value is not parsed, since commands may interpret it
+    differently."""
 
     value: Any
     source: str  # environment, preset or file
     where: str  # the variable, the preset, or FILE:LINE
+    place: str = ""  # the beginning of a message about the value
+
+    def parsed(self, each: DeclaredOption) -> Configured:
+        """Return the value of an entry for an option of a command. Raise UsageError if it is invalid."""
+        read = value_of_text if self.source == "environment" else value_of
+        try:
+            return self._replace(value=read(each, self.value))
+        except OptionError as error:
+            raise UsageError(f"{self.place}: {typed(error)}") from None
 
 
-class _Entry(NamedTuple):
-    """An unparsed value in the file. Commands may interpret it differently."""
-
-    raw: Any
-    where: str
+_Entries = dict[str, Configured]  # by the name of the option
 
 
-_Entries = dict[str, _Entry]  # key: option name
-
-
-def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any]) -> Filled:
-    """Return the options of a command line, completed from the other sources. Raise UsageError if a value is
-    invalid."""
-    if name == OWN:
-        return Filled(name, given, {})
-    found = Sources(commands, given.get("config", ""), os.environ).found(ALIKE.get(name, name), given)
+def filled(commands: Mapping[str, Command], line: CommandLine) -> CommandLine:
+    """Return a command line completed from the other sources. Raise UsageError if a value is invalid."""
+    if line.name == OWN:
+        return line
+    sources = Sources(commands, line.values.get("config", ""), os.environ)
+    found = sources.found(ALIKE.get(line.name, line.name), line.values)
     values = {option: each.value for option, each in found.items()}
-    return Filled(name, {**values, **given}, {option: each.where for option, each in found.items()})
+    return CommandLine(line.name, {**values, **line.values}, {option: each.where for option, each in found.items()})
 
 
 def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
@@ -70,110 +73,79 @@ def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
 
 class Sources:
     """The contents of the environment, the presets and the file. The constructor raises UsageError if the file is
-    invalid.
+    invalid, or a variable names no option.
     """
 
     def __init__(self, commands: Mapping[str, Command], config: str, environ: Mapping[str, str]) -> None:
         self._commands = commands
         self.path, named = file_path(config, environ)
+        self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is the top level of the file
+        self.presets = {  # built-in presets have no place
+            name: {option: Configured(value, "file", "") for option, value in values.items()}
+            for name, values in PRESETS.items()
+        }
         file = read_toml(self.path, named)
         self.has_file = file is not None
-        self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is the top level of the file
-        self._presets: dict[str, _Entries] = {}
         if file is not None and file.content:
             self._read(file)
-        self._variables = dict(self._known_variables(environ))
+        self._variables = {  # empty variables are ignored
+            variable: text
+            for variable, text in environ.items()
+            if variable.startswith(PREFIX) and variable != FILE_VARIABLE and text
+        }
+        for variable in self._variables:
+            self.catalogue.check_variable(variable, _key(variable))
 
-    def found(self, command: str, given: Mapping[str, Any]) -> dict[str, ConfiguredValue]:
+    def found(self, command: str, given: Mapping[str, Any]) -> dict[str, Configured]:
         """Return the options in the other sources that are missing in `given`, for a command or for SHARED."""
-        found: dict[str, ConfiguredValue] = {}
-        for layer in self._layers(command, given):
+        layers = [self._environment(command), self._table(command, command), self._table(SHARED, command)]
+        chosen = [layer["preset"] for layer in layers if "preset" in layer]
+        if "preset" in given:
+            chosen = [Configured(given["preset"], "", "--preset")]
+        layers.insert(1, self._preset(chosen[0], command) if chosen and chosen[0].value else {})
+        found: dict[str, Configured] = {}
+        for layer in layers:
             above = {*given, *found}
             rivals = {each for group in RIVALS if group & above for each in group}
             found |= {option: each for option, each in layer.items() if option not in above | rivals}
         return found
 
-    def preset(self, command: str, given: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the preset of a command and the source that selects it, or "" if none is selected."""
-        if "preset" in given:
-            return given["preset"], "--preset"
-        for layer in (self._environment(command), self._table(command, command), self._table(SHARED, command)):
-            if "preset" in layer:
-                return layer["preset"].value, layer["preset"].where
-        return "", ""
-
-    @property
-    def presets(self) -> list[str]:
-        """Return the names of all presets."""
-        return [*PRESETS, *(name for name in self._presets if name not in PRESETS)]
-
     @cached_property
     def catalogue(self) -> Catalogue:
         return Catalogue(self._commands)
 
-    # -- sources ----------------------------------------------------------------------------------------------------
-
-    def _layers(self, command: str, given: Mapping[str, Any]) -> Iterator[dict[str, ConfiguredValue]]:
-        yield self._environment(command)
-        yield self._preset(command, given)
-        yield self._table(command, command)
-        if command != SHARED:
-            yield self._table(SHARED, command)
-
-    def _environment(self, command: str) -> dict[str, ConfiguredValue]:
-        found: dict[str, ConfiguredValue] = {}
+    def _environment(self, command: str) -> _Entries:
+        found: _Entries = {}
         for variable, text in self._variables.items():
-            each = self.catalogue.named(variable.removeprefix(PREFIX).lower(), command)
+            each = self.catalogue.named(_key(variable), command)
             if each is None or not self.catalogue.takes(command, each.name):
                 continue
             if each.name in found:
                 raise UsageError(f"{variable}: {found[each.name].where} is the same option; unset one of them")
-            try:
-                found[each.name] = ConfiguredValue(value_of_text(each, text), "environment", variable)
-            except OptionError as error:
-                raise UsageError(f"{variable}: {typed(error)}") from None
+            found[each.name] = Configured(text, "environment", variable, variable).parsed(each)
         return found
 
-    def _preset(self, command: str, given: Mapping[str, Any]) -> dict[str, ConfiguredValue]:
-        name, where = self.preset(command, given)
-        if not name:
-            return {}
-        if name in self._presets:
-            found = self._meant(self._presets[name], command)
-            where = f"preset {name}, "
-            return {option: ConfiguredValue(each.value, "preset", where + each.where) for option, each in found.items()}
-        if name not in PRESETS:
+    def _preset(self, chosen: Configured, command: str) -> _Entries:
+        name = chosen.value
+        if name not in self.presets:
             hint = nearest_name(name, self.presets) or f"; known are {', '.join(self.presets)}"
-            raise UsageError(f"{where}: unknown preset {name!r}{hint}")
-        takes = self.catalogue.of(command)
+            raise UsageError(f"{chosen.where}: unknown preset {name!r}{hint}")
         return {
-            key: ConfiguredValue(value, "preset", f"preset {name}")
-            for key, value in PRESETS[name].items()
-            if key in takes
+            option: each._replace(source="preset", where=", ".join(filter(None, (f"preset {name}", each.where))))
+            for option, each in self._meant(self.presets[name], command).items()
         }
 
-    def _table(self, table: str, command: str) -> dict[str, ConfiguredValue]:
-        entries = self._tables.get(table)
-        return self._meant(entries, command, own=table == command) if entries else {}
+    def _table(self, table: str, command: str) -> _Entries:
+        return self._meant(self._tables.get(table, {}), command, own=table == command)
 
-    def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, ConfiguredValue]:
+    def _meant(self, entries: _Entries, command: str, own: bool = False) -> _Entries:
         """Return the values that entries have for a command. `own` is true if the entries are in the command's
         table."""
-        options = self.catalogue.of(command)
         return {
-            option: ConfiguredValue(value_of(options[option], entry.raw), "file", entry.where)
+            option: entry.parsed(self.catalogue.of(command)[option])
             for option, entry in entries.items()
-            if (option in options if own else self.catalogue.takes(command, option))
+            if own or self.catalogue.takes(command, option)
         }
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def _known_variables(self, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yield the environment variables that set an option. Empty variables are ignored."""
-        for variable, text in environ.items():
-            if variable.startswith(PREFIX) and variable != FILE_VARIABLE and text:
-                self.catalogue.check_variable(variable, variable.removeprefix(PREFIX).lower())
-                yield variable, text
 
     def _read(self, file: TomlFile) -> None:
         """Read the values of the file, and check each of them."""
@@ -181,7 +153,7 @@ class Sources:
         for key, raw in file.content.items():
             if key == TABLE_OF_PRESETS:
                 for name, table in _table(file, raw, key).items():
-                    self._presets[name] = self._entries(file, SHARED, _table(file, table, key, name), key, name)
+                    self.presets[name] = self._entries(file, SHARED, _table(file, table, key, name), key, name)
             elif key in self.catalogue.commands:
                 self._tables[key] = self._entries(file, key, _table(file, raw, key), key)
             else:
@@ -197,13 +169,14 @@ class Sources:
                 raise UsageError(f"{place}: {key} is the same option as in {entries[name].where}; remove one of them")
             if name == "preset" and keys[:1] == (TABLE_OF_PRESETS,):
                 raise UsageError(f"{place}: a preset cannot name another preset")
-            entries[name] = _Entry(raw, place)
+            entries[name] = Configured(raw, "file", place, f"{place}: {key}")
             for taker in [command] if command != SHARED else self.catalogue.takers(name):
-                try:
-                    value_of(self.catalogue.of(taker)[name], raw)
-                except OptionError as error:
-                    raise UsageError(f"{place}: {key}: {typed(error)}") from None
+                entries[name].parsed(self.catalogue.of(taker)[name])
         return entries
+
+
+def _key(variable: str) -> str:
+    return variable.removeprefix(PREFIX).lower()
 
 
 def _table(file: TomlFile, raw: Any, *keys: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from localllm.base.notices import BeyondTraining, NotUsed
-from localllm.cli.app import Filled, UsageError, read_command_line
+from localllm.cli.app import CommandLine, UsageError, read_command_line
 from localllm.cli.flags import typed
 from localllm.cli.naming import with_command
 from localllm.cli.table import COMMANDS
@@ -98,22 +98,24 @@ def _dispatch(words: list[str]) -> None:
         return
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
-    asked = read_command_line(COMMANDS, with_command(words, COMMANDS), _configured)
-    if asked is not None:
-        asked.run()
+    line = read_command_line(COMMANDS, with_command(words, COMMANDS))
+    if line is not None:
+        line = _configured(line)
+        COMMANDS[line.name].run(line)
 
 
-def _configured(name: str, given: Mapping[str, Any]) -> Filled:
+def _configured(typed_line: CommandLine) -> CommandLine:
+    """Add the options from other sources. If `run` has no prompt, change the command to `chat`."""
     from localllm.cli.configuration import filled
 
-    found = filled(COMMANDS, name, given)
-    if name != "run" or not _lacks_prompt(found.values):
-        return found
+    line = filled(COMMANDS, typed_line)
+    if line.name != "run" or not _lacks_prompt(line.values):
+        return line
     for flag, option in (("--raw", "raw"), ("--prompt-cache-all", "prompt_cache_all")):
-        if found.values.get(option):
+        if line.values.get(option):
             raise UsageError(f"{flag} needs a prompt; without one, run opens a chat")
-    model = {key: found.values[key] for key in ("words", "model", "hf_repo") if key in found.values}
-    return filled(COMMANDS, "chat", {**given, **model})  # adds the configured options of `chat`
+    model = {key: line.values[key] for key in ("words", "model", "hf_repo") if key in line.values}
+    return filled(COMMANDS, CommandLine("chat", {**typed_line.values, **model}))
 
 
 def _lacks_prompt(values: Mapping[str, Any]) -> bool:

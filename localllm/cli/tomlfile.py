@@ -82,22 +82,11 @@ def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
         except ValueError:
             continue
         if statement.lstrip().startswith("["):
-            table = _header(found)
+            *_, table = _keys(found, ())
             yield table, start
         else:
             yield from ((keys, start) for keys in _keys(found, table))
         statement = ""
-
-
-def _header(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys of a table from its header line."""
-    keys: tuple[str, ...] = ()
-    inner: Any = found
-    while inner:
-        (key,) = inner
-        keys, inner = (*keys, key), inner[key]
-        inner = inner[0] if isinstance(inner, list) else inner
-    return keys
 
 
 def _keys(found: Mapping[str, Any], before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Option values in configuration files and environment variables, checked by the types of the options."""
+"""Option values on the command line, in configuration files and environment variables, checked by their kinds."""
 
 from __future__ import annotations
 
@@ -27,37 +27,45 @@ def plain_key(key: str) -> str:
     return key.replace("_", "-")
 
 
+def value_of_word(each: DeclaredOption, text: str) -> Any:
+    """Parse a word of the command line, which is one of several if the option may be repeated. Raise OptionError if it
+    is invalid."""
+    value = each.option.kind.read(text)
+    _single(each, value)
+    return value
+
+
+def finished(each: DeclaredOption, value: Any) -> Any:
+    """Return the option value of the parsed words of a command line."""
+    return each.option.finish(list(value)) if each.option.repeat or each.option.argument else value
+
+
 def value_of_text(each: DeclaredOption, text: str) -> Any:
-    """Parse a text as the command line does. Raise OptionError if it is invalid."""
-    kind, option = each.option.kind, each.option
+    """Parse the text of a variable, as the command line does. Switches are on or off. Raise OptionError if it is
+    invalid."""
     if each.default is False:
         word = text.strip().lower()
         if word not in _ON + _OFF:
             raise OptionError(f"{text!r} is not on or off")
         return word in _ON
-    value = kind.read(text)
-    if (kind is PATH or option.offers in ("files", "models")) and isinstance(value, str):
+    value = each.option.kind.read(text)
+    if (each.option.kind is PATH or each.option.offers in ("files", "models")) and isinstance(value, str):
         value = os.path.expanduser(value)
-    return _checked(each, option.finish([value]) if option.repeat else value)
+    return _single(each, value)
 
 
 def value_of(each: DeclaredOption, raw: Any) -> Any:
     """Return the option value of a TOML value. Texts are parsed as on the command line. Raise OptionError if the value
     is invalid."""
-    kind, option = each.option.kind, each.option
-    if each.default is False:
-        if not isinstance(raw, bool):
-            raise OptionError(f"{raw!r} is not true or false")
-        return raw
+    if each.default is False and not isinstance(raw, bool):
+        raise OptionError(f"{raw!r} is not true or false")
     if isinstance(raw, str):
         return value_of_text(each, raw)
     if isinstance(raw, list):
-        if option.repeat:
-            return _checked(each, option.finish([_element(each, part) for part in raw]))
-        return _checked(each, tuple(raw))
-    if isinstance(raw, int | float) and kind.problem(raw):
-        value = _element(each, raw)  # a number, such as -1 for no limit, or a single number for a list option
-        return _checked(each, option.finish([value]) if option.repeat else value)
+        parts = [_element(each, part) for part in raw] if each.option.repeat else tuple(raw)
+        return _checked(each, finished(each, parts))
+    if isinstance(raw, int | float) and each.option.kind.problem(raw):
+        return _single(each, _element(each, raw))  # such as -1 for no limit, or a single number for a list option
     return _checked(each, raw)
 
 
@@ -71,6 +79,11 @@ def _element(each: DeclaredOption, raw: Any) -> Any:
     if isinstance(value, str):
         raise OptionError(f"{raw!r} is not a text; put it in quotes")
     return value
+
+
+def _single(each: DeclaredOption, value: Any) -> Any:
+    """Return the option value of a single parsed value."""
+    return _checked(each, finished(each, [value]) if each.option.repeat else value)
 
 
 def _checked(each: DeclaredOption, value: Any) -> Any:

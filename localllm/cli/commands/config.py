@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from localllm.base.printable import printable
 from localllm.cli.app import Command, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
-from localllm.cli.configuration import ConfiguredValue, Sources, file_path
+from localllm.cli.configuration import Configured, Sources, file_path
 from localllm.cli.flags import typed
 from localllm.cli.options import ConfigOptions
 from localllm.cli.terminal.formatting import in_columns
@@ -23,16 +23,7 @@ PATH, CHECK = "path", "check"
 TITLE = "all commands"
 
 
-class ConfigRow(NamedTuple):
-    """A line of the listing: an option, its value and its source."""
-
-    each: DeclaredOption
-    found: ConfiguredValue | None  # the configured value and its source; None: the default applies
-
-    @property
-    def origin(self) -> tuple[str, str]:
-        """Return the kind of the source, and the source."""
-        return (self.found.source, self.found.where) if self.found is not None else ("default", "")
+_Rows = list[tuple[DeclaredOption, Configured]]  # each option with its value, which may be the default
 
 
 def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
@@ -48,87 +39,84 @@ def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
         hint = nearest_name(wanted, [*known, PATH, CHECK])
         raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")
     given = {"preset": own.preset} if own.preset else {}
-    sections = {name: list(_rows(sources, name, given)) for name in (SHARED, *known)}  # checks all values
+    found = {name: sources.found(name, given) for name in (SHARED, *known)}  # checks all values
     if wanted == CHECK:
         state = "no errors" if sources.has_file else "no such file, so the defaults count"
         print(printable(f"{sources.path}: {state}", None))
         return
+    sections = {name: _rows(sources.catalogue.of(name), values) for name, values in found.items()}
     shown = {wanted: sections[wanted]} if wanted else _shortened(sections)
-    preset, _ = sources.preset(wanted, given)
+    preset = own.preset or (found[wanted]["preset"].value if "preset" in found[wanted] else "")
     print(_as_json(sources, preset, shown) if own.json else _as_text(sources, preset, shown))
 
 
-def _rows(sources: Sources, command: str, given: Mapping[str, Any]) -> Iterator[ConfigRow]:
-    found = sources.found(command, given)
-    for name, each in sources.catalogue.of(command).items():
-        if name != "preset":
-            yield ConfigRow(each, found.get(name))
+def _rows(options: Mapping[str, DeclaredOption], found: Mapping[str, Configured]) -> _Rows:
+    default = {name: Configured(each.default, "default", "") for name, each in options.items()}
+    return [(each, found.get(name, default[name])) for name, each in options.items() if name != "preset"]
 
 
-def _shortened(sections: Mapping[str, list[ConfigRow]]) -> dict[str, list[ConfigRow]]:
+def _shortened(sections: Mapping[str, _Rows]) -> dict[str, _Rows]:
     """Return every option once: the shared options, then for each command its own options and the shared options that
     have a different source for this command."""
-    shared = {row.each.name: row.origin for row in sections[SHARED]}
-    own = {name: [row for row in rows if shared.get(row.each.name) != row.origin] for name, rows in sections.items()}
+    shared = {each.name: found[1:] for each, found in sections[SHARED]}
+    own = {
+        name: [(each, found) for each, found in rows if shared.get(each.name) != found[1:]]
+        for name, rows in sections.items()
+    }
     return {SHARED: sections[SHARED], **{name: rows for name, rows in own.items() if rows}}
 
 
-def _as_text(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRow]]) -> str:
+def _as_text(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> str:
     facts = (
         f"file: {sources.path}{'' if sources.has_file else ' (no such file)'}",
         f"preset: {preset or 'none'} (known: {', '.join(sources.presets)})",
     )
     parts = ["\n".join(printable(fact, None) for fact in facts)]
     for name, rows in sections.items():
-        lines = in_columns([(key_of(row.each), _source(row, sources), _value(row)) for row in rows])
+        lines = in_columns([(key_of(each), _source(each, found, sources), _value(each, found)) for each, found in rows])
         parts.append(f"{f'[{name}]' if name else TITLE}\n{lines}")
     return "\n\n".join(parts)
 
 
-def _value(row: ConfigRow) -> str:
+def _value(each: DeclaredOption, found: Configured) -> str:
     """Return a value as typed after a flag, or a default as shown in help. Of API keys, only the number is shown."""
-    option, default = row.each.option, row.each.default
-    if row.found is None:
-        return typed(option.shown) or (str(default).lower() if isinstance(default, int | float) else "-")
-    value = row.found.value
-    if option.kind is KEYS:
+    value = found.value
+    if found.source == "default":
+        return typed(each.option.shown) or (str(value).lower() if isinstance(value, int | float) else "-")
+    if each.option.kind is KEYS:
         return f"({len(value)} set)"
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
-        return typed(option.shown)
+        return typed(each.option.shown)
     if isinstance(value, tuple | list):
         return ", ".join(str(part) for part in value) or "-"
     return json.dumps(_plain(value)) if isinstance(value, Mapping) else str(value)
 
 
-def _source(row: ConfigRow, sources: Sources) -> str:
+def _source(each: DeclaredOption, found: Configured, sources: Sources) -> str:
     """Return the source of a value as text. The header shows the path of the file, so here the file name is enough."""
-    source, where = row.origin
-    where = where.replace(str(sources.path), sources.path.name)
-    if source == "default" and row.each.option.key:
+    where = found.where.replace(str(sources.path), sources.path.name)
+    if found.source == "default" and each.option.key:
         return "default, or the model file's"
-    return f"environment {where}" if source == "environment" else where or source
+    return f"environment {where}" if found.source == "environment" else where or found.source
 
 
-def _as_json(sources: Sources, preset: str, sections: Mapping[str, list[ConfigRow]]) -> str:
+def _as_json(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> str:
     options = {
         name or "all": {
-            key_of(row.each): {
-                "value": _value(row) if row.each.option.kind is KEYS else _plain(_raw(row)),
-                "source": row.origin[0],
-                "where": row.origin[1],
+            key_of(each): {
+                "value": _value(each, found) if each.option.kind is KEYS else _plain(found.value),
+                "source": found.source,
+                "where": found.where,
             }
-            for row in rows
+            for each, found in rows
         }
         for name, rows in sections.items()
     }
-    facts = {"file": str(sources.path), "exists": sources.has_file, "preset": preset, "presets": sources.presets}
+    presets = list(sources.presets)
+    facts = {"file": str(sources.path), "exists": sources.has_file, "preset": preset, "presets": presets}
     return json.dumps({**facts, "options": options}, indent=2)
-
-
-def _raw(row: ConfigRow) -> Any:
-    return row.each.default if row.found is None else row.found.value
 
 
 def _plain(value: Any) -> Any:

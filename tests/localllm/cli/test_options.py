@@ -20,9 +20,9 @@ from localllm.options.sampling import NAMES
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
-    asked = read_command_line(COMMANDS, [name, *words])
-    assert asked is not None
-    return asked.groups
+    line = read_command_line(COMMANDS, [name, *words])
+    assert line is not None
+    return COMMANDS[name].options(line)
 
 
 def run(*words: str) -> tuple[RunOptions, LoadOptions, AnswerOptions, SamplingOptions]:

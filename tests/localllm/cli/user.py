@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,10 @@ class User:
 
     def runs(self, *words: str) -> dict[str, Any]:
         """Return the options that a command receives, by name. Sampling options are included only if given."""
-        asked = read_command_line(COMMANDS, words, partial(filled, COMMANDS))
-        assert asked is not None
-        groups = [group if isinstance(group, dict) else group.values() for group in asked.groups]
+        line = read_command_line(COMMANDS, words)
+        assert line is not None
+        options = COMMANDS[line.name].options(filled(COMMANDS, line))
+        groups = [group if isinstance(group, dict) else group.values() for group in options]
         return {name: value for group in groups for name, value in group.items()}
 
     def is_refused(self, *words: str) -> str:
