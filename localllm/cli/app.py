@@ -8,7 +8,8 @@ options of a command are built when it is looked up.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
@@ -50,11 +51,13 @@ class Command(NamedTuple):
     line: str
     more: str
     groups: tuple[type[Options], ...]
-    call: Callable[..., None]
+    call: str  # MODULE:FUNCTION of localllm.cli, imported when the command runs
     placed: bool = False
 
     def run(self, line: CommandLine) -> None:
-        self.call(*([line.where] if self.placed else []), *self.options(line))
+        module, _, function = self.call.partition(":")
+        start = getattr(import_module(f"localllm.cli.{module}"), function)
+        start(*([line.where] if self.placed else []), *self.options(line))
 
     def options(self, line: CommandLine) -> tuple[Any, ...]:
         """Return the option groups except `ConfigurationOptions`, with defaults for missing options.

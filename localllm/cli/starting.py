@@ -1,7 +1,8 @@
-"""One function per command. It resolves the model, builds the options, and starts a module in `localllm.cli.commands`.
+"""Start the commands that name a model: each function resolves the name, builds the options, and starts a module in
+`localllm.cli.commands`.
 
-The modules are imported here when a command runs, so that `localllm --help` does not load NumPy. The table of commands
-(`localllm.cli.table`) names these functions.
+The modules are imported after the name is resolved, so that a wrong name is told without loading NumPy. The table of
+commands (`localllm.cli.table`) names these functions.
 """
 
 from __future__ import annotations
@@ -72,12 +73,6 @@ def web(
     serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
 
 
-def top(own: options.TopOptions) -> None:
-    from localllm.cli.top.command import top
-
-    top(own)
-
-
 def show(model: options.ModelName, own: options.ShowOptions) -> None:
     if own.formats or own.archs:
         from localllm.cli.commands import tables
@@ -108,39 +103,3 @@ def imatrix(model: options.ModelName, own: tool_options.ImatrixOptions, opening:
     from localllm.cli.commands.imatrix import imatrix
 
     imatrix(own, one_model(model), opening)
-
-
-def quantize(own: tool_options.QuantizeOptions) -> None:
-    from localllm.cli.commands.quantize import quantize
-
-    quantize(own)
-
-
-def devices(own: options.DevicesOptions) -> None:
-    from localllm.cli.commands.devices import devices
-
-    devices(own)
-
-
-def doctor(own: options.DoctorOptions) -> None:
-    from localllm.cli.commands.doctor import doctor
-
-    doctor(own)
-
-
-def pull(own: options.PullOptions) -> None:
-    from localllm.cli.commands.pull import pull
-
-    pull(own)
-
-
-def list_models(own: options.ListModelsOptions) -> None:
-    from localllm.cli.commands.list import list_models
-
-    list_models(own)
-
-
-def remove(own: options.RemoveOptions) -> None:
-    from localllm.cli.commands.rm import remove
-
-    remove(own)

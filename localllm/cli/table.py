@@ -1,11 +1,11 @@
-"""The table of commands: their help, their option groups, and the functions that start them.
+"""The table of commands: their help, their option groups, and the functions that run them.
 
-A new command is a function in `localllm.cli.starting`, an option group, and a row here.
+A new command is a module in `localllm.cli.commands`, an option group, and a row here.
 """
 
 from __future__ import annotations
 
-from localllm.cli import options, starting, tool_options
+from localllm.cli import options, tool_options
 from localllm.cli.app import Command
 from localllm.options import AnswerOptions, DiffusionOptions, SamplingOptions, ServeOptions
 
@@ -26,7 +26,7 @@ _COMMANDS: dict[str, Command] = {
         "chat with a model (default: the built-in demo)",
         "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. From a pipe, every line is one turn.",
         (options.ModelName, options.ChatOptions, *_ANSWERING),
-        starting.chat,
+        "starting:chat",
     ),
     "run": Command(
         "MODEL [PROMPT]",
@@ -35,7 +35,7 @@ _COMMANDS: dict[str, Command] = {
         "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text. A diffusion\n"
         "model fills in the answer step by step; see docs/diffusion.md.",
         (options.RunOptions, *_ANSWERING, DiffusionOptions),
-        starting.run,
+        "starting:run",
         placed=True,
     ),
     "explain": Command(
@@ -44,7 +44,7 @@ _COMMANDS: dict[str, Command] = {
         "Answers like run, with the same tokens for the same seed, and shows what happened. Every number comes from\n"
         "this run. See docs/explain.md.",
         (options.ExplainOptions, *_EXPLAINING),
-        starting.explain,
+        "starting:explain",
         placed=True,
     ),
     "embed": Command(
@@ -52,7 +52,7 @@ _COMMANDS: dict[str, Command] = {
         "print embeddings of texts, or rank documents",
         "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
         (options.EmbedOptions, options.OpeningOptions),
-        starting.embed,
+        "starting:embed",
     ),
     "serve": Command(
         "[MODEL]",
@@ -60,14 +60,14 @@ _COMMANDS: dict[str, Command] = {
         "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
         "company. Without MODEL, give --models FOLDER.",
         _SERVING,
-        starting.serve,
+        "starting:serve",
     ),
     "web": Command(
         "[MODEL]",
         "chat with a model on a web page (default: the built-in demo)",
         "Runs the same server as localllm serve, and opens its page in the browser.",
         _SERVING,
-        starting.web,
+        "starting:web",
     ),
     "top": Command(
         "[URL]",
@@ -75,7 +75,7 @@ _COMMANDS: dict[str, Command] = {
         "Requests, tokens per second, cache, and percentiles of the time to the first token (TTFT) and between tokens\n"
         "(ITL), estimated from the buckets of GET /metrics. Leave with q or Ctrl-C.",
         (options.TopOptions,),
-        starting.top,
+        "top.command:top",
     ),
     "pull": Command(
         "USER/REPO[:QUANT]",
@@ -83,28 +83,28 @@ _COMMANDS: dict[str, Command] = {
         "QUANT is a quantization (Q4_K_M), the beginning of one, or a file's name. Without QUANT, the largest usual\n"
         "type that fits the free memory. An interrupted pull continues. HF_TOKEN, HF_ENDPOINT and HF_HOME are heeded.",
         (options.PullOptions,),
-        starting.pull,
+        "commands.pull:pull",
     ),
     "list": Command(
         "",
         "list the models on this computer",
         "Those that were pulled, and those of llama.cpp, Ollama and LM Studio. Each name can be given as MODEL.",
         (options.ListModelsOptions,),
-        starting.list_models,
+        "commands.list:list_models",
     ),
     "rm": Command(
         "NAME",
         "delete a model that pull has fetched",
         "Files of other programs are never deleted.",
         (options.RemoveOptions,),
-        starting.remove,
+        "commands.rm:remove",
     ),
     "show": Command(
         "MODEL",
         "show what is in a model file and what memory it needs",
         "",
         (options.ModelName, options.ShowOptions),
-        starting.show,
+        "starting:show",
     ),
     "bench": Command(
         "MODEL...",
@@ -112,14 +112,14 @@ _COMMANDS: dict[str, Command] = {
         "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.\n"
         "p50, p90, p99 ms: time from one decoded token to the next. load s: opening the model. peak: most memory used.",
         (options.ModelNames, tool_options.BenchOptions),
-        starting.bench,
+        "starting:bench",
     ),
     "devices": Command(
         "",
         "list the devices that can run models",
         "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
         (options.DevicesOptions,),
-        starting.devices,
+        "commands.devices:devices",
     ),
     "doctor": Command(
         "",
@@ -127,21 +127,21 @@ _COMMANDS: dict[str, Command] = {
         "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.\n"
         "With --gpu: whether every kernel computes on each device what the NumPy reference computes.",
         (options.DoctorOptions,),
-        starting.doctor,
+        "commands.doctor:doctor",
     ),
     "perplexity": Command(
         "MODEL",
         "measure how well a model predicts a text",
         "Uses llama.cpp's definition: independent windows, each scored over its second half.",
         (options.ModelName, tool_options.PerplexityOptions, options.MeasuringOptions),
-        starting.perplexity,
+        "starting:perplexity",
     ),
     "imatrix": Command(
         "MODEL",
         "measure which weights matter on a text, for quantize --imatrix",
         "Averages the squared inputs of every matrix over the text. llama.cpp can read the file.",
         (options.ModelName, tool_options.ImatrixOptions, options.MeasuringOptions),
-        starting.imatrix,
+        "starting:imatrix",
     ),
     "quantize": Command(
         "IN [OUT] TYPE",
@@ -150,15 +150,9 @@ _COMMANDS: dict[str, Command] = {
         "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
         "replace TYPE.",
         (tool_options.QuantizeOptions,),
-        starting.quantize,
+        "commands.quantize:quantize",
     ),
 }
-
-
-def _config(own: options.ConfigOptions) -> None:
-    from localllm.cli.commands.config import config
-
-    config(own, COMMANDS)
 
 
 _CONFIG = Command(
@@ -167,7 +161,7 @@ _CONFIG = Command(
     "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
     "defaults.",
     (options.ConfigOptions,),
-    _config,
+    "commands.config:config",
 )
 COMMANDS = {
     name: command._replace(groups=(*command.groups, options.ConfigurationOptions))

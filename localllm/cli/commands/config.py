@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.base.printable import printable
-from localllm.cli.app import Command, UsageError, nearest_name
+from localllm.cli.app import UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
 from localllm.cli.configuration import Configured, Sources, file_path
 from localllm.cli.flags import typed
 from localllm.cli.options import ConfigOptions
+from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.values import key_of
 from localllm.options import DeclaredOption
@@ -26,13 +27,13 @@ TITLE = "all commands"
 _Rows = list[tuple[DeclaredOption, Configured]]  # each option with its value, which may be the default
 
 
-def config(own: ConfigOptions, commands: Mapping[str, Command]) -> None:
+def config(own: ConfigOptions) -> None:
     """Show the options of one or all commands, print the path of the configuration file, or only check the file."""
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])
         return
-    sources = Sources(commands, own.config, os.environ)
+    sources = Sources(COMMANDS, own.config, os.environ)
     known = sources.catalogue.commands
     wanted = ALIKE.get(wanted, wanted)
     if wanted not in ("", CHECK, *known):
