@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.base.notices import Notice, Span
+from localllm.base.notices import Notice, Setting, Span
 from localllm.base.printable import printable
 from localllm.plan import (
     BLOCK,
@@ -79,6 +79,11 @@ class CacheTypes:
 
     keys: str = "f16"
     values: str = "f16"
+
+    @property
+    def settings(self) -> tuple[Setting, Setting]:
+        """The options that choose these formats."""
+        return Setting("cache_type_k", self.keys), Setting("cache_type_v", self.values)
 
 
 F16_CACHE = CacheTypes()

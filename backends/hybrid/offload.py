@@ -127,7 +127,7 @@ class Planner:
             yield Together([Setting("ctx_size", context)])
         try:
             if self.fits(wanted, cache=CacheTypes(SMALLER_TYPE, SMALLER_TYPE)):
-                yield Together(Setting(name, SMALLER_TYPE) for name in ("cache_type_k", "cache_type_v"))
+                yield Together(CacheTypes(SMALLER_TYPE, SMALLER_TYPE).settings)
         except BackendError:  # the GPU does not support this cache type
             return
 

@@ -85,9 +85,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
     return tuple(names) or (one_model(options.ModelName()),)
 
 
-def model_and_words(own: options.RunOptions | options.ExplainOptions | options.EmbedOptions) -> tuple[str, list[str]]:
+def model_and_words(own: options.ModelName) -> tuple[str, list[str]]:
     """Return the model and the other arguments of a command. The model is the first argument unless a flag names it."""
-    words = list(own.words)
-    if own.model or own.hf_repo:
-        return one_model(options.ModelName((), own.model, own.hf_repo)), words
-    return one_model(options.ModelName(tuple(words[:1]))), words[1:]
+    count = 0 if own.model or own.hf_repo else 1
+    return one_model(options.ModelName(own.words[:count], own.model, own.hf_repo)), list(own.words[count:])

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from localllm.base.notices import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
-from localllm.options.kinds import PATH, TEXT, Kind, integer, one_of, several
-from localllm.options.load import FORCED, NEAREST_RULE
+from localllm.options.kinds import PATH, TEXT, Kind, integer, several
+from localllm.options.load import CACHE_OPTIONS, FORCED, NEAREST_RULE
 
 if TYPE_CHECKING:
     from localllm.template import Family
 
-_file = partial(option, "", kind=PATH, offers="files")
-_model = partial(option, "", metavar="MODEL", offers="models")
+path = partial(option, "", kind=PATH, offers="files")
 _words = partial(option, (), kind=several(TEXT), argument=True)
 
 
@@ -37,13 +36,6 @@ def _reference(text: str) -> str:
 _REPO = Kind(_reference, TEXT.problem, "REPO")
 
 
-def _hub() -> Any:
-    return option(
-        "", "-hf", "-hfr", "--hf-repo", kind=_REPO, offers="models",
-        help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class ModelName(Options):
     """The model: MODEL or -m MODEL."""
@@ -54,8 +46,11 @@ class ModelName(Options):
         metavar="MODEL",
         offers="models",
     )
-    model: str = _model("-m", "--model", help="same as MODEL")
-    hf_repo: str = _hub()
+    model: str = option("", "-m", "--model", metavar="MODEL", offers="models", help="same as MODEL")
+    hf_repo: str = option(
+        "", "-hf", "-hfr", "--hf-repo", kind=_REPO, offers="models",
+        help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
+    )  # fmt: skip
 
     @property
     def named(self) -> bool:
@@ -102,7 +97,7 @@ class KeepingOptions(Options):
     """How to keep a conversation in a file."""
 
     TITLE: ClassVar[str] = "Prompt cache"
-    prompt_cache: str = _file("--prompt-cache", help="load text and cache from FILE, and save them there at the end")
+    prompt_cache: str = path("--prompt-cache", help="load text and cache from FILE, and save them there at the end")
     prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the --prompt-cache file")
 
 
@@ -111,7 +106,7 @@ class FormatOptions(Options):
     """How to format a prompt: the chat template and its instructions."""
 
     TITLE: ClassVar[str] = "Chat format"
-    system_prompt_file: str = _file("-sysf", "--system-prompt-file", help="read the instructions from a file")
+    system_prompt_file: str = path("-sysf", "--system-prompt-file", help="read the instructions from a file")
     chat_template: str = same(ServeOptions, "chat_template")
 
     def answering(self, given: AnswerOptions) -> AnswerOptions:
@@ -151,7 +146,7 @@ class ConfigurationOptions(Options):
     preset: str = option(
         "", "--preset", metavar="NAME", offers="presets", help="a set of options: creative, precise, coding, or yours"
     )
-    config: str = _file("--config", help="read this configuration file (default: see localllm config path)")
+    config: str = path("--config", help="read this configuration file (default: see localllm config path)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,40 +177,35 @@ class ChatOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions(Options):
+class PromptOptions(ModelName):
+    """The model and the prompt."""
+
+    TITLE: ClassVar[str] = Options.TITLE
     words: tuple[str, ...] = _words(help="the model and the prompt", metavar="MODEL [PROMPT]", offers="models")
-    model: str = _model("-m", "--model", help="same as MODEL")
-    hf_repo: str = _hub()
     prompt: str = option("", "-p", "--prompt", help="same as PROMPT")
-    file: str = _file("-f", "--file", help="read the prompt from a file (-: from stdin)")
+    file: str = path("-f", "--file", help="read the prompt from a file (-: from stdin)")
     raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(PromptOptions):
     stats: bool = option(False, "-v", "--verbose", "--stats", help="show statistics on stderr at the end")
     prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainOptions(Options):
-    words: tuple[str, ...] = same(RunOptions, "words")
-    model: str = same(RunOptions, "model")
-    hf_repo: str = same(RunOptions, "hf_repo")
-    prompt: str = same(RunOptions, "prompt")
-    file: str = same(RunOptions, "file")
-    raw: bool = same(RunOptions, "raw")
-    html: str = _file("-o", "--html", help="also write one HTML page with every number")
+class ExplainOptions(PromptOptions):
+    html: str = path("-o", "--html", help="also write one HTML page with every number")
     candidates: int = option(8, "--candidates", kind=integer(1), help="candidates to list per token of the answer")
     json: bool = option(False, "--json", help="print everything as JSON, without the answer before it")
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedOptions(Options):
+class EmbedOptions(ModelName):
+    TITLE: ClassVar[str] = Options.TITLE
     words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
-    model: str = _model("-m", "--model", help="same as MODEL")
-    hf_repo: str = _hub()
-    file: str = _file("-f", "--file", help="read texts from a file, one per line")
-    pooling: str = option(
-        "auto", "--pooling", kind=one_of("auto", "none", "mean", "cls", "last", "rank"),
-        help="how a text's tokens become one vector: auto (as the file says), none, mean, cls, last or rank",
-    )  # fmt: skip
+    file: str = path("-f", "--file", help="read texts from a file, one per line")
+    pooling: str = same(ServeOptions, "pooling")
     query: str = option("", "--query", kind=TEXT, help="score how well each text answers this query (rerankers)")
     no_normalize: bool = option(False, "--no-normalize", help="keep the length of vectors (default: 1)")
     json: bool = option(False, "--json", help="print everything as JSON")
@@ -224,8 +214,7 @@ class EmbedOptions(Options):
 @dataclass(frozen=True, slots=True)
 class ShowOptions(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
-    cache_type_k: str = same(LoadOptions, "cache_type_k")
-    cache_type_v: str = same(LoadOptions, "cache_type_v")
+    load: LoadOptions = group(LoadOptions, only=CACHE_OPTIONS)
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="list the supported weight formats (no MODEL)")
     archs: bool = option(False, "--archs", help="list the supported architectures (no MODEL)")
@@ -259,10 +248,7 @@ class DoctorOptions(Options):
     yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
     cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
     gpu: bool = option(False, "--gpu", help="check every kernel on every card, and write a report to send")
-    output: str = option(
-        "", "-o", "--output", kind=PATH, metavar="FILE", offers="files",
-        help="with --gpu: the report (default: localllm-gpu-DATE-TIME.json)",
-    )  # fmt: skip
+    output: str = path("-o", "--output", help="with --gpu: the report (default: localllm-gpu-DATE-TIME.json)")
     json: bool = same(ShowOptions, "json")
 
 
@@ -288,4 +274,4 @@ class ModelNames(Options):
         (), "-m", "--model", kind=several(TEXT), repeat=True, metavar="MODEL", offers="models",
         help="same as MODEL; repeatable, one model after the other",
     )  # fmt: skip
-    hf_repo: str = _hub()
+    hf_repo: str = same(ModelName, "hf_repo")

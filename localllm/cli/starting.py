@@ -1,52 +1,51 @@
 """Start the commands that name a model: each function resolves the name, builds the options, and starts a module in
 `localllm.cli.commands`.
 
-The modules are imported after the name is resolved, so that a wrong name is told without loading NumPy. The table of
-commands (`localllm.cli.table`) names these functions.
+The modules are imported after the name is resolved, so a wrong name fails before NumPy is loaded. The table of commands
+(`localllm.cli.table`) names these functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from localllm.cli import options, tool_options
 from localllm.cli.app import UsageError
+from localllm.cli.commands.asking import Asking, asking
 from localllm.cli.naming import model_and_words, one_model, several_models
 from localllm.cli.terminal.console import room
-from localllm.options import AnswerOptions, ServeOptions
+from localllm.options import ServeOptions
+
+Prompted = TypeVar("Prompted", bound=options.PromptOptions)
 
 
 def chat(model: options.ModelName, own: options.ChatOptions, *rest: Any) -> None:
     from localllm.cli.commands.chat import chat, last_talked
 
-    opening, answering, display, keeping, sampling, format_ = _formatted(*rest)
-    going_on = last_talked(own, keeping)
-    name = one_model(model, going_on.model if going_on is not None else "demo")
-    chat(own, name, going_on, opening, answering, display, keeping, sampling, format_)
+    asked = asking({}, own, "", *rest)
+    going_on = last_talked(own, asked.keeping)
+    chat(one_model(model, going_on.model if going_on is not None else "demo"), going_on, asked)
 
 
 def run(where: Mapping[str, str], own: options.RunOptions, *rest: Any) -> None:
-    from localllm.cli.commands.asking import Asking
-    from localllm.cli.commands.run import read_prompt, run
+    from localllm.cli.commands.run import run
 
-    name, words = model_and_words(own)
-    run(name, Asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest)))
+    run(*_prompted(where, own, *rest))
 
 
 def explain(where: Mapping[str, str], own: options.ExplainOptions, *rest: Any) -> None:
     from localllm.cli.commands.explain import explain
+
+    explain(*_prompted(where, own, *rest))
+
+
+def _prompted(where: Mapping[str, str], own: Prompted, *rest: Any) -> tuple[str, Asking[Prompted]]:
+    """Return the model and the request of a command that answers one prompt."""
     from localllm.cli.commands.run import read_prompt
 
     name, words = model_and_words(own)
-    explain(where, own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
-
-
-def _formatted(
-    opening: options.OpeningOptions, answering: AnswerOptions, format_: options.FormatOptions, *rest: Any
-) -> tuple[Any, ...]:
-    """Return the answer options with the instructions read from a file, and the chat template to use."""
-    return opening, format_.answering(answering), *rest, format_.template
+    return name, asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *rest)
 
 
 def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:

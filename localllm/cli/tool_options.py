@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
-from localllm.cli.options import ShowOptions
+from localllm.cli.options import PromptOptions, ShowOptions, path
 from localllm.options import LoadOptions, OptionError, Options, group, option, same
 from localllm.options.kinds import (
     LAYERS,
     PATH,
     SIZE,
-    TEXT,
     Kind,
     above,
     integer,
@@ -24,9 +22,7 @@ from localllm.options.kinds import (
 )
 from localllm.options.load import CACHE_TYPE, FORCED, NEAREST_RULE
 
-_file = partial(option, "", kind=PATH, offers="files")
 PICTURES = (".svg", ".png", ".html")
-_words = partial(option, (), kind=several(TEXT), argument=True)
 
 
 def _prompt_and_answer(text: str) -> tuple[int, int]:
@@ -66,10 +62,10 @@ class BenchOptions(Options):
         "", "--against", metavar="PROGRAM",
         help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
     )  # fmt: skip
-    plot: str = _file(
+    plot: str = path(
         "--plot", help="draw the results and the roofs of this machine: FILE.svg, .png or .html (needs matplotlib)"
     )
-    compare: str = _file(
+    compare: str = path(
         "--compare", metavar="OLD", help="show the ratio to an older run, which -o json or jsonl printed"
     )
     gpu_layers: tuple[int | str, ...] = same(
@@ -113,7 +109,7 @@ class BenchOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class PerplexityOptions(Options):
-    file: str = _file("-f", "--file", help="the text (default: stdin)")
+    file: str = path("-f", "--file", help="the text (default: stdin)")
     chunks: int = option(
         0,
         "--chunks",
@@ -126,8 +122,8 @@ class PerplexityOptions(Options):
         0, "--ppl-stride", kind=integer(0), unit="tokens", shown="off",
         help="let windows overlap: start one every so many tokens, and score as many at its end (0: no overlap)",
     )  # fmt: skip
-    kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
-    save_base: str = _file("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
+    kld: str = path("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
+    save_base: str = path("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --save-base FILE, {NEAREST_RULE}")
     json: bool = same(ShowOptions, "json")
 
@@ -145,15 +141,16 @@ class ImatrixOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions(Options):
-    words: tuple[str, ...] = _words(
-        help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
-    )
+    words: tuple[str, ...] = same(
+        PromptOptions, "words", metavar="IN [OUT] TYPE", offers="types",
+        help="the input, the output, and the type to write",
+    )  # fmt: skip
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting OUT, {NEAREST_RULE}")
     dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"
     )
-    imatrix: str = _file("--imatrix", help="importance matrix (ours or llama.cpp's), or auto: measure one on -f")
+    imatrix: str = path("--imatrix", help="importance matrix (ours or llama.cpp's), or auto: measure one on -f")
     method: str = option(
         "", "--method", kind=one_of("awq", "gptq"), help="awq or gptq: fit the weights to the text of -f"
     )
@@ -176,6 +173,6 @@ class QuantizeOptions(Options):
         False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
     )
     file: str = same(PerplexityOptions, "file", help="text to measure on")
-    test: str = _file("--test", shown="that of -f", help="another text for perplexity and divergence")
+    test: str = path("--test", shown="that of -f", help="another text for perplexity and divergence")
     chunks: int = same(PerplexityOptions, "chunks")
     threads: int | None = same(LoadOptions, "threads")

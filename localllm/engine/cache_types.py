@@ -62,11 +62,11 @@ def harm(name: str, plan: Plan) -> str:
 
 def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, any_type: bool) -> CacheChoice:
     """Return the types to bind; raise LocalLLMError for a type known to be harmful, unless `any_type` is given."""
-    for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
-        reason = harm(name, plan)
+    for setting in asked.settings:
+        reason = harm(setting.value, plan)
         if reason and not any_type:
             advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
-            raise LocalLLMError(Notice(Setting(option, name), f": {reason}", *advice))
+            raise LocalLLMError(Notice(setting, f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):
         return CacheChoice(asked, "")
     share = cache_bytes(plan, limits, CacheTypes()) / max(weight_bytes, 1)

@@ -84,7 +84,7 @@ def bind(
 
     limits = limits_at(context)
     weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
-    asked = CacheTypes(options.cache_type_k, options.cache_type_v)
+    asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
         limits = fit_limits(

@@ -76,9 +76,9 @@ def same(group: type[Options], name: str, *, default: Any = MISSING, **changed: 
     return _field(found.default if default is MISSING else default, found.option._replace(**changed))
 
 
-def group(kind: type[Options], without: Collection[str] = ()) -> Any:
-    """Declare a field that holds another group of options, except the options in `without`."""
-    names = tuple(name for name in kind.names() if name not in without)
+def group(kind: type[Options], without: Collection[str] = (), only: Collection[str] = ()) -> Any:
+    """Declare a field that holds the options of another group: all but those in `without`, or those in `only`."""
+    names = tuple(only or (name for name in kind.names() if name not in without))
     return field(default=kind(), metadata={"group": kind, "names": names})
 
 

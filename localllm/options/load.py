@@ -11,6 +11,7 @@ from localllm.options.speculation import SpeculationOptions
 
 BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8", "auto")  # from `backends.cache`
+CACHE_OPTIONS = ("cache_type_k", "cache_type_v")
 CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 FORCED = "override a refusal:"  # the meaning of --force, before the list of a command
 NEAREST_RULE = "taking the nearest known tokenizer rule"
@@ -58,3 +59,8 @@ class LoadOptions(Options):
         help=f"{FORCED} using a cache type that harms the model, {NEAREST_RULE}, using a card that fails its check",
     )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """The types of the keys and of the values in the KV cache."""
+        return self.cache_type_k, self.cache_type_v

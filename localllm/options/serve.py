@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from localllm.base.notices import Notice, Setting, Written
-from localllm.options.answer import LIMIT, AnswerOptions
+from localllm.base.notices import Notice, Setting
+from localllm.options.answer import AnswerOptions
 from localllm.options.declare import Options, option, same
 from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, integer, one_of, several
 
@@ -53,10 +53,7 @@ class ServeOptions(Options):
     parallel: int = option(
         4, "-np", "--parallel", kind=integer(1, MAX_PARALLEL), help="answers to write at the same time"
     )
-    max_tokens: int | None = option(
-        None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
-        shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
-    )  # fmt: skip
+    max_tokens: int | None = same(AnswerOptions, "max_tokens", help="maximum answer length of requests that give none")
     alias: str = option(
         "", "-a", "--alias", metavar="NAME,...", help="names of the model for clients (default: its file)"
     )

@@ -1,13 +1,13 @@
-"""The options of `localllm run` as one value, which is passed to the runner for the kind of model."""
+"""The options of a command that answers (chat, run and explain) as one value."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
-from localllm.cli.options import DisplayOptions, KeepingOptions, OpeningOptions, RunOptions
+from localllm.cli.options import DisplayOptions, FormatOptions, KeepingOptions, OpeningOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.options import AnswerOptions, DiffusionOptions
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from localllm.template import Family
 
 
-class Asking(NamedTuple):
+Own = TypeVar("Own")
+
+
+class Asking(NamedTuple, Generic[Own]):
     """The options of a request, from the command line and the configuration."""
 
     where: Mapping[str, str]  # source of each option that is not on the command line
-    own: RunOptions
+    own: Own  # the options that only this command has
     prompt: str
     opening: OpeningOptions
     answering: AnswerOptions
@@ -40,6 +43,24 @@ class Asking(NamedTuple):
                 raise LocalLLMError(Notice(f"{problem}; leave ", Setting(name), " out"))
         for name in names:
             say(Notice("note: ", Setting(name), f" ({self.where[name]}) has no effect on {on}"), YELLOW)
+
+
+def asking(where: Mapping[str, str], own: Own, prompt: str, *groups: Any) -> Asking[Own]:
+    """Gather the option groups of a command. The instructions are read if a file has them."""
+    given = {type(each): each for each in groups}
+    format_: FormatOptions = given[FormatOptions]
+    return Asking(
+        where,
+        own,
+        prompt,
+        given[OpeningOptions],
+        format_.answering(given[AnswerOptions]),
+        given.get(DisplayOptions, DisplayOptions()),
+        given[KeepingOptions],
+        given[dict],
+        given.get(DiffusionOptions, DiffusionOptions()),
+        format_.template,
+    )
 
 
 def without_template(answering: AnswerOptions, where: Mapping[str, str]) -> None:

@@ -327,7 +327,7 @@ def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
 
     Columns of optional measurements appear only if they were measured.
     """
-    cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
+    cache = any(load.cache_types != ("f16", "f16") for load in own.loads)
     layers = () if own.gpu_layers != ("auto",) else ("ngl",)
     absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     absent |= set() if energy.counters else {"J/token"}

@@ -124,6 +124,7 @@ def _compare(own: BenchOptions, path: Path, threads: int, test: Test, program: s
             say(f"{path.name} {test.name}: round {number + 1} of {own.repetitions}, {pace}")
     rates, peers = ([float(run["avg_ts"]) for run in runs] for runs in (ours, theirs))
     ratios = [a / b for a, b in zip(rates, peers, strict=True)]
+    keys, values = own.load.cache_types
     build = theirs[0].get("build_commit") or "unknown"
     return Compared(
         model_filename=str(path),
@@ -131,8 +132,8 @@ def _compare(own: BenchOptions, path: Path, threads: int, test: Test, program: s
         cpu_info=ours[0]["cpu_info"],
         n_threads=threads,
         n_gpu_layers=str(own.load.gpu_layers),
-        type_k=own.load.cache_type_k,
-        type_v=own.load.cache_type_v,
+        type_k=keys,
+        type_v=values,
         n_prompt=test.prompt,
         n_gen=test.answer,
         n_depth=test.depth,
@@ -155,7 +156,7 @@ def _words(own: BenchOptions, path: Path, threads: int, test: Test) -> list[str]
     counts = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.answer}"] if both else []
     counts = counts or ["-p", str(test.prompt), "-n", str(test.answer)]
     depth = ["-d", str(test.depth)] if test.depth else []
-    keys, values = own.load.cache_type_k, own.load.cache_type_v
+    keys, values = own.load.cache_types
     types = ["-ctk", keys, "-ctv", values] if (keys, values) != ("f16", "f16") else []
     return ["-m", str(path), "-t", str(threads), *counts, *depth, *types, "-r", "1", "-o", "json"]
 
@@ -175,7 +176,7 @@ def _peer_words(own: BenchOptions, ours: dict[str, Any]) -> list[str]:
     on_card = [] if layers == "auto" else ["-ngl", "999" if layers == "all" else str(layers)]
     words = ["-ngl", "0"] if ours["backends"] == "CPU" else on_card
     words += ["-ncmoe", str(own.load.n_cpu_moe)] if own.load.n_cpu_moe else []
-    return [*words, *(["-fa", "1"] if own.load.cache_type_v not in _PLAIN else [])]
+    return [*words, *(["-fa", "1"] if own.load.cache_types[1] not in _PLAIN else [])]
 
 
 def _run(command: Sequence[str], name: str) -> dict[str, Any]:

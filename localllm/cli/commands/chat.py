@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from time import time
-from typing import Any
 
 from localllm import load
 from localllm.chat import template_of
@@ -19,8 +17,9 @@ from localllm.cli.chat.journal import Journal, Talked, last
 from localllm.cli.chat.settings import ChatSettings
 from localllm.cli.chat.state import state_folder
 from localllm.cli.chat.talk import Talk
+from localllm.cli.commands.asking import Asking
 from localllm.cli.naming import title
-from localllm.cli.options import ChatOptions, DisplayOptions, KeepingOptions, OpeningOptions
+from localllm.cli.options import ChatOptions, DisplayOptions, KeepingOptions
 from localllm.cli.terminal.answer import converse, tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.formatting import age
@@ -28,33 +27,19 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.shown import shown_on
 from localllm.model import Model
-from localllm.options import AnswerOptions
 from localllm.sandbox import Confined
-from localllm.template import Family, renderer
+from localllm.template import renderer
 
 
-def chat(
-    own: ChatOptions,
-    name: str,
-    going_on: Talked | None,
-    opening: OpeningOptions,
-    answering: AnswerOptions,
-    display: DisplayOptions,
-    keeping: KeepingOptions,
-    sampling: Mapping[str, Any],
-    format_: Family | None = None,
-) -> None:
-    """Chat until the user leaves, continuing the saved conversation `going_on` if given.
-
-    `format_` replaces the chat template of the model.
-    """
-    check_place(keeping)
+def chat(name: str, going_on: Talked | None, asked: Asking[ChatOptions]) -> None:
+    """Chat until the user leaves, continuing the saved conversation `going_on` if given."""
+    check_place(asked.keeping)
     with renderer() as confined:
         confined.start()  # start while the model loads
         with LoadProgress() as progress:
-            model = load(name, opening.options, progress=progress)
+            model = load(name, asked.opening.options, progress=progress)
         with model:
-            _talk(own, name, going_on, model, confined, opening, answering, display, keeping, sampling, format_)
+            _talk(name, going_on, model, confined, asked)
 
 
 def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:
@@ -73,25 +58,14 @@ def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:
     return found
 
 
-def _talk(
-    own: ChatOptions,
-    name: str,
-    going_on: Talked | None,
-    model: Model,
-    confined: Confined,
-    opening: OpeningOptions,
-    answering: AnswerOptions,
-    display: DisplayOptions,
-    keeping: KeepingOptions,
-    sampling: Mapping[str, Any],
-    format_: Family | None,
-) -> None:
+def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, asked: Asking[ChatOptions]) -> None:
+    own, display = asked.own, asked.display
     tell(model)
-    template, note = template_of(model, confined, format_)
+    template, note = template_of(model, confined, asked.format_)
     if note:
         say(f"note: {note}", YELLOW)
-    conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
-    cache = PromptCache(keeping, model)
+    conversation = converse(model, template, asked.answering, asked.sampling, context_shift=own.context_shift)
+    cache = PromptCache(asked.keeping, model)
     cache.go_on(conversation)
     if going_on is not None:
         conversation.resume(going_on.messages)
@@ -103,7 +77,8 @@ def _talk(
     on_terminal, edited = sys.stdin.isatty(), _can_edit()
     folder = state_folder() if not own.no_history and (on_terminal or going_on is not None) else None
     stats = "off" if own.no_stats else "full" if own.stats else "on"
-    settings = ChatSettings(model, conversation, answering, sampling, opening.options.speculation, display)
+    speculation = asked.opening.options.speculation
+    settings = ChatSettings(model, conversation, asked.answering, asked.sampling, speculation, display)
     journal = Journal(folder / "conversations", _lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)

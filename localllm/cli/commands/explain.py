@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.base.files.outputs import check_target, new_file
+from localllm.cli.commands.asking import Asking
 from localllm.cli.commands.explain_view import view
 from localllm.cli.commands.run import AskedReply, ask
 from localllm.cli.naming import title
-from localllm.cli.options import ExplainOptions, KeepingOptions, OpeningOptions
+from localllm.cli.options import ExplainOptions
 from localllm.cli.terminal.answer import interruptible, tell
 from localllm.cli.terminal.console import LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
@@ -21,29 +20,13 @@ from localllm.explain.explanation import Explanation
 from localllm.explain.facts import facts
 from localllm.explain.page import page
 from localllm.explain.recorder import AnswerRecorder
-from localllm.options import AnswerOptions
-
-if TYPE_CHECKING:
-    from localllm.template import Family
 
 
-def explain(
-    where: Mapping[str, str],
-    own: ExplainOptions,
-    name: str,
-    prompt: str,
-    opening: OpeningOptions,
-    answering: AnswerOptions,
-    keeping: KeepingOptions,
-    sampling: Mapping[str, Any],
-    format_: Family | None = None,
-) -> None:
-    """Answer `prompt` like `run`, then print the explanation. Raise KeyboardInterrupt if Ctrl-C stopped the answer.
-
-    `where` is the source of each option that is not on the command line.
-    """
+def explain(name: str, asked: Asking[ExplainOptions]) -> None:
+    """Answer a prompt like `run`, then print the explanation. Raise KeyboardInterrupt if Ctrl-C stopped the answer."""
     from localllm.template import renderer
 
+    own, opening, keeping = asked.own, asked.opening, asked.keeping
     target = Path(own.html) if own.html else None
     if target is not None:  # fail before the model loads
         check_target(target, opening.force, reading=[name, *([own.file] if own.file else [])])
@@ -58,30 +41,30 @@ def explain(
             cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
             cache.take_up()
             recorder = AnswerRecorder(model, own.candidates)
-            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel, where, recorder)
-            answer = _answer(own, recorder, asked)
-            end = asked.reply.end
+            question = ask(asked, model, confined, cancel, recorder)
+            answer = _answer(own, recorder, question)
+            end = question.reply.end
             account = Account(recorder.record, model, best(before, measure_roofs(model)), end)
-            it = Explanation(title(name), model.device, prompt, answer, account, model.tokenizer)
+            it = Explanation(title(name), model.device, asked.prompt, answer, account, model.tokenizer)
             if own.json:
                 print(json.dumps(facts(it), indent=2))
             else:
                 view(it)
             if target is not None:
                 _write(target, it, opening.force)
-            cache.keep(asked.evaluated()[: end.usage.prompt_tokens], [])
+            cache.keep(question.evaluated()[: end.usage.prompt_tokens], [])
     if end.reason == "cancelled":
         raise KeyboardInterrupt
 
 
-def _answer(own: ExplainOptions, recorder: AnswerRecorder, asked: AskedReply) -> str:
+def _answer(own: ExplainOptions, recorder: AnswerRecorder, question: AskedReply) -> str:
     """Stream the answer and record its steps. Control characters are escaped in pipes too, because the output is a
     report.
     """
     parts = list[str]()
     with recorder.watching():
-        for piece in asked.reply:
-            parts.append(piece.raw if asked.conversation is None else asked.conversation.shown(piece))
+        for piece in question.reply:
+            parts.append(piece.raw if question.conversation is None else question.conversation.shown(piece))
             if not own.json:
                 print(parts[-1], end="", flush=True)
     if not own.json:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from localllm import load
 from localllm.base.files.regular import read_text
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, without_template
-from localllm.cli.options import DisplayOptions
+from localllm.cli.options import DisplayOptions, PromptOptions, RunOptions
 from localllm.cli.terminal.answer import (
     MeasuredRoof,
     converse,
@@ -27,7 +27,6 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.constrained.request import text_constraint
 from localllm.generation.request import Request
 from localllm.generation.speculation.errors import NoDrafts
-from localllm.options import AnswerOptions
 from localllm.reply import Reply, pieces_of
 
 if TYPE_CHECKING:
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from localllm.generation.request import AnswerObserver
     from localllm.model import Model
     from localllm.sandbox import Confined
-    from localllm.template import Family
+
+Prompted = TypeVar("Prompted", bound=PromptOptions)
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
@@ -51,7 +51,7 @@ def read_prompt(given: Sequence[str], file: str) -> str:
     return prompt
 
 
-def run(name: str, asked: Asking) -> None:
+def run(name: str, asked: Asking[RunOptions]) -> None:
     """Answer a prompt. Raise KeyboardInterrupt if Ctrl-C stopped the answer."""
     from localllm.template import renderer
 
@@ -68,7 +68,7 @@ def run(name: str, asked: Asking) -> None:
             _answer(model, confined, asked)
 
 
-def _loaded(name: str, asked: Asking) -> Model:
+def _loaded(name: str, asked: Asking[RunOptions]) -> Model:
     """Load a model. If the model does not support speculation, and only the configuration asks for it, load it without
     speculation."""
     options = asked.opening.options
@@ -97,43 +97,37 @@ class AskedReply(NamedTuple):
 
 
 def ask(
-    raw: bool,
+    asked: Asking[Prompted],
     model: Model,
-    prompt: str,
     confined: Confined,
-    answering: AnswerOptions,
-    sampling: Mapping[str, Any],
-    format_: Family | None,
     cancel: threading.Event,
-    where: Mapping[str, str],
     observer: AnswerObserver | None = None,
 ) -> AskedReply:
-    """Submit a prompt to a model, as one turn of a chat or, if `raw`, as plain text. `where` is as in `Asking`."""
-    conversation = None if raw or model.encodes else _conversation(model, confined, answering, sampling, format_)
+    """Submit the prompt to a model, as one turn of a chat or, with --raw, as plain text."""
+    answering = asked.answering
+    conversation = None if asked.own.raw or model.encodes else _conversation(model, confined, asked)
     if conversation is not None:
         conversation.observer = observer
-        return AskedReply(conversation.say(prompt, cancel), [], conversation)
-    without_template(answering, where)
-    ids = model.prompt_ids(prompt, parse_special=True)  # parse control tokens in the prompt
+        return AskedReply(conversation.say(asked.prompt, cancel), [], conversation)
+    without_template(answering, asked.where)
+    ids = model.prompt_ids(asked.prompt, parse_special=True)  # parse control tokens in the prompt
     constraint = text_constraint(model, answering.structure)
     request = Request(
-        ids, sampling_of(model, sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
+        ids, sampling_of(model, asked.sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
         constraint=constraint, observer=observer,
     )  # fmt: skip
     return AskedReply(Reply(pieces_of(model.stepper.stream(request, cancel))), ids, None)
 
 
-def _answer(model: Model, confined: Confined, asked: Asking) -> None:
-    own, keeping, answering = asked.own, asked.keeping, asked.answering
+def _answer(model: Model, confined: Confined, asked: Asking[RunOptions]) -> None:
+    own, keeping = asked.own, asked.keeping
     with interruptible() as cancel:
         tell(model)
         if own.prompt_cache_all and not keeping.prompt_cache:
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, asked.opening.force)
         cache.take_up()
-        question = ask(
-            own.raw, model, asked.prompt, confined, answering, asked.sampling, asked.format_, cancel, asked.where
-        )
+        question = ask(asked, model, confined, cancel)
         conversation = question.conversation
         end = write(question.reply, asked.display if conversation else DisplayOptions(plain=True), conversation)
         if end.reason == "context":
@@ -150,18 +144,12 @@ def _answer(model: Model, confined: Confined, asked: Asking) -> None:
         raise KeyboardInterrupt
 
 
-def _conversation(
-    model: Model,
-    confined: Confined,
-    answering: AnswerOptions,
-    sampling: Mapping[str, Any],
-    format_: Family | None,
-) -> Conversation | None:
+def _conversation(model: Model, confined: Confined, asked: Asking[Prompted]) -> Conversation | None:
     """Return the conversation for the prompt, or None if the prompt is continued as plain text."""
     from localllm.chat import is_plain, template_of
 
-    template, note = template_of(model, confined, format_)
-    if format_ is None and is_plain(template):
+    template, note = template_of(model, confined, asked.format_)
+    if asked.format_ is None and is_plain(template):
         say(
             "note: the file has no chat template; the model continues the prompt as plain text (--raw hides this note)",
             YELLOW,
@@ -169,4 +157,4 @@ def _conversation(
         return None
     if note:
         say(f"note: {note}", YELLOW)
-    return converse(model, template, answering, sampling)
+    return converse(model, template, asked.answering, asked.sampling)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.cli.commands.asking import Asking, without_template
+from localllm.cli.options import RunOptions
 from localllm.cli.terminal.answer import interruptible, sampling_of, tell
 from localllm.cli.terminal.console import YELLOW, raw, say
 from localllm.cli.terminal.shown import shown_on
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 MASK = "\u2591"  # shown at masked positions
 
 
-def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
+def run_diffusion(model: Model, confined: Confined, asked: Asking[RunOptions]) -> None:
     """Generate the answer and print it. On Ctrl-C, print nothing and raise KeyboardInterrupt."""
     _refuse(asked)
     with interruptible() as cancel:
@@ -55,7 +56,7 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
         )
 
 
-def _refuse(asked: Asking) -> None:
+def _refuse(asked: Asking[RunOptions]) -> None:
     """Raise LocalLLMError for typed options that need left-to-right generation. Configured options get a note."""
     cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
     structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
@@ -63,7 +64,7 @@ def _refuse(asked: Asking) -> None:
     asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "a diffusion model")
 
 
-def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
+def _prompt(model: Model, confined: Confined, asked: Asking[RunOptions]) -> tuple[list[int], tuple[str, ...]]:
     """Return the prompt's token ids and the stop strings. If there is a chat template, the prompt is a chat turn."""
     from localllm.chat import is_plain, template_of
     from localllm.template import ChatEncoder
@@ -91,7 +92,7 @@ def cut_at_stops(text: str, stops: tuple[str, ...]) -> str:
     return text[: min([found for stop in stops if (found := text.find(stop)) >= 0], default=len(text))]
 
 
-def _write(text: str, asked: Asking) -> None:
+def _write(text: str, asked: Asking[RunOptions]) -> None:
     shown = shown_on(sys.stdout, asked.display if not asked.own.raw else asked.display.changed({"plain": True}))
     try:
         shown.content(text)
@@ -100,7 +101,7 @@ def _write(text: str, asked: Asking) -> None:
 
 
 @contextmanager
-def _shown(model: Model, asked: Asking) -> Iterator[Any]:
+def _shown(model: Model, asked: Asking[RunOptions]) -> Iterator[Any]:
     """Yield a function that shows a canvas. On a terminal it shows the text so far on the alternate screen; elsewhere
     it does nothing.
 

@@ -41,7 +41,7 @@ def show(own: ShowOptions, name: str) -> None:
 
     with renderer() as confined, open_gguf(resolve(name)) as file:
         confined.start()  # start now; the result is needed later
-        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v), confined)
+        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(*own.load.cache_types), confined)
     if own.json:
         print(json.dumps(facts, indent=2))
     else:
