@@ -164,7 +164,7 @@ def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def broken(*groups: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=broken))
+    monkeypatch.setattr("localllm.cli.starting.show", broken)
     assert main(["show", "m"]) == 1
     err = capsys.readouterr().err
     assert "bug in localllm: KeyError: 'lost'" in err
@@ -178,7 +178,7 @@ def test_ctrl_c_while_a_model_loads_is_no_error(
     def interrupted(*groups: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=interrupted))
+    monkeypatch.setattr("localllm.cli.starting.show", interrupted)
     assert main(["show", "m"]) == 130
     assert capsys.readouterr() == ("", "")
 
