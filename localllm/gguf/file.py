@@ -24,9 +24,11 @@ from localllm.base.printable import printable
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
+from localllm.quant import dequantize
 
 MetadataValue = bool | int | float | str | NDArray[Any] | StringArray
 
+_CHECKED_BYTES = 1 << 20  # stored bytes to dequantize at a time
 _SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _MAX_PARTS = (1 << 16) - 1  # split.count is stored as uint16
 
@@ -117,6 +119,16 @@ class GGUFTensor:
             what = self._check(int(rows.min()), int(rows.max()) + 1)
             self._shard.read_pieces(out, (self._offset + rows * self.row_bytes).tolist(), what)
         return out
+
+    def check_finite(self) -> None:
+        """Raise GGUFError if a value is infinite or NaN, as in a damaged file. Reads the whole tensor."""
+        step = max(1, _CHECKED_BYTES // self.row_bytes)
+        for start in range(0, self.rows, step):
+            finite = np.isfinite(dequantize(self.read(start, min(start + step, self.rows)), self.format)).all(axis=1)
+            if not finite.all():
+                row = start + int(np.argmin(finite))
+                problem = f"row {row} has a value that is infinite or NaN; the file is damaged: download it again"
+                raise GGUFError(self._shard.path, f"tensor '{printable(self.name)}'", problem)
 
     def _check(self, start: int, stop: int) -> str:
         """Return the tensor's name for error messages; raise GGUFError unless rows start..stop exist."""

@@ -111,6 +111,21 @@ def test_rows_of_every_slice(small: Path) -> None:
         assert (file.path, file.version) == (small, 3)
 
 
+def test_a_value_that_is_not_finite_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.gguf.file._CHECKED_BYTES", 2 * 18)  # two rows at a time
+    for row, scale in ((None, 0x3C00), (0, 0x7C00), (4, 0xFE00)):  # 1, infinity, NaN
+        blocks = np.zeros((5, 18), np.uint8)
+        if row is not None:
+            blocks[row, :2] = np.array([scale], "<u2").view(np.uint8)
+        write_gguf(tmp_path / f"{scale}.gguf", {"general.architecture": "llama"}, [("w", "Q4_0", (5, 32), blocks)])
+        with open_gguf(tmp_path / f"{scale}.gguf") as file:
+            if row is None:
+                file.tensors["w"].check_finite()
+                continue
+            with pytest.raises(GGUFError, match=f"tensor 'w': row {row} has a value that is infinite or NaN"):
+                file.tensors["w"].check_finite()
+
+
 def test_a_read_in_many_system_calls(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.base.files.positioned._MOST", 5)  # bytes per system call; 2^30 in production
     with open_gguf(small) as file:
