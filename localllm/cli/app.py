@@ -86,6 +86,13 @@ def nearest_name(name: str, known: Collection[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
+def one_word(words: Sequence[str], noun: str, default: str = "") -> str:
+    """Return the only argument of a command, or the default. Raise UsageError if there are several, or none at all."""
+    if len(words) > 1 or not (words or default):
+        raise UsageError(f"expected one {noun}" + (f", got {len(words)}: {', '.join(words)}" if words else ""))
+    return words[0] if words else default
+
+
 class _Strict:
     """A Typer command that knows llama.cpp's long options with one dash, and never splits `-ngl` into `-n gl`."""
 
@@ -185,11 +192,11 @@ class _Group(_Strict, TyperGroup):
 def _parameter(each: DeclaredOption) -> Any:
     """Return an option as a Typer parameter."""
     option = each.option
-    offered = getattr(complete, option.offers) if option.offers else None
+    offered = getattr(complete, option.offers) if option.offers else lambda incomplete: option.kind.choices
     common: dict[str, Any] = {
         "help": typed(option.help) + (f" [{typed(option.shown)}]" if option.shown else ""),
         "show_default": False,
-        "autocompletion": offered and (lambda ctx, args, incomplete: offered(incomplete)),
+        "autocompletion": lambda ctx, args, incomplete: offered(incomplete),
     }
     if option.argument:
         return TyperArgument(param_decls=[each.name], nargs=-1, metavar=option.metavar, **common)

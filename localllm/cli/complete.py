@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localllm.options.load import BACKENDS, CACHE_TYPES
-
 
 def models(incomplete: str) -> list[str]:
     """Return bundled models, GGUF files, folders that may contain models, and names from the model stores."""
@@ -26,14 +24,6 @@ def types(incomplete: str) -> list[str]:
     from localllm.quant.mixes import MIXES
 
     return [name for name in (*MIXES, "COPY") if name.startswith(incomplete.upper())] + models(incomplete)
-
-
-def cache_types(incomplete: str) -> list[str]:
-    return [name for name in CACHE_TYPES if name.startswith(incomplete)]
-
-
-def backends(incomplete: str) -> list[str]:
-    return [name for name in BACKENDS if name.startswith(incomplete)]
 
 
 def presets(incomplete: str) -> list[str]:

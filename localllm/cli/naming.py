@@ -9,7 +9,7 @@ from pathlib import Path
 from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
-from localllm.cli.app import UsageError
+from localllm.cli.app import UsageError, one_word
 from localllm.loading.resolve import BOX, is_model_folder, resolve
 
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
@@ -59,15 +59,13 @@ def one_model(given: options.ModelName, default: str = "") -> str:
     """Return the given MODEL, after downloading it from the hub if needed. Raise UsageError unless exactly one is
     given."""
     names = [name for name in (*given.words, given.model, given.hf_repo) if name]
-    if len(names) > 1:
-        raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
     if not names and not default:
         raise UsageError("MODEL is required: give a GGUF file or a name, or demo for the built-in model")
+    name = one_word(names, "MODEL", default)
     if given.hf_repo:
         from localllm.cli.commands.pull import fetched
 
         return os.fspath(fetched(given.hf_repo))
-    name = names[0] if names else default
     resolve(name)  # fail before a command writes or loads anything
     return name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from localllm.cli.options import PromptOptions, ShowOptions, path
@@ -23,6 +24,8 @@ from localllm.options.kinds import (
 from localllm.options.load import CACHE_TYPE, FORCED, NEAREST_RULE
 
 PICTURES = (".svg", ".png", ".html")
+_list = partial(same, LoadOptions, metavar="N,...")  # bench measures every value of a list
+_CACHE_TYPES = listed(CACHE_TYPE)
 
 
 def _prompt_and_answer(text: str) -> tuple[int, int]:
@@ -50,9 +53,7 @@ class BenchOptions(Options):
     n_depth: tuple[int, ...] = option(
         (0,), "-d", "--n-depth", kind=listed(integer(0)), unit="tokens", shown="0", help="tokens already in the cache"
     )
-    threads: tuple[int | None, ...] = same(
-        LoadOptions, "threads", default=(None,), kind=listed(optional(integer(1))), metavar="N,..."
-    )
+    threads: tuple[int | None, ...] = _list("threads", default=(None,), kind=listed(optional(integer(1))))
     repetitions: int = option(5, "-r", "--repetitions", kind=integer(1), help="runs per test")
     output: str = option(
         "md", "-o", "--output", kind=one_of("md", "json", "jsonl", "csv", "sql"), metavar="KIND",
@@ -68,15 +69,9 @@ class BenchOptions(Options):
     compare: str = path(
         "--compare", metavar="OLD", help="show the ratio to an older run, which -o json or jsonl printed"
     )
-    gpu_layers: tuple[int | str, ...] = same(
-        LoadOptions, "gpu_layers", default=("auto",), kind=listed(LAYERS), metavar="N,..."
-    )
-    cache_type_k: tuple[str, ...] = same(
-        LoadOptions, "cache_type_k", default=("f16",), kind=listed(CACHE_TYPE), metavar="TYPE,..."
-    )
-    cache_type_v: tuple[str, ...] = same(
-        LoadOptions, "cache_type_v", default=("f16",), kind=listed(CACHE_TYPE), metavar="TYPE,..."
-    )
+    gpu_layers: tuple[int | str, ...] = _list("gpu_layers", default=("auto",), kind=listed(LAYERS))
+    cache_type_k: tuple[str, ...] = _list("cache_type_k", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
+    cache_type_v: tuple[str, ...] = _list("cache_type_v", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
     load: LoadOptions = group(
         LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
     )

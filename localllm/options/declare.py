@@ -29,7 +29,7 @@ class Option(NamedTuple):
     repeat: bool = False  # the flag may be repeated, and each use adds a value
     finish: Callable[[list[Any]], Any] = tuple  # converts the values of a repeated flag to the field
     shown: str = ""  # the default as shown in help; a `Notice` if it names other options
-    offers: str = ""  # shell completion: models, files, types, backends, cache_types
+    offers: str = ""  # shell completion of values that are not choices: models, files, types, presets
     key: str = ""  # name of the default value in a model file
     flag: str = ""  # the flag that messages name
     argument: bool = False  # a positional argument, without a flag

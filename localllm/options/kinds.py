@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     read: Callable[[str], Any]  # parses a value; raises OptionError if it is invalid
     problem: Callable[[Any], str]  # returns the error: "is 3: it must be a number from 0 to 1", or ""
     metavar: str = "TEXT"  # placeholder for the value in help
+    choices: tuple[str, ...] = ()  # the values, if they are few; the shell completes them
 
 
 def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
@@ -119,7 +120,7 @@ def one_of(*names: str, nothing: Any = "") -> Kind:
         return text
 
     allows = lambda value: value == nothing or (isinstance(value, str) and value in names)  # noqa: E731
-    return Kind(read, checked(allows, f"one of {', '.join(names)}"), "NAME")
+    return Kind(read, checked(allows, f"one of {', '.join(names)}"), "NAME", names)
 
 
 def pair_of(form: str) -> Kind:

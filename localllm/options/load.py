@@ -30,7 +30,7 @@ class LoadOptions(Options):
         None, "-t", "--threads", kind=optional(integer(1)), help="CPU threads", shown="all processors"
     )
     backend: str = option(
-        "auto", "--backend", kind=one_of(*BACKENDS), offers="backends",
+        "auto", "--backend", kind=one_of(*BACKENDS),
         help="auto, cpu, cuda, opencl, or reference (slow)",
     )  # fmt: skip
     gpu_layers: int | str = option(
@@ -46,11 +46,11 @@ class LoadOptions(Options):
         help="device: number or part of its name (see localllm devices)",
     )  # fmt: skip
     cache_type_k: str = option(
-        "f16", "-ctk", "--cache-type-k", kind=CACHE_TYPE, offers="cache_types",
+        "f16", "-ctk", "--cache-type-k", kind=CACHE_TYPE,
         help=f"format of the keys in the cache: {', '.join(CACHE_TYPES[:-1])}, or auto",
     )  # fmt: skip
     cache_type_v: str = option(
-        "f16", "-ctv", "--cache-type-v", kind=CACHE_TYPE, offers="cache_types",
+        "f16", "-ctv", "--cache-type-v", kind=CACHE_TYPE,
         help="format of the values in the cache",
     )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)

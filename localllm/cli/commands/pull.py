@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localllm.cli.app import UsageError
+from localllm.cli.app import UsageError, one_word
 from localllm.cli.options import PullOptions
 from localllm.cli.terminal.console import DownloadProgress, say
 from localllm.cli.terminal.formatting import size
@@ -15,11 +15,9 @@ from localllm.hub.reference import Reference, reference
 
 def pull(own: PullOptions) -> None:
     """Download a model and print its local name."""
-    if len(own.words) != 1:
-        given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
-        raise UsageError(f"expected one USER/REPO[:QUANT]{given}")
+    name = one_word(own.words, "USER/REPO[:QUANT]")
     try:
-        asked = reference(own.words[0])
+        asked = reference(name)
     except StoreError as error:
         raise UsageError(str(error)) from None
     print(_pull(asked)[0])

@@ -6,7 +6,7 @@ import os
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
-from localllm.cli.app import UsageError
+from localllm.cli.app import one_word
 from localllm.cli.options import RemoveOptions
 from localllm.cli.terminal.asking import agrees
 from localllm.cli.terminal.console import say
@@ -20,10 +20,7 @@ from localllm.loading.resolve import BOX
 
 def remove(own: RemoveOptions) -> None:
     """Delete a model after asking. Raise LocalLLMError if `pull` did not download it."""
-    if len(own.words) != 1:
-        given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
-        raise UsageError(f"expected one NAME{given}")
-    name, places = own.words[0], StoreFolders.here()
+    name, places = one_word(own.words, "NAME"), StoreFolders.here()
     if name in BOX:
         raise LocalLLMError(f"{name} comes with localllm and stays")
     if os.path.lexists(name):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, Queue
 from time import monotonic, time
 
-from localllm.cli.app import UsageError
+from localllm.cli.app import one_word
 from localllm.cli.flags import typed
 from localllm.cli.options import TopOptions
 from localllm.cli.terminal.console import raw, room
@@ -31,10 +31,9 @@ KEY_SECONDS = 0.25
 
 def top(own: TopOptions) -> None:
     """Watch a server. Raise TopError if it cannot be reached at the start."""
-    if len(own.words) > 1:
-        raise UsageError(f"expected one URL, got {len(own.words)}: {', '.join(own.words)}")
+    url = one_word(own.words, "URL", USUAL)
     given = (*keys_in(own.api_key_file)[:1], *own.api_key)
-    client = Client(address_of(own.words[0] if own.words else USUAL), given[-1] if given else "")
+    client = Client(address_of(url), given[-1] if given else "")
     once = own.once or not sys.stdout.isatty()
     asking = _Asking(client, ONCE_SECONDS if once else float(own.interval))
     recent = Recent()
