@@ -78,6 +78,9 @@ def bind(
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
+    if options.check_tensors:
+        for tensor in file.tensors.values():
+            tensor.check_finite()
 
     def limits_at(context: int) -> Limits:
         return limits_of(context, plan, max(1, sequences), diffuses)

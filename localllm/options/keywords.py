@@ -18,6 +18,7 @@ class LoadKeywords(TypedDict, total=False):
     device: str
     cache_type_k: str
     cache_type_v: str
+    check_tensors: bool
     model_draft: str | os.PathLike[str]
     spec: str | None
     draft_max: int

@@ -53,6 +53,9 @@ class LoadOptions(Options):
         "f16", "-ctv", "--cache-type-v", kind=CACHE_TYPE,
         help="format of the values in the cache",
     )  # fmt: skip
+    check_tensors: bool = option(
+        False, "--check-tensors", help="read every weight first, and refuse a file with infinite or NaN values"
+    )
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
         False, "--force",

@@ -89,6 +89,23 @@ def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
         localllm.load(tmp_path / "nothing.gguf")
 
 
+def test_a_damaged_weight_is_found_if_asked_for(path: Path, tmp_path: Path) -> None:
+    localllm.load(path, check_tensors=True).close()
+    with open_gguf(path) as file:
+        tensor = file.tensors["blk.0.ffn_up.weight"]
+        assert tensor.format == "Q8_0"
+        row = tensor.read(2, 3).tobytes()
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(path.read_bytes().replace(row, b"\0\x7c" + row[2:]))  # the scale of a block is infinite
+    localllm.load(damaged).close()
+    told = "tensor 'blk.0.ffn_up.weight': row 2 has a value that is infinite or NaN"
+    with pytest.raises(GGUFError, match=told):
+        localllm.load(damaged, check_tensors=True)
+    done = program("run", damaged, "hi", "--check-tensors")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr
+
+
 def test_progress_hears_of_the_weights(path: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     localllm.load(path, threads=1, progress=lambda *news: heard.append(news)).close()
