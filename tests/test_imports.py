@@ -48,7 +48,7 @@ FOREIGN: dict[str, set[str]] = {
     "localllm/template": {"jinja2"},
     "localllm/sandbox": {"tokenizers"},
     "localllm/constrained": {"llguidance"},
-    "localllm/server": {"starlette", "uvicorn", "prometheus_client"},
+    "localllm/server": {"msgspec", "starlette", "uvicorn", "prometheus_client"},
     "localllm/hub": {"huggingface_hub"},
     "localllm/convert": {"gguf"},
     "localllm/cli": {"rich", "typer", "platformdirs"},

@@ -33,6 +33,9 @@ class Option(NamedTuple):
     key: str = ""  # name of the default value in a model file
     flag: str = ""  # the flag that messages name
     argument: bool = False  # a positional argument, without a flag
+    field: str = ""  # name in requests to the server; "": the option's own name
+    vllm: str = ""  # vLLM's name in requests in OpenAI's format
+    ollama: bool = False  # whether requests in Ollama's format have the option
 
 
 class DeclaredOption(NamedTuple):
@@ -58,6 +61,9 @@ def option(
     key: str = "",
     flag: str = "",
     argument: bool = False,
+    field: str = "",
+    vllm: str = "",
+    ollama: bool = False,
 ) -> Any:
     """Declare a field as an option. If the default is False, it is a switch. `default` can be an empty dict."""
     kind = kind or (SWITCH if default is False else TEXT)
@@ -65,7 +71,8 @@ def option(
         shown = "" if default is None or default is False or default in ("", (), {}) else str(default)
     flag = flag or (flags[0] if flags else "")
     made = Option(
-        flags, help, kind, metavar or kind.metavar, unit, repeat, finish, shown, offers, key, flag, argument
+        flags, help, kind, metavar or kind.metavar, unit, repeat, finish, shown, offers, key, flag, argument, field,
+        vllm, ollama,
     )  # fmt: skip
     return _field(default, made)
 

@@ -23,6 +23,7 @@ class Kind(NamedTuple):
     problem: Callable[[Any], str]  # returns the error: "is 3: it must be a number from 0 to 1", or ""
     metavar: str = "TEXT"  # placeholder for the value in help
     choices: tuple[str, ...] = ()  # the values, if they are few; the shell completes them
+    clamp: tuple[float, float] | None = None  # range to which llama.cpp's API clamps values instead of refusing them
 
 
 def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
@@ -54,7 +55,12 @@ PATH = Kind(str, checked(lambda value: isinstance(value, str | os.PathLike), "a 
 SWITCH = Kind(lambda text: True, checked(lambda value: isinstance(value, bool), "True or False"))
 
 
-def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says: str) -> Kind:
+def number(
+    convert: type[int] | type[float],
+    allows: Callable[[Any], bool],
+    says: str,
+    clamp: tuple[float, float] | None = None,
+) -> Kind:
     """Return a kind for numbers that `allows` accepts."""
     family, noun = (Integral, "whole number") if convert is int else (Real, "number")
 
@@ -64,7 +70,7 @@ def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says
         except ValueError:
             raise OptionError(f"{text!r} is not a {noun}") from None
 
-    return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N")
+    return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N", clamp)
 
 
 def integer(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:

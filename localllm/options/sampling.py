@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from localllm.base.notices import Notice, Written
 from localllm.options.declare import Options, option
-from localllm.options.kinds import Kind, OptionError, number
+from localllm.options.kinds import MOST_WHOLE, Kind, OptionError, number
 
 LETTERS = {  # llama.cpp's letter for each sampler, in llama.cpp's order
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
@@ -38,12 +38,15 @@ def _not_negative(value: float) -> bool:
 
 NUMBER = number(float, _finite, "a finite number")
 COUNT = number(int, _not_negative, "a whole number, 0 or more")
-AMOUNT = number(float, _not_negative, "a finite number, 0 or more")
-SHARE = number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-TOP = number(int, _finite, "a whole number (0 or less switches it off)")
+RATE = number(float, _not_negative, "a finite number, 0 or more")
+AMOUNT = RATE._replace(clamp=(0, math.inf))
+SHARE = number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1", (0, 1))
+TOP = number(int, _finite, "a whole number (0 or less switches it off)", (0, MOST_WHOLE))
 SEED = number(int, lambda value: -1 <= value < 2**64, "a whole number from 0 to 2^64 - 1, or -1 for a fresh one")
 VERSION = number(int, lambda value: value in (0, 1, 2), "0, 1 or 2")
-TARGET = number(float, lambda value: -math.inf < value <= 1, "a number up to 1 (below 0 switches it off)")
+TARGET = number(
+    float, lambda value: -math.inf < value <= 1, "a number up to 1 (below 0 switches it off)", (-math.inf, 1)
+)
 DIVISOR = number(float, lambda value: 1e-30 < value < 1e30, "a finite number above 0 (1 switches it off)")
 DECAY = number(float, lambda value: 0 <= value <= 0.99, "a number from 0 to 0.99")
 BASE = number(float, lambda value: 1 <= value < math.inf, "a finite number, 1 or more")
@@ -120,17 +123,23 @@ class SamplingOptions(Options):
     TITLE: ClassVar[str] = "Sampling"
     seed: int = option(-1, "-s", "--seed", kind=SEED, help="random seed (-1: a new one)")
     temperature: float = option(
-        0.8, "--temp", "--temperature", kind=AMOUNT, key="temp", help="temperature (0: always the top token)"
+        0.8, "--temp", "--temperature", kind=AMOUNT, key="temp", ollama=True,
+        help="temperature (0: always the top token)",
+    )  # fmt: skip
+    top_k: int = option(
+        40, "--top-k", kind=TOP, key="top_k", ollama=True, help="keep the k most likely tokens (0: all)"
     )
-    top_k: int = option(40, "--top-k", kind=TOP, key="top_k", help="keep the k most likely tokens (0: all)")
     top_p: float = option(
-        0.95, "--top-p", kind=SHARE, key="top_p",
+        0.95, "--top-p", kind=SHARE, key="top_p", ollama=True,
         help="keep the most likely tokens with this total probability (1: all)",
     )  # fmt: skip
     min_p: float = option(
-        0.05, "--min-p", kind=SHARE, key="min_p", help="minimum probability, relative to the top token (0: off)"
+        0.05, "--min-p", kind=SHARE, key="min_p", ollama=True,
+        help="minimum probability, relative to the top token (0: off)",
+    )  # fmt: skip
+    typical_p: float = option(
+        1.0, "--typical", "--typical-p", kind=SHARE, ollama=True, help="locally typical sampling (1: off)"
     )
-    typical_p: float = option(1.0, "--typical", "--typical-p", kind=SHARE, help="locally typical sampling (1: off)")
     top_n_sigma: float = option(
         -1.0, "--top-nsigma", "--top-n-sigma", kind=NUMBER, help="keep logits within n sigma of the largest (-1: off)"
     )
@@ -147,14 +156,14 @@ class SamplingOptions(Options):
         help="last tokens that the next three penalties consider",
     )  # fmt: skip
     repeat_penalty: float = option(
-        1.0, "--repeat-penalty", kind=DIVISOR, key="penalty_repeat",
+        1.0, "--repeat-penalty", kind=DIVISOR, key="penalty_repeat", ollama=True, vllm="repetition_penalty",
         help="divide the logits of repeated tokens by this (1: off)",
     )  # fmt: skip
     presence_penalty: float = option(
-        0.0, "--presence-penalty", kind=NUMBER, help="subtract this from the logits of repeated tokens"
+        0.0, "--presence-penalty", kind=NUMBER, ollama=True, help="subtract this from the logits of repeated tokens"
     )
     frequency_penalty: float = option(
-        0.0, "--frequency-penalty", kind=NUMBER, help="subtract this for each time a token was seen"
+        0.0, "--frequency-penalty", kind=NUMBER, ollama=True, help="subtract this for each time a token was seen"
     )
     dry_multiplier: float = option(
         0.0, "--dry-multiplier", kind=AMOUNT, help="strength of DRY, a penalty on repeated phrases (0: off)"
@@ -175,7 +184,9 @@ class SamplingOptions(Options):
     dynatemp_range: float = option(
         0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, with entropy (0: off)"
     )
-    dynatemp_exp: float = option(1.0, "--dynatemp-exp", kind=AMOUNT, help="exponent of the entropy in that range")
+    dynatemp_exp: float = option(
+        1.0, "--dynatemp-exp", kind=AMOUNT, field="dynatemp_exponent", help="exponent of the entropy in that range"
+    )
     adaptive_target: float = option(
         -1.0, "--adaptive-target", kind=TARGET,
         help="prefer tokens near this probability; needs adaptive_p among the samplers (-1: off)",
@@ -185,14 +196,16 @@ class SamplingOptions(Options):
         help="how slowly adaptive_p forgets the tokens chosen so far",
     )  # fmt: skip
     mirostat: int = option(
-        0, "--mirostat", kind=VERSION, key="mirostat",
+        0, "--mirostat", kind=VERSION, key="mirostat", ollama=True,
         help="hold the surprise of the text at a target, instead of other samplers: version 1 or 2 (0: off)",
     )  # fmt: skip
     mirostat_tau: float = option(
-        5.0, "--mirostat-ent", kind=AMOUNT, unit="bits", key="mirostat_tau",
+        5.0, "--mirostat-ent", kind=RATE, unit="bits", key="mirostat_tau", ollama=True,
         help="Mirostat's target, the mean surprise of a token",
     )  # fmt: skip
-    mirostat_eta: float = option(0.1, "--mirostat-lr", kind=AMOUNT, key="mirostat_eta", help="Mirostat's learning rate")
+    mirostat_eta: float = option(
+        0.1, "--mirostat-lr", kind=RATE, key="mirostat_eta", ollama=True, help="Mirostat's learning rate"
+    )
     logit_bias: Mapping[int, float] = option(
         {}, "-l", "--logit-bias", kind=BIAS, repeat=True, finish=dict,
         help=Notice(

@@ -6,8 +6,9 @@ string. Images, audio and files are refused.
 
 from __future__ import annotations
 
-from localllm.server.errors import BadRequest
-from localllm.server.fields import Fields
+from collections.abc import Sequence
+
+from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 from localllm.server.turn import Json
 
 # Types of text parts and the field that holds the text, in OpenAI's chat and responses APIs and in Anthropic's API.
@@ -34,30 +35,43 @@ MEDIA = {
 JOINT = "\n"
 
 
-def read_text_field(fields: Fields, name: str) -> str | None:
-    """Return the text of a content field, or None if it is missing or null. Raise BadRequest for types other than
-    text."""
-    value = fields.data.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise fields.wrong(name, "expected a text or a list of parts")
-    return JOINT.join(part_text(part) for part in fields.each(name))
+class Part(Body):
+    """A part of a message's content."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type in MEDIA:
+            raise Wrong("", f"{MEDIA[self.type]} input is not supported; send text")
+        if self.type not in TEXTS:
+            raise Wrong("type", f"unknown type of content; supported: {', '.join(TEXTS)}")
+        if getattr(self, TEXTS[self.type]) is None:
+            raise Wrong(TEXTS[self.type], MISSING)
+
+    def __str__(self) -> str:
+        return str(getattr(self, TEXTS[self.type]))
 
 
-def part_text(part: Fields) -> str:
-    """Return the text of a part."""
-    kind = part.text("type", "text")
-    if kind not in TEXTS:
-        raise not_text(part, kind)
-    return part.text(TEXTS[kind])
+Parts = str | list[Part]
 
 
-def not_text(part: Fields, kind: str) -> BadRequest:
-    """Return the error for a part that is not text."""
-    if kind in MEDIA:
-        return BadRequest(f"{part.where}: {MEDIA[kind]} input is not supported; send text", part.where)
-    return part.wrong("type", f"unknown type of content; supported: {', '.join(TEXTS)}")
+def joined(content: str | Sequence[Part] | None) -> str:
+    """Return the text of a content field, which is "" if it is missing."""
+    return content if isinstance(content, str) else JOINT.join(map(str, content or ()))
+
+
+class _Typed(Body):
+    type: str | None = None
+
+
+def type_of(item: Json, where: str, default: str = "") -> str:
+    """Return the `type` of an object that has one of several forms; raise BadRequest if it is required."""
+    found = read(item, _Typed, where).type
+    if found is None and not default:
+        raise wrong(MISSING, where, "type")
+    return default if found is None else found
 
 
 class Draft:

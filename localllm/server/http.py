@@ -1,9 +1,10 @@
-"""HTTP helpers for all APIs. A handler gets the fields of a request, and returns JSON or a stream.
+"""HTTP helpers for all APIs. A handler gets the body of a request as a struct, and returns JSON or a stream.
+
+    class Chat(Handlers):
+        async def complete(self, request: Request, body: ChatBody) -> Response | Json: ...
 
     def routes(service, settings):
-        return post(("/v1/chat/completions",), chat, settings.limits)
-
-    async def chat(request: Request, fields: Fields) -> Response | Json: ...
+        return post(("/v1/chat/completions",), Chat(service, settings).complete, settings.limits)
 
 A handler may raise the exceptions that `refusal.py` lists. It is cancelled when its client disconnects.
 """
@@ -12,60 +13,66 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from localllm.server.body import ClientGone, read_json
-from localllm.server.fields import Fields
+from localllm.server.interface import Service
 from localllm.server.limits import ServerLimits
 from localllm.server.refusal import Refusal, refusal_of
+from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of
 from localllm.server.streams import disconnected, ndjson, sse
+from localllm.server.structs import read
 from localllm.server.turn import Json
 from localllm.server.wire import dumps, frame, line
 
-__all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_json", "refused", "reply", "sse"]
+__all__ = ["Handlers", "client", "frame", "get", "line", "ndjson", "post", "read_json", "refused", "reply", "sse"]
 
 T = TypeVar("T")
-Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
+Reply = Response | Json | list[Any]
 CLIENT = "localllm.client"  # key of a request's client in the ASGI scope, set by `security.py`
 GONE = 499  # nginx's status for a closed connection, which appears only in logs
 
 
-def post(paths: Sequence[str], handler: Handler, limits: ServerLimits) -> list[Route]:
-    """Make the routes of a handler that takes a JSON object. The handler is cancelled if the client disconnects."""
+class Handlers:
+    """A group of handlers over the same service."""
 
+    def __init__(self, service: Service, settings: ServerSettings) -> None:
+        self.service, self.settings = service, settings
+
+
+def post(paths: Sequence[str], handler: Callable[..., Coroutine[Any, Any, Reply]], limits: ServerLimits) -> list[Route]:
+    """Make the routes of a handler that takes a JSON object, which the type of its parameter `body` describes. The
+    handler is cancelled if the client disconnects."""
+    kind = get_type_hints(handler)["body"]
+
+    async def work(request: Request) -> Reply:
+        body = read(await read_json(request, limits), kind)
+        return await while_connected(request, handler(request, body))
+
+    return _routes(paths, work, "POST")
+
+
+def get(paths: Sequence[str], handler: Callable[[Request], Awaitable[Reply]], method: str = "GET") -> list[Route]:
+    """Make the routes of a handler without a body."""
+    return _routes(paths, handler, method)
+
+
+def _routes(paths: Sequence[str], handler: Callable[[Request], Awaitable[Reply]], method: str) -> list[Route]:
     async def endpoint(request: Request) -> Response:
-        return await _answered(request, _posted(request, handler, limits))
-
-    return [Route(path, endpoint, methods=["POST"]) for path in paths]
-
-
-def get(paths: Sequence[str], handler: Handler, method: str = "GET") -> list[Route]:
-    """Make the routes of a handler without a body. Its fields are the query parameters, as strings."""
-
-    async def endpoint(request: Request) -> Response:
-        return await _answered(request, handler(request, Fields(dict(request.query_params))))
+        try:
+            found = await handler(request)
+        except ClientGone:
+            return Response(status_code=GONE)
+        except Exception as error:
+            return refused(refusal_of(error), request.scope["path"])
+        return found if isinstance(found, Response) else reply(found)
 
     return [Route(path, endpoint, methods=[method]) for path in paths]
-
-
-async def _posted(request: Request, handler: Handler, limits: ServerLimits) -> Response | Json | list[Any]:
-    fields = Fields(await read_json(request, limits))
-    return await while_connected(request, handler(request, fields))
-
-
-async def _answered(request: Request, work: Awaitable[Response | Json | list[Any]]) -> Response:
-    try:
-        found = await work
-    except ClientGone:
-        return Response(status_code=GONE)
-    except Exception as error:
-        return refused(refusal_of(error), request.scope["path"])
-    return found if isinstance(found, Response) else reply(found)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

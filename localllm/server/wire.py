@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
+
+import msgspec
 
 PING = b": keep-alive\n\n"  # a comment, which clients of event streams skip
 
@@ -12,21 +13,10 @@ PING = b": keep-alive\n\n"  # a comment, which clients of event streams skip
 def dumps(value: Any) -> bytes:
     """Return JSON on one line. Lone surrogates are replaced; NaN and infinities become null."""
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _finite(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case float():
-            return value if math.isfinite(value) else None
-    return value
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def frame(data: Any, event: str = "") -> bytes:

@@ -7,45 +7,39 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.server.anthropic.request import read_message
+from localllm.server.anthropic.request import MessageBody, read_message
 from localllm.server.anthropic.writer import MessageWriter
 from localllm.server.collected import closing
-from localllm.server.fields import Fields
-from localllm.server.http import client, sse
-from localllm.server.interface import Service
+from localllm.server.http import Handlers, client, sse
 from localllm.server.openai.head import new_id
-from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, Turn
 from localllm.server.wire import frame
 
 
-class Messages:
+class Messages(Handlers):
     """HTTP handlers for messages and token counts."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self._service, self._settings = service, settings
-
-    async def create(self, request: Request, fields: Fields) -> Response | Json:
+    async def create(self, request: Request, body: MessageBody) -> Response | Json:
         """Create a message."""
-        model = self._service.find(fields.text("model", "")).id
-        asked = read_message(fields, client(request), self._settings.max_tokens)
+        model = self.service.find(body.model).id
+        asked = read_message(body, client(request), self.settings.max_tokens)
         writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.shows_reasoning)
         events = self._events(model, asked.turn, writer)
         if asked.stream:
-            return sse(_framed(events), self._settings.limits)
+            return sse(_framed(events), self.settings.limits)
         async with closing(events):
             async for _ in events:
                 pass
         return writer.message()
 
-    async def count(self, request: Request, fields: Fields) -> Json:
+    async def count(self, request: Request, body: MessageBody) -> Json:
         """Return the number of tokens in the prompt."""
-        model = self._service.find(fields.text("model", "")).id
-        asked = read_message(fields, client(request))
-        return {"input_tokens": await self._service.count(model, asked.turn)}
+        model = self.service.find(body.model).id
+        asked = read_message(body, client(request))
+        return {"input_tokens": await self.service.count(model, asked.turn)}
 
     async def _events(self, model: str, turn: Turn, writer: MessageWriter) -> AsyncIterator[Json]:
-        async with closing(self._service.answer(model, turn)) as events:
+        async with closing(self.service.answer(model, turn)) as events:
             async for event in events:
                 for made in writer.events(event):
                     yield made

@@ -7,14 +7,16 @@ A user's message may contain tool results, which become separate messages before
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from localllm.server.anthropic.stable import stable_prompt
-from localllm.server.content import JOINT, MEDIA, Draft, drafted, not_text, part_text
-from localllm.server.fields import Fields
+from localllm.server.content import JOINT, MEDIA, TEXTS, Draft, Part, drafted, type_of
+from localllm.server.structs import Body, read, wrong
 from localllm.server.turn import Json
 
-ROLES = ("user", "assistant", "system")
 SKIPPED = (  # blocks of tools that Anthropic runs, and encrypted reasoning
     "redacted_thinking",
     "server_tool_use",
@@ -34,96 +36,120 @@ RESULT = "tool_result"
 ERROR = "Error: "  # prefix of the result of a failed tool
 
 
-def read_messages(fields: Fields) -> list[Json]:
+class Message(Body):
+    """A message. The types of its blocks depend on the role."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Json]
+
+
+Blocks = str | list[Json] | None
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+def messages_json(messages: Sequence[Message], system: Blocks) -> list[Json]:
     """Return the messages of a request with `system` first. Consecutive messages of the same role are joined."""
-    if not fields.list("messages"):
-        raise fields.wrong("messages", "expected at least one message")
     drafts: list[Draft] = []
-    for message in fields.each("messages"):
-        _read(drafts, message)
+    for number, message in enumerate(messages):
+        _read(drafts, message, f"messages[{number}]")
     if all(draft.role == "system" for draft in drafts):
-        raise fields.wrong("messages", "expected a message with text, tool_use or tool_result")
-    system = read_blocks(fields, "system")
-    first = [{"role": "system", "content": system}] if system else []
+        raise wrong("expected a message with text, tool_use or tool_result", "messages")
+    rules = read_blocks(system, "system")
+    first = [{"role": "system", "content": rules}] if rules else []
     return first + [draft.json() for draft in drafts]
 
 
-def read_blocks(fields: Fields, name: str) -> str:
+def read_blocks(blocks: Blocks, where: str) -> str:
     """Return the text of a field that is a string or a list of text blocks."""
-    value = fields.data.get(name)
-    if value is None or isinstance(value, str):
-        return stable_prompt(value or "")
-    return JOINT.join(filter(None, (text for block in fields.each(name) if (text := _text(block)) is not None)))
+    if blocks is None or isinstance(blocks, str):
+        return stable_prompt(blocks or "")
+    return JOINT.join(filter(None, (_text(block, f"{where}[{number}]") for number, block in enumerate(blocks))))
 
 
-def _text(block: Fields) -> str | None:
+def _text(block: Json, where: str) -> str | None:
     """Return the text of a block, or None if its type is skipped."""
-    kind = block.text("type", "text")
+    kind = type_of(block, where, "text")
     if kind == "search_result":
-        return JOINT.join((block.text("title", ""), block.text("source", ""), read_blocks(block, "content")))
-    return None if kind in SKIPPED else stable_prompt(part_text(block))
+        found = read(block, SearchResult, where)
+        return JOINT.join((found.title, found.source, read_blocks(found.content, f"{where}.content")))
+    return None if kind in SKIPPED else stable_prompt(str(read(block, Part, where)))
 
 
-def _read(drafts: list[Draft], message: Fields) -> None:
-    role = message.choice("role", ROLES)
-    value = message.data.get("content")
-    if value is None:
-        raise message.wrong("content", "required, but missing")
-    if isinstance(value, str):
-        drafted(drafts, role).texts.append(stable_prompt(value))
-    elif not isinstance(value, list):
-        raise message.wrong("content", "expected a text or a list of blocks")
-    elif role == "assistant":
-        for block in message.each("content"):
-            _read_own(drafts, block)
+def _read(drafts: list[Draft], message: Message, where: str) -> None:
+    role, content = message.role, message.content
+    if isinstance(content, str):
+        drafted(drafts, role).texts.append(stable_prompt(content))
+        return
+    blocks = [(block, f"{where}.content[{number}]") for number, block in enumerate(content)]
+    if role == "assistant":
+        for each in blocks:
+            _read_own(drafts, *each)
     else:
-        _read_given(drafts, role, list(message.each("content")))
+        _read_given(drafts, role, blocks)
 
 
-def _read_given(drafts: list[Draft], role: str, blocks: list[Fields]) -> None:
+def _read_given(drafts: list[Draft], role: str, blocks: list[tuple[Json, str]]) -> None:
     """Read the blocks of a user's message: tool results first, then all other blocks."""
-    results = [_result(block) for block in blocks if block.data.get("type") == RESULT]
-    texts = [text for block in blocks if block.data.get("type") != RESULT and (text := _text(block)) is not None]
+    results = [_result(*each) for each in blocks if each[0].get("type") == RESULT]
+    texts = [_text(*each) for each in blocks if each[0].get("type") != RESULT]
     drafts += results
-    if texts or not results:
-        drafted(drafts, role).texts += texts
+    if not results or any(text is not None for text in texts):
+        drafted(drafts, role).texts += [text for text in texts if text is not None]
 
 
-def _result(block: Fields) -> Draft:
-    text = read_blocks(block, "content")
-    if block.flag("is_error", False) and not text.startswith(ERROR):
+class SearchResult(Body):
+    """A search result in the user's message."""
+
+    title: str = ""
+    source: str = ""
+    content: Blocks = None
+
+
+class ToolResult(Body):
+    """The result of a tool."""
+
+    tool_use_id: str
+    content: Blocks = None
+    is_error: bool = False
+
+
+def _result(block: Json, where: str) -> Draft:
+    found = read(block, ToolResult, where)
+    text = read_blocks(found.content, f"{where}.content")
+    if found.is_error and not text.startswith(ERROR):
         text = ERROR + text
-    return Draft("tool", text, call_id=block.text("tool_use_id"))
+    return Draft("tool", text, call_id=found.tool_use_id)
 
 
 # -- the assistant's blocks ------------------------------------------------------------------------------------------
 
 
-def _read_own(drafts: list[Draft], block: Fields) -> None:
-    kind = block.text("type", "text")
-    if kind in OWN:
-        OWN[kind](drafted(drafts, "assistant"), block)
-    elif kind not in SKIPPED:
-        raise not_text(block, kind) if kind in MEDIA else block.wrong("type", "unknown type of block")
+class Thinking(Body):
+    """A reasoning block."""
+
+    thinking: str = ""
 
 
-def _own_text(draft: Draft, block: Fields) -> None:
-    draft.texts.append(stable_prompt(part_text(block)))
+class ToolUse(Body):
+    """A tool call."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
 
 
-def _own_reasoning(draft: Draft, block: Fields) -> None:
-    if reasoning := block.text("thinking", ""):
-        draft.reasoning.append(reasoning)
-
-
-def _own_call(draft: Draft, block: Fields) -> None:
-    arguments = json.dumps(block.object("input", {}), ensure_ascii=False)
-    function = {"name": block.text("name"), "arguments": arguments}
-    draft.calls.append({"id": block.text("id"), "type": "function", "function": function})
-
-
-OWN: dict[str, Callable[[Draft, Fields], None]] = {
-    "text": _own_text,
-    "thinking": _own_reasoning,
-    "tool_use": _own_call,
-}
+def _read_own(drafts: list[Draft], block: Json, where: str) -> None:
+    kind = type_of(block, where, "text")
+    if kind in SKIPPED:
+        return
+    draft = drafted(drafts, "assistant")
+    if kind == "thinking":
+        draft.reasoning += filter(None, [read(block, Thinking, where).thinking])
+    elif kind == "tool_use":
+        use = read(block, ToolUse, where)
+        function = {"name": use.name, "arguments": json.dumps(use.input, ensure_ascii=False)}
+        draft.calls.append({"id": use.id, "type": "function", "function": function})
+    elif kind in TEXTS or kind in MEDIA:
+        draft.texts.append(stable_prompt(str(read(block, Part, where))))
+    else:
+        raise wrong("unknown type of block", where, "type")

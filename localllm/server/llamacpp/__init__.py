@@ -19,7 +19,7 @@ from localllm.server.settings import ServerSettings
 def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of llama.cpp's native API."""
     completions, vectors = Completions(service, settings), Vectors(service, settings)
-    texts, state = Texts(service), StatusRoutes(service, settings)
+    texts, state = Texts(service, settings), StatusRoutes(service, settings)
     posts = (
         (("/completion", "/completions"), completions.complete),
         (("/infill",), completions.infill),

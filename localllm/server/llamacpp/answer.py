@@ -13,6 +13,7 @@ from localllm.generation.request import Event, Finished, Logprob, Prefilled, Sta
 from localllm.generation.statistics import Usage
 from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
+from localllm.server.structs import listed
 from localllm.server.turn import Json, ModelInfo
 
 LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
@@ -63,7 +64,7 @@ class Answer:
     cut: Cut = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cut = Cut(self.wanted.indent, self.wanted.milliseconds)
+        self.cut = Cut(self.wanted.body.n_indent, self.wanted.body.t_max_predict_ms)
 
     def take(self, event: Event) -> list[Json]:
         """Process an event, and return the chunks that a stream sends for it."""
@@ -79,7 +80,7 @@ class Answer:
             case Token():
                 self.clock.token(self.prompt_tokens)
                 self.tokens.append(event.token)
-                if event.logprob is not None and self.wanted.probs:
+                if event.logprob is not None and self.wanted.generation.logprobs:
                     probability = _sampled if self.wanted.generation.sampled else _probability
                     self.probabilities.append(probability(event.logprob))
                 return self._text(event.parts)
@@ -90,7 +91,7 @@ class Answer:
                 return []
 
     def _progress(self) -> list[Json]:
-        if not self.wanted.return_progress:
+        if not self.wanted.body.return_progress:
             return []
         progress = {
             "total": self.prompt_tokens,
@@ -105,7 +106,7 @@ class Answer:
         new, ends = self.cut.take(new, self.clock.usage().decode_seconds * 1e3)
         self.text.append(new)
         self.lines = self.lines or "\n" in new
-        chunks = self._sent() if self.wanted.stream and new else []
+        chunks = self._sent() if self.wanted.body.stream and new else []
         return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
 
     def _sent(self) -> list[Json]:
@@ -116,7 +117,7 @@ class Answer:
         if self.sent == len(self.tokens):
             return []
         chunk = self._chunk("".join(self.text), self.tokens[self.sent :])
-        if self.wanted.probs:
+        if self.wanted.generation.logprobs:
             chunk["completion_probabilities"] = self.probabilities[self.sent :]
         self.text.clear()
         self.sent = len(self.tokens)
@@ -128,11 +129,11 @@ class Answer:
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": self.wanted.slot,
+            "id_slot": self.wanted.generation.slot,
             "tokens_predicted": self.clock.predicted,
             "tokens_evaluated": self.prompt_tokens,
         }
-        return found | ({"timings": timings(self.clock.usage())} if self.wanted.timings_per_token else {})
+        return found | ({"timings": timings(self.clock.usage())} if self.wanted.body.timings_per_token else {})
 
     def _end(self, done: Finished) -> list[Json]:
         self.done = done
@@ -141,13 +142,13 @@ class Answer:
     def final(self) -> Json:
         """Return the final object. In a stream it only has text that was not sent before."""
         assert self.done is not None
-        usage, stream = self.done.usage, self.wanted.stream
-        shown = self.tokens[self.sent :] if stream else self.tokens if self.wanted.return_tokens else []
+        usage, stream = self.done.usage, self.wanted.body.stream
+        shown = self.tokens[self.sent :] if stream else self.tokens if self.wanted.body.return_tokens else []
         found: Json = {
             "index": self.index,
             "content": "".join(self.text),
             "tokens": shown,
-            "id_slot": self.wanted.slot,
+            "id_slot": self.wanted.generation.slot,
             "stop": True,
             "model": self.model.id,
             "tokens_predicted": usage.answer_tokens,
@@ -163,7 +164,7 @@ class Answer:
         }
         if self.probabilities and not stream:
             found["completion_probabilities"] = self.probabilities[: len(self.probabilities) - self.stop_tokens]
-        return _chosen(found, self.wanted.response_fields)
+        return _chosen(found, listed(self.wanted.body.response_fields))
 
 
 def _length(usage: Usage) -> int:

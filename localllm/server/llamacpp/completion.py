@@ -5,59 +5,71 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.request import Event, Finished
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.fields import Fields
-from localllm.server.http import client, sse
-from localllm.server.interface import Service
+from localllm.server.http import Handlers, client, sse
 from localllm.server.llamacpp.answer import Answer
 from localllm.server.llamacpp.prompts import split, tokens
-from localllm.server.llamacpp.request import wanted
+from localllm.server.llamacpp.request import CompletionBody, wanted
 from localllm.server.merge import AT_ONCE, merged
-from localllm.server.settings import ServerSettings
+from localllm.server.structs import Body
 from localllm.server.turn import Completion, Json
 
 MAX_ANSWERS = 1024  # maximum choices per request: number of prompts times n
 MAX_EXTRA = 4096  # maximum number of files for infilling
 
 
-class Completions:
+class ExtraFile(Body, kw_only=True):
+    """A file for infilling."""
+
+    filename: str = "tmp"
+    text: str
+
+
+class InfillBody(CompletionBody):
+    """The body of an infill request."""
+
+    prompt: str = ""
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_EXTRA)] = []
+
+
+class Completions(Handlers):
     """HTTP handlers of completions."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
-
-    async def complete(self, request: Request, fields: Fields) -> Response | Json | list[Any]:
-        model = self.service.find(fields.text("model", "")).id
-        if not fields.has("prompt"):
+    async def complete(self, request: Request, body: CompletionBody) -> Response | Json | list[Any]:
+        model = self.service.find(body.model).id
+        if body.prompt is None:
             raise BadRequest('"prompt" is required', "prompt")
-        prompts = split(fields.data["prompt"], "prompt")
+        prompts = split(body.prompt, "prompt")
         ids = [await tokens(self.service, model, prompt, "prompt") for prompt in prompts]
         texts = [await self._text(model, each) for each in ids]
-        return await self._run(request, fields, model, [Completion(each) for each in ids], texts)
+        return await self._run(request, body, model, [Completion(each) for each in ids], texts)
 
-    async def infill(self, request: Request, fields: Fields) -> Response | Json | list[Any]:
-        found = self.service.find(fields.text("model", ""))
+    async def infill(self, request: Request, body: InfillBody) -> Response | Json | list[Any]:
+        found = self.service.find(body.model)
         if "insert" not in found.capabilities:
             raise NotSupported("Infill is not supported by this model: it has no tokens for it")
         for name in ("input_prefix", "input_suffix"):
-            if not fields.has(name):
+            if getattr(body, name) is None:
                 raise BadRequest(f'"{name}" is required', name)
-        prefix = fields.text("input_prefix") + fields.text("prompt", "")
-        extra = tuple(_file(each) for each in fields.each("input_extra", MAX_EXTRA))
-        asked = Completion(prefix, suffix=fields.text("input_suffix"), extra=extra)
-        return await self._run(request, fields, found.id, [asked], [prefix])
+        prefix = f"{body.input_prefix}{body.prompt}"
+        extra = tuple((each.filename, each.text) for each in body.input_extra)
+        return await self._run(
+            request, body, found.id, [Completion(prefix, suffix=body.input_suffix, extra=extra)], [prefix]
+        )
 
     async def _run(
-        self, request: Request, fields: Fields, model: str, asked: Sequence[Completion], texts: Sequence[str]
+        self, request: Request, body: CompletionBody, model: str, asked: Sequence[Completion], texts: Sequence[str]
     ) -> Response | Json | list[Any]:
-        want = await wanted(fields, self.service, model, self.settings, client(request))
+        want = await wanted(body, self.service, model, self.settings, client(request))
         n = want.generation.n
         if len(asked) * n > MAX_ANSWERS:
             raise BadRequest(f"{len(asked)} prompts with {n} answers each; the limit is {MAX_ANSWERS}", "prompt")
@@ -65,8 +77,8 @@ class Completions:
         answers = [Answer(want, info, index, texts[index // n]) for index in range(len(asked) * n)]
         streams = [self.service.complete(model, replace(each, generation=want.generation)) for each in asked]
         events = self._events(answers, streams, n)
-        if want.stream:
-            return sse(events, self.settings.limits, want.ping)
+        if body.stream:
+            return sse(events, self.settings.limits, body.sse_ping_interval)
         async with aclosing(events):
             async for _ in events:
                 pass
@@ -83,7 +95,12 @@ class Completions:
                 answer = answers[number * n + event.choice]
                 if answer.done is not None:
                     continue  # this choice was ended early; the others continue
-                if isinstance(event, Finished) and event.stop and answer.wanted.probs and not answer.wanted.stream:
+                if (
+                    isinstance(event, Finished)
+                    and event.stop
+                    and answer.wanted.generation.logprobs
+                    and not answer.wanted.body.stream
+                ):
                     stop = await self.service.tokenize(answer.model.id, event.stop, False, False)
                     answer.stop_tokens = len(stop)
                 for chunk in answer.take(event):
@@ -94,7 +111,3 @@ class Completions:
 
     async def _text(self, model: str, ids: Sequence[int]) -> str:
         return b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")
-
-
-def _file(fields: Fields) -> tuple[str, str]:
-    return fields.text("filename", "tmp"), fields.text("text")

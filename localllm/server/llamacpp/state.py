@@ -18,14 +18,12 @@ from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.server.body import read_json
 from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable
-from localllm.server.fields import Fields
-from localllm.server.http import reply
-from localllm.server.interface import Service
-from localllm.server.llamacpp.request import Wanted, described
+from localllm.server.http import Handlers, reply
+from localllm.server.llamacpp.request import CompletionBody, Wanted, described
 from localllm.server.observer import Open
 from localllm.server.refusal import refusal_of
-from localllm.server.settings import ServerSettings
 from localllm.server.shapes import llamacpp
+from localllm.server.structs import Body, read
 from localllm.server.turn import Generation, Json, ModelInfo, SlotAction
 
 RETRY_SECONDS = 2
@@ -34,14 +32,22 @@ _KEPT = ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "dr
 _EFFORTS = ("reasoning_effort", "reasoning_strength")
 
 
-class StatusRoutes:
+class EraseBody(Body):
+    """The body of a request for a slot."""
+
+    model: str = ""
+
+
+class SlotBody(EraseBody, kw_only=True):
+    """The body of a request that saves or restores a slot."""
+
+    filename: str
+
+
+class StatusRoutes(Handlers):
     """HTTP handlers of /health, /props, /slots and /metrics."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
-
-    async def health(self, request: Request, fields: Fields) -> Response | Json:
+    async def health(self, request: Request) -> Response | Json:
         """Return OK, or 503 if the only model is loading or failed to load. With several models, always return OK."""
         models = self.service.models()
         if len(models) != 1 or models[0].state in ("loaded", "unloaded"):
@@ -52,8 +58,8 @@ class StatusRoutes:
         status = "loading model" if loading else "error"
         return reply({"status": status} | llamacpp.body(refusal), refusal.status, refusal.headers)
 
-    async def props(self, request: Request, fields: Fields) -> Json:
-        model = self.service.find(fields.text("model", ""))
+    async def props(self, request: Request) -> Json:
+        model = self.service.find(request.query_params.get("model", ""))
         usual = Generation(max_tokens=self.settings.max_tokens)
         shown = {"params": described(self._wanted(model, usual), (), short=True), "n_ctx": model.context}
         return {
@@ -75,16 +81,16 @@ class StatusRoutes:
             "is_sleeping": False,
         }
 
-    async def change_props(self, request: Request, fields: Fields) -> Json:
+    async def change_props(self, request: Request) -> Json:
         raise NotSupported("This server does not support changing global properties")
 
-    async def slots(self, request: Request, fields: Fields) -> list[Any]:
+    async def slots(self, request: Request) -> list[Any]:
         if not self.settings.slots:
             raise NotSupported(
                 Notice("This server does not support slots endpoint: it was started with ", Setting("no_slots"))
             )
         running = [each for each in self.service.observer.open.values() if each.running][: self.settings.parallel]
-        if fields.text("fail_on_no_slot", "") and len(running) == self.settings.parallel:
+        if request.query_params.get("fail_on_no_slot") and len(running) == self.settings.parallel:
             raise Unavailable("no slot available")
         context = self.service.models()[0].context if self.service.models() else 0
         idle = {"n_ctx": context, "speculative": False, "is_processing": False}
@@ -115,41 +121,27 @@ class StatusRoutes:
         }
 
     def _wanted(self, model: ModelInfo, generation: Generation) -> Wanted:
-        return Wanted(
-            generation=generation,
-            sampling=self.service.sampling_defaults(model.id).changed(generation.sampling),
-            stream=True,
-            return_tokens=False,
-            timings_per_token=False,
-            return_progress=False,
-            response_fields=(),
-            probs=generation.logprobs or 0,
-            slot=-1,
-            keep=0,
-            discard=0,
-            indent=0,
-            milliseconds=-1,
-            ping=None,
-            grammar="",
-        )
+        sampling = self.service.sampling_defaults(model.id).changed(generation.sampling)
+        return Wanted(CompletionBody(stream=True), generation, sampling)
 
-    async def change_slot(self, request: Request, fields: Fields) -> Json:
+    async def change_slot(self, request: Request) -> Json:
         """Save the last sequence of a slot to a file in the server's folder, restore it, or erase it."""
         if not self.settings.slot_files:
             start = Setting("slot_save_path")
             raise NotSupported(Notice("This server does not support slots action: start it with ", start))
-        action, id_ = fields.text("action", ""), request.path_params["id"]
+        action, id_ = request.query_params.get("action", ""), request.path_params["id"]
         if action not in get_args(SlotAction):
             raise BadRequest(f"Invalid action {printable(action, 50)!r}: give save, restore or erase", "action")
         if not (id_.isascii() and id_.isdigit() and len(id_) < 5 and int(id_) < self.settings.parallel):
             raise BadRequest(f"Invalid slot ID: this server has 0 to {self.settings.parallel - 1}", "id_slot")
-        body = Fields({} if action == "erase" else await read_json(request, self.settings.limits))
-        name = "" if action == "erase" else body.text("filename")
+        erases = action == "erase"
+        body = EraseBody() if erases else read(await read_json(request, self.settings.limits), SlotBody)
+        name = body.filename if isinstance(body, SlotBody) else ""
         began = monotonic()
-        number, model = int(id_), self.service.find(body.text("model", ""))
+        number, model = int(id_), self.service.find(body.model)
         tokens, size = await self.service.slot(model.id, number, cast("SlotAction", action), name)
         milliseconds = 1000 * (monotonic() - began)
-        if action == "erase":
+        if erases:
             return {"id_slot": number, "n_erased": tokens}
         if action == "save":
             told = {"n_saved": tokens, "n_written": size, "timings": {"save_ms": milliseconds}}
@@ -157,13 +149,13 @@ class StatusRoutes:
             told = {"n_restored": tokens, "n_read": size, "timings": {"restore_ms": milliseconds}}
         return {"id_slot": number, "filename": name} | told
 
-    async def adapters(self, request: Request, fields: Fields) -> list[Any]:
+    async def adapters(self, request: Request) -> list[Any]:
         return []
 
-    async def change_adapters(self, request: Request, fields: Fields) -> Json:
+    async def change_adapters(self, request: Request) -> Json:
         raise NotSupported("LoRA adapters are not supported")
 
-    async def metrics(self, request: Request, fields: Fields) -> Response:
+    async def metrics(self, request: Request) -> Response:
         if not self.settings.metrics:
             raise NotSupported(
                 Notice("This server does not support metrics endpoint: it was started with ", Setting("no_metrics"))

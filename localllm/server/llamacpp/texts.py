@@ -2,47 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from msgspec import Meta
 from starlette.requests import Request
 
-from localllm.server.fields import Fields
-from localllm.server.interface import Service
+from localllm.server.http import Handlers
 from localllm.server.llamacpp.prompts import tokens
-from localllm.server.openai.request import read_chat
+from localllm.server.openai.request import ChatBody, read_chat
+from localllm.server.structs import ITEMS, Body
 from localllm.server.turn import Json
 
 
-class Texts:
+class TokenizeBody(Body):
+    """The body of /tokenize."""
+
+    model: str = ""
+    content: Any = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    model: str = ""
+    tokens: Annotated[list[int], Meta(max_length=10 * ITEMS)] = []
+
+
+class Texts(Handlers):
     """HTTP handlers of /tokenize, /detokenize and /apply-template."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def tokenize(self, request: Request, fields: Fields) -> Json:
-        model = self.service.find(fields.text("model", "")).id
-        if not fields.has("content"):
+    async def tokenize(self, request: Request, body: TokenizeBody) -> Json:
+        model = self.service.find(body.model).id
+        if body.content is None:
             return {"tokens": []}
         ids = await tokens(
             self.service,
             model,
-            fields.data["content"],
+            body.content,
             "content",
-            add_special=fields.flag("add_special", False),
-            parse_special=fields.flag("parse_special", True),
+            add_special=body.add_special,
+            parse_special=body.parse_special,
         )
-        if not fields.flag("with_pieces", False):
+        if not body.with_pieces:
             return {"tokens": ids}
         pieces = await self.service.pieces(model, ids)
         return {"tokens": [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]}
 
-    async def detokenize(self, request: Request, fields: Fields) -> Json:
-        model = self.service.find(fields.text("model", "")).id
-        ids = await tokens(self.service, model, list(fields.integers("tokens")), "tokens")
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> Json:
+        model = self.service.find(body.model).id
+        ids = await tokens(self.service, model, body.tokens, "tokens")
         return {"content": b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")}
 
-    async def apply_template(self, request: Request, fields: Fields) -> Json:
+    async def apply_template(self, request: Request, body: ChatBody) -> Json:
         """Return the rendered prompt of a chat completion request with the same body."""
-        model = self.service.find(fields.text("model", "")).id
-        return {"prompt": await self.service.render(model, read_chat(fields, "").turn)}
+        model = self.service.find(body.model).id
+        return {"prompt": await self.service.render(model, read_chat(body, "").turn)}
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.fields import Fields
+from localllm.server.http import Handlers
 from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import split, tokens
-from localllm.server.settings import ServerSettings
+from localllm.server.structs import MISSING, Body, Wrong, read
 
 MAX_PARTS = 10_000
 
 
-class Vectors:
+class EmbeddingBody(Body):
+    """The body of an embedding request. Only /v1/embeddings supports base64."""
+
+    model: str = ""
+    input: Any = None
+    content: Any = None
+    encoding_format: Literal["float", "base64"] = "float"
+    embd_normalize: Annotated[int, Meta(ge=-1, le=1000)] = 2
+
+
+class TextPart(Body):
+    """A text part of an input."""
+
+    type: str
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type != "text":
+            raise NotSupported("only parts of type text are supported")
+        if self.text is None:
+            raise Wrong("text", MISSING)
+
+
+class TextParts(Body):
+    """An input with OpenAI's text parts."""
+
+    content: Annotated[list[TextPart], Meta(max_length=MAX_PARTS)] = []
+
+
+class Vectors(Handlers):
     """HTTP handlers of embeddings."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
-
-    async def embed(self, request: Request, fields: Fields) -> list[Any]:
-        model = self.service.find(fields.text("model", ""))
+    async def embed(self, request: Request, body: EmbeddingBody) -> list[Any]:
+        model = self.service.find(body.model)
         if "embedding" not in model.capabilities:
             raise NotSupported("this model does not make embeddings")
-        name = "input" if fields.has("input") else "content"
-        if not fields.has(name):
+        name = "content" if body.input is None else "input"
+        given, norm = getattr(body, name), body.embd_normalize
+        if given is None:
             raise BadRequest('"input" or "content" must be provided', "input")
-        fields.choice("encoding_format", ("float", "base64"), "float")  # base64 is only supported by /v1/embeddings
-        texts = [await read_inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
-        norm = fields.integer("embd_normalize", 2, -1, 1000)
+        texts = [await read_inputs(self.service, model.id, each, name) for each in split(given, name)]
         found = await self.service.embed(model.id, texts, self.settings.pooling, norm == 2)
         rows = found.rows or [[_normalized(vector, norm)] for vector in found.vectors]
         return [{"index": index, "embedding": each} for index, each in enumerate(rows)]
@@ -42,18 +67,11 @@ class Vectors:
 async def read_inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
     """Return the tokens of one text to embed. The text may also be an object with OpenAI's text parts."""
     if isinstance(value, dict) and "content" in value:
-        parts = Fields(value, name).each("content", MAX_PARTS)
-        value = "".join(_text(part) for part in parts)
+        value = "".join(part.text or "" for part in read(value, TextParts, name).content)
     found = await tokens(service, model, value, name)
     if not found:
         raise BadRequest("Input content cannot be empty", name)
     return found
-
-
-def _text(part: Fields) -> str:
-    if part.text("type") != "text":
-        raise NotSupported(f"{part.where}: only parts of type text are supported")
-    return part.text("text")
 
 
 def _normalized(vector: Sequence[float], norm: int) -> list[float]:

@@ -4,91 +4,92 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import cast
+from typing import Annotated, Any, cast
 
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.request import Event
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.fields import Fields
-from localllm.server.http import client, ndjson
-from localllm.server.interface import Service
+from localllm.server.http import Handlers, client, ndjson
 from localllm.server.ollama.reply import EventReader, ReplyPart, now
 from localllm.server.ollama.request import (
-    check_keep_alive,
+    AnswerBody,
+    ChatBody,
     generation_of,
-    messages_of,
-    model_name,
-    model_of,
+    messages_json,
     refuse_images,
     thinking_of,
     tools_of,
 )
-from localllm.server.settings import ServerSettings
+from localllm.server.structs import ITEMS
 from localllm.server.turn import Completion, Generation, Json, ModelInfo, Turn
 
 Wrap = Callable[[ReplyPart], Json]  # converts a part to the format of /api/chat or /api/generate
 
 
-class Answers:
-    """HTTP handlers of /api/chat and /api/generate."""
+class GenerateBody(AnswerBody):
+    """The body of /api/generate."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    template: str = ""
+    raw: bool = False
+    context: Annotated[list[int], Meta(max_length=10 * ITEMS)] = []
+    images: list[Any] = []
+
+    def __post_init__(self) -> None:
+        AnswerBody.__post_init__(self)
+        refuse_images(self.images)
+
+
+class Answers(Handlers):
+    """HTTP handlers of /api/chat and /api/generate."""
 
     # -- /api/chat --------------------------------------------------------------------------------------------------
 
-    async def chat(self, request: Request, fields: Fields) -> Response | Json:
-        model, generation = self._common(request, fields)
-        unload = check_keep_alive(fields)
-        messages = messages_of(fields)
+    async def chat(self, request: Request, body: ChatBody) -> Response | Json:
+        model, generation = self._common(request, body)
+        messages = messages_json(body.messages)
         if not messages:
-            return await self._only_load(fields, model, unload, {"message": {"role": "assistant", "content": ""}})
+            return await self._only_load(body, model, {"message": {"role": "assistant", "content": ""}})
         turn = Turn(
             messages,
             generation,
-            tools=tools_of(fields, model),
-            thinking=thinking_of(fields, model),
+            tools=tools_of(body.tools, model),
+            thinking=thinking_of(body, model),
             continued=messages[-1]["role"] == "assistant",
         )
-        reader = self._reader(fields, model, generation)
-        return await self._reply(fields, self.service.answer(model.id, turn), reader, _chat_part, None)
+        reader = self._reader(body, model, generation)
+        return await self._reply(body, self.service.answer(model.id, turn), reader, _chat_part, None)
 
     # -- /api/generate ----------------------------------------------------------------------------------------------
 
-    async def generate(self, request: Request, fields: Fields) -> Response | Json:
-        model, generation = self._common(request, fields)
-        unload = check_keep_alive(fields)
-        refuse_images(fields)
-        prompt = fields.text("prompt", "")
-        if fields.text("template", ""):
+    async def generate(self, request: Request, body: GenerateBody) -> Response | Json:
+        model, generation = self._common(request, body)
+        prompt, suffix, context = body.prompt, body.suffix, body.context
+        if body.template:
             raise NotSupported("template is not supported: the model's own is used; raw takes a whole prompt")
         if not prompt:
-            return await self._only_load(fields, model, unload, {"response": ""})
-        raw, suffix, context = fields.flag("raw", False), fields.text("suffix", ""), fields.integers("context")
-        if raw and (fields.text("system", "") or context):
+            return await self._only_load(body, model, {"response": ""})
+        if body.raw and (body.system or context):
             raise BadRequest("raw mode does not support template, system, or context", "raw")
         if suffix and "insert" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support insert', "suffix")
-        reader = self._reader(fields, model, generation)
-        if raw or suffix:
+        reader = self._reader(body, model, generation)
+        if body.raw or suffix:
             events = self.service.complete(model.id, Completion(prompt, generation, suffix or None))
-            return await self._reply(fields, events, reader, _generate_part, None)
-        turn = self._turn(fields, model, generation, prompt)
+            return await self._reply(body, events, reader, _generate_part, None)
+        rules = [{"role": "system", "content": body.system}] if body.system else []
+        turn = Turn([*rules, {"role": "user", "content": prompt}], generation, thinking=thinking_of(body, model))
         before = [*context, *await self._rendered(model, turn)]
         if context:
             events = self.service.complete(model.id, Completion(before, generation))
         else:
             events = self.service.answer(model.id, turn)
-        return await self._reply(fields, events, reader, _generate_part, before)
-
-    def _turn(self, fields: Fields, model: ModelInfo, generation: Generation, prompt: str) -> Turn:
-        messages = [{"role": "user", "content": prompt}]
-        if system := fields.text("system", ""):
-            messages.insert(0, {"role": "system", "content": system})
-        return Turn(messages, generation, thinking=thinking_of(fields, model))
+        return await self._reply(body, events, reader, _generate_part, before)
 
     async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
         """Return the prompt tokens of a turn, for the `context` that a client sends back in its next request."""
@@ -96,27 +97,27 @@ class Answers:
 
     # -- both -------------------------------------------------------------------------------------------------------
 
-    def _common(self, request: Request, fields: Fields) -> tuple[ModelInfo, Generation]:
-        model = model_of(fields, self.service)
+    def _common(self, request: Request, body: AnswerBody) -> tuple[ModelInfo, Generation]:
+        model = body.find(self.service)
         if "completion" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support generate', "model")
-        return model, generation_of(fields, self.service, model, self.settings, client(request))
+        return model, generation_of(body, self.service, model, self.settings, client(request))
 
-    def _reader(self, fields: Fields, model: ModelInfo, generation: Generation) -> EventReader:
-        return EventReader(model_name(fields, model), generation.logprobs is not None)
+    def _reader(self, body: AnswerBody, model: ModelInfo, generation: Generation) -> EventReader:
+        return EventReader(body.shown(model), generation.logprobs is not None)
 
-    async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
+    async def _only_load(self, body: AnswerBody, model: ModelInfo, empty: Json) -> Json:
         """Handle a request without a prompt, which only loads the model."""
-        if unload:
+        if body.unloads:
             raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
         await self.service.tokenize(model.id, "", False, False)
-        return _head(model_name(fields, model)) | empty | {"done": True, "done_reason": "load"}
+        return _head(body.shown(model)) | empty | {"done": True, "done_reason": "load"}
 
     async def _reply(
-        self, fields: Fields, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
+        self, body: AnswerBody, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
         """Stream the reply, unless `stream` is false. `before` are the prompt tokens, if the reply has a `context`."""
-        if fields.flag("stream", True):
+        if body.stream:
             return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
         whole = ReplyPart()
         async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:

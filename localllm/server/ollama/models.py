@@ -9,34 +9,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.server.errors import NotFound, NotSupported
-from localllm.server.fields import Fields
-from localllm.server.http import ndjson
-from localllm.server.interface import Service
+from localllm.server.http import Handlers, ndjson
 from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
-from localllm.server.ollama.request import model_of
-from localllm.server.settings import ServerSettings
+from localllm.server.ollama.request import ModelBody
 from localllm.server.turn import Json, ModelInfo
 
 VERSION = "0.33.0"  # reported version of Ollama; clients require a minimum version
 NEVER = "2318-01-01T00:00:00Z"  # `expires_at` of a loaded model, which stays loaded until memory is needed
 
 
-class OllamaModels:
+class PullBody(ModelBody):
+    """The body of /api/pull."""
+
+    stream: bool = True
+
+
+class OllamaModels(Handlers):
     """HTTP handlers of models."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
-
-    async def tags(self, request: Request, fields: Fields) -> Json:
+    async def tags(self, request: Request) -> Json:
         return {"models": [listed(model) for model in self.service.models()]}
 
-    async def ps(self, request: Request, fields: Fields) -> Json:
+    async def ps(self, request: Request) -> Json:
         loaded = [model for model in self.service.models() if model.state == "loaded"]
         return {"models": [_running(model) for model in loaded]}
 
-    async def show(self, request: Request, fields: Fields) -> Json:
-        model = model_of(fields, self.service)
+    async def show(self, request: Request, body: ModelBody) -> Json:
+        model = body.find(self.service)
         return {
             "modelfile": f"# Modelfile made by localllm\nFROM {Path(model.path).name}\n",
             "parameters": "",
@@ -47,24 +46,24 @@ class OllamaModels:
             "modified_at": modified(model),
         }
 
-    async def version(self, request: Request, fields: Fields) -> Json:
+    async def version(self, request: Request) -> Json:
         return {"version": VERSION}
 
-    async def running(self, request: Request, fields: Fields) -> Response:
+    async def running(self, request: Request) -> Response:
         """Answer the probe that clients use to find an Ollama server."""
         return Response("Ollama is running", media_type="text/plain")
 
-    async def pull(self, request: Request, fields: Fields) -> Response | Json:
+    async def pull(self, request: Request, body: PullBody) -> Response | Json:
         """Report success for a local model. Refuse to pull other models."""
-        name = fields.text("model", fields.text("name", "")).removesuffix(":latest")
+        name = body.wanted.removesuffix(":latest")
         if not any(name == model.id for model in self.service.models()):
             raise NotSupported(f"{name!r} is not here, and this server does not download models")
-        return ndjson(_success(), self.settings.limits) if fields.flag("stream", True) else {"status": "success"}
+        return ndjson(_success(), self.settings.limits) if body.stream else {"status": "success"}
 
-    async def unsupported(self, request: Request, fields: Fields) -> Json:
+    async def unsupported(self, request: Request) -> Json:
         raise NotSupported("this server does not create, copy, push or delete models; change its folder of models")
 
-    async def blob(self, request: Request, fields: Fields) -> Json:
+    async def blob(self, request: Request) -> Json:
         raise NotFound("no such blob")
 
 

@@ -5,58 +5,70 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
+from msgspec import Meta
 from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, PromptTooLong
-from localllm.server.fields import Fields
-from localllm.server.interface import Service
-from localllm.server.ollama.request import check_keep_alive, model_name, model_of
-from localllm.server.settings import ServerSettings
+from localllm.server.http import Handlers
+from localllm.server.ollama.request import KeptBody
+from localllm.server.structs import listed
 from localllm.server.turn import Json, ModelInfo
 
 MAX_INPUTS = 2048
 
 
-class Vectors:
+class VectorBody(KeptBody):
+    """The fields that /api/embed and /api/embeddings share. The options only affect loading."""
+
+    options: Json = {}
+
+
+class EmbedBody(VectorBody):
+    """The body of /api/embed."""
+
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] = []
+    dimensions: Annotated[int, Meta(ge=0)] = 0
+    truncate: bool = True
+
+
+class EmbeddingsBody(VectorBody):
+    """The body of /api/embeddings."""
+
+    prompt: str = ""
+
+
+class Vectors(Handlers):
     """HTTP handlers of embeddings."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self.service = service
-        self.settings = settings
-
-    async def embed(self, request: Request, fields: Fields) -> Json:
+    async def embed(self, request: Request, body: EmbedBody) -> Json:
         started = time.monotonic()
-        model = self._model(fields)
-        texts = [text for text in fields.texts("input", MAX_INPUTS) if text or isinstance(fields.data["input"], list)]
-        size = fields.integer("dimensions", 0, 0)
-        truncate = fields.flag("truncate", True)
-        ids = [await self._tokens(model, text, truncate) for text in texts]
+        model = self._model(body)
+        texts = listed(body.input or ())
+        ids = [await self._tokens(model, text, body.truncate) for text in texts]
         loading = time.monotonic() - started
         if not texts:
-            return {"model": model_name(fields, model), "embeddings": []}
+            return {"model": body.shown(model), "embeddings": []}
         found = await self.service.embed(model.id, ids, self.settings.pooling)
         return {
-            "model": model_name(fields, model),
-            "embeddings": [_shortened(vector, size) for vector in found.vectors],
+            "model": body.shown(model),
+            "embeddings": [_shortened(vector, body.dimensions) for vector in found.vectors],
             "total_duration": int((time.monotonic() - started) * 1e9),
             "load_duration": int(loading * 1e9),
             "prompt_eval_count": found.tokens,
         }
 
-    async def embeddings(self, request: Request, fields: Fields) -> Json:
-        model = self._model(fields)
-        prompt = fields.text("prompt", "")
-        if not prompt:
+    async def embeddings(self, request: Request, body: EmbeddingsBody) -> Json:
+        model = self._model(body)
+        if not body.prompt:
             return {"embedding": []}
-        ids = await self._tokens(model, prompt, True)
+        ids = await self._tokens(model, body.prompt, True)
         found = await self.service.embed(model.id, [ids], self.settings.pooling)
         return {"embedding": found.vectors[0]}
 
-    def _model(self, fields: Fields) -> ModelInfo:
-        model = model_of(fields, self.service)
-        check_keep_alive(fields)
-        fields.object("options", {})
+    def _model(self, body: VectorBody) -> ModelInfo:
+        model = body.find(self.service)
         if self.settings.pooling == "none":
             raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
         if "embedding" not in model.capabilities:

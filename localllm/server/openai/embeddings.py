@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from starlette.requests import Request
 
-from localllm.server.content import read_text_field
+from localllm.server.content import Parts, joined
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.fields import Fields
-from localllm.server.interface import Service
+from localllm.server.http import Handlers
 from localllm.server.openai.inputs import as_prompt, read_inputs
-from localllm.server.settings import ServerSettings
+from localllm.server.structs import MISSING, Body, wrong
 from localllm.server.turn import Json
 
 MAX_INPUTS = 2048
@@ -23,45 +23,71 @@ MAX_DIMENSIONS = 1 << 20
 NOUNS = {"embedding": "embeddings", "rerank": "ranking"}
 
 
-class Embeddings:
+class EmbeddingsBody(Body):
+    """The body of an embeddings request."""
+
+    model: str = ""
+    input: Any = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+
+
+class Document(Body):
+    """A document as an object."""
+
+    text: Parts
+
+
+Documents = Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class RankBody(Body):
+    """The body of a rerank request: Jina's and Cohere's `documents`, or TEI's `texts`."""
+
+    query: str
+    model: str = ""
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: Annotated[int, Meta(ge=0)] | None = None
+    return_documents: bool = False
+    return_text: bool = False
+
+
+class Embeddings(Handlers):
     """HTTP handlers of embeddings and reranking."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self._service, self._settings = service, settings
-
-    async def embed(self, request: Request, fields: Fields) -> Json:
+    async def embed(self, request: Request, body: EmbeddingsBody) -> Json:
         """Return a vector for each input."""
-        model = self._model(fields, "embedding")
-        inputs = read_inputs(fields, "input", MAX_INPUTS)
-        encoding = fields.choice("encoding_format", ("float", "base64"), "float")
-        dimensions = fields.optional_integer("dimensions", 1, MAX_DIMENSIONS)
-        texts = [await as_prompt(self._service, model, given) for given in inputs]
-        if self._settings.pooling == "none":
+        model = self._model(body.model, "embedding")
+        inputs = read_inputs(body.input, "input", MAX_INPUTS)
+        texts = [await as_prompt(self.service, model, given) for given in inputs]
+        if self.settings.pooling == "none":
             raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
-        result = await self._service.embed(model, texts, self._settings.pooling)
-        vectors = [_shortened(vector, dimensions) for vector in result.vectors]
+        result = await self.service.embed(model, texts, self.settings.pooling)
+        vectors = [_shortened(vector, body.dimensions) for vector in result.vectors]
         return {
             "object": "list",
             "model": model,
             "data": [
-                {"object": "embedding", "index": number, "embedding": _encoded(vector, encoding)}
+                {"object": "embedding", "index": number, "embedding": _encoded(vector, body.encoding_format)}
                 for number, vector in enumerate(vectors)
             ],
             "usage": _usage(result.tokens),
         }
 
-    async def rank(self, request: Request, fields: Fields) -> Json | list[Any]:
+    async def rank(self, request: Request, body: RankBody) -> Json | list[Any]:
         """Return the documents sorted by score, in the format of Jina and Cohere or, if the request has `texts`, of
         TEI."""
-        model = self._model(fields, "rerank")
-        query = fields.text("query")
-        tei = fields.has("texts") and not fields.has("documents")
-        documents = _documents(fields, "texts" if tei else "documents")
-        most = fields.integer("top_n", len(documents), 0)
-        shown = fields.flag("return_text" if tei else "return_documents", False)
-        result = await self._service.rank(model, query, documents)
+        model = self._model(body.model, "rerank")
+        tei = body.documents is None and body.texts is not None
+        given = body.texts if tei else body.documents
+        if given is None:
+            raise wrong(MISSING, "documents")
+        documents = [each if isinstance(each, str) else joined(each.text) for each in given]
+        shown = body.return_text if tei else body.return_documents
+        result = await self.service.rank(model, body.query, documents)
         scores = [float(vector[0]) for vector in result.vectors]
-        order = sorted(range(len(scores)), key=lambda number: -scores[number])[:most]
+        order = sorted(range(len(scores)), key=lambda number: -scores[number])[: body.top_n]
         if tei:
             return [
                 {"index": each, "score": scores[each]} | ({"text": documents[each]} if shown else {}) for each in order
@@ -71,12 +97,12 @@ class Embeddings:
             | ({"document": {"text": documents[each]}} if shown else {})
             for each in order
         ]
-        named = fields.text("model", "") or model  # the name in the request, as in the APIs of Jina, Cohere, llama.cpp
+        named = body.model or model  # the name in the request, as in the APIs of Jina, Cohere, llama.cpp
         return {"object": "list", "model": named, "results": results, "usage": _usage(result.tokens)}
 
-    def _model(self, fields: Fields, capability: str) -> str:
+    def _model(self, name: str, capability: str) -> str:
         """Return the id of the requested model; raise NotSupported if the model lacks this capability."""
-        found = self._service.find(fields.text("model", ""))
+        found = self.service.find(name)
         if capability not in found.capabilities:
             raise NotSupported(f"model {found.id} cannot do this; it needs a model for {NOUNS[capability]}")
         return found.id
@@ -84,23 +110,6 @@ class Embeddings:
 
 def _usage(tokens: int) -> Json:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _documents(fields: Fields, name: str) -> list[str]:
-    """Return the documents: strings, or objects with a text."""
-    items = fields.list(name, None, MAX_DOCUMENTS)
-    if not items:
-        raise fields.wrong(name, "expected at least one text")
-    return [_document(fields, f"{name}[{number}]", item) for number, item in enumerate(items)]
-
-
-def _document(fields: Fields, place: str, item: Any) -> str:
-    if isinstance(item, str):
-        return item
-    if isinstance(item, dict):
-        inner = Fields(item, fields.path(place))
-        return read_text_field(inner, "text") or inner.text("text")
-    raise fields.wrong(place, "expected a text or an object with one")
 
 
 def _shortened(vector: list[float], dimensions: int | None) -> list[float]:

@@ -7,57 +7,59 @@ fields with an invalid value are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from localllm.options import SamplingOptions
-from localllm.options.declare import declared
-from localllm.options.sampling import LETTERS, NAMES, sampler_name
-from localllm.server.fields import Fields
+import msgspec
+from msgspec import Meta
+
 from localllm.server.interface import Service
-from localllm.server.openai.structure import read_structure
-from localllm.server.turn import Generation
+from localllm.server.openai.structure import StructureBody, read_structure
+from localllm.server.sampling import Stops, read_sampling
+from localllm.server.structs import MAX_INT, Body, listed, wrong
+from localllm.server.turn import Generation, Json
 
-# Numeric request fields and the matching field of SamplingOptions.
-NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "top_n_sigma": "top_n_sigma",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "repetition_penalty": "repeat_penalty",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
-    "dynatemp_range": "dynatemp_range",
-    "dynatemp_exponent": "dynatemp_exp",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-    "adaptive_target": "adaptive_target",
-    "adaptive_decay": "adaptive_decay",
-}
-COUNTS = {
-    "top_k": "top_k",
-    "repeat_last_n": "repeat_last_n",
-    "dry_allowed_length": "dry_allowed_length",
-    "dry_penalty_last_n": "dry_penalty_last_n",
-    "min_keep": "min_keep",
-    "mirostat": "mirostat",
-}
-KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
 PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # value of `service_tier` -> priority of the request
-CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
-MAX_STOPS = 128
 MAX_ALTERNATIVES = 100  # maximum number of top log probabilities per token
 MAX_ANSWERS = 128
 MAX_BIASES = 1000  # maximum number of biases given as text, since each text is tokenized
-MAX_INT = 2**31 - 1
 CLIENT_LENGTH = 256
+
+Limit = Annotated[int, Meta(ge=-1)]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)]
+Answers = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
+
+
+class StreamOptions(Body):
+    """The options of a stream."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(StructureBody):
+    """The fields that all requests for text share."""
+
+    model: str = ""
+    logit_bias: Json | list[Any] | None = None
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    stop: Stops = ()  # type: ignore[assignment]
+    ignore_eos: bool = False
+    post_sampling_probs: bool = False
+    n: Answers | None = None
+    n_cmpl: Answers | None = None
+    cache_prompt: bool = True
+    service_tier: str = ""
+    safety_identifier: str | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    timings_per_token: bool = False
+    return_progress: bool = False
+    sse_ping_interval: Annotated[int, Meta(ge=-1, le=3600)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,133 +70,76 @@ class GenerationRequest:
     bias_texts: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_generation(fields: Fields, client: str, most: int | None = None) -> GenerationRequest:
+def read_generation(body: GenerationBody, client: str, most: int | None = None) -> GenerationRequest:
     """Read the common fields except `logprobs`, which differs between chat and completions.
 
     `most` is the token limit for requests that set none.
     """
-    biases, texts = read_biases(fields)
-    sampling = read_sampling(fields) | ({"logit_bias": biases} if biases else {})
+    biases, texts = read_biases(body)
     made = Generation(
-        sampling=sampling,
-        max_tokens=read_max_tokens(fields, ("n_predict", "max_completion_tokens", "max_tokens"), most),
-        stops=read_stops(fields, "stop"),
-        ignore_eos=fields.flag("ignore_eos", False),
-        sampled=fields.flag("post_sampling_probs", False),
-        structure=read_structure(fields),
-        n=fields.integer("n", fields.integer("n_cmpl", 1, 1, MAX_ANSWERS), 1, MAX_ANSWERS),
-        reuse=fields.flag("cache_prompt", True),
-        priority=PRIORITIES.get(fields.text("service_tier", ""), 0),
-        client=read_client(fields, client),
+        sampling=read_sampling(body) | ({"logit_bias": biases} if biases else {}),
+        max_tokens=token_limit(most, body.n_predict, body.max_completion_tokens, body.max_tokens),
+        stops=read_stops(body.stop),
+        ignore_eos=body.ignore_eos,
+        sampled=body.post_sampling_probs,
+        structure=read_structure(body),
+        n=body.n or body.n_cmpl or 1,
+        reuse=body.cache_prompt,
+        priority=PRIORITIES.get(body.service_tier, 0),
+        client=named_client(client, body.safety_identifier, body.user, body.prompt_cache_key),
     )
     return GenerationRequest(made, texts)
 
 
-def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Return the fields of SamplingOptions that the request sets."""
-    found: dict[str, Any] = {}
-    for name, option in NUMBERS.items():
-        if fields.has(name):
-            found[option] = _checked(fields, name, option, fields.number(name))
-    for name, option in COUNTS.items():
-        if fields.has(name):
-            found[option] = _checked(fields, name, option, fields.integer(name, None, -MAX_INT, MAX_INT))
-    if fields.has("seed"):
-        seed = fields.integer("seed", None, -(2**63), 2**64 - 1)
-        found["seed"] = seed if seed >= -1 else seed % 2**64
-    if fields.has("samplers"):
-        found["samplers"] = _samplers(fields)
-    if fields.has("dry_sequence_breakers"):
-        breakers = fields.short_texts("dry_sequence_breakers", MAX_STOPS)
-        found["dry_sequence_breaker"] = _checked(fields, "dry_sequence_breakers", "dry_sequence_breaker", breakers)
-    if fields.list("lora", ()):
-        raise fields.wrong("lora", "adapters are not supported; leave it empty")
-    return found
+def token_limit(most: int | None, *limits: int | None) -> int | None:
+    """Return the first limit that is set, None if it is -1, or `most` if none is set."""
+    value = next((limit for limit in limits if limit is not None), most)
+    return None if value is None or value < 0 else min(value, MAX_INT)
 
 
-def _checked(fields: Fields, name: str, option: str, value: Any) -> Any:
-    problem = KINDS[option].problem(value)
-    if problem:
-        raise fields.wrong(name, problem)
-    return value
-
-
-def _samplers(fields: Fields) -> tuple[str, ...]:
-    """Return the names of samplers. The request may also use llama.cpp's single letters."""
-    value = fields.data["samplers"]
-    letters = isinstance(value, str) and sampler_name(value) is None
-    spelled = tuple(value) if letters else fields.texts("samplers")
-    if len(spelled) > len(NAMES):
-        raise fields.wrong("samplers", f"has {len(spelled)} samplers; there are {len(NAMES)}")
-    found = [LETTERS.get(spelling.lower()) or sampler_name(spelling) for spelling in spelled]
-    for spelling, name in zip(spelled, found, strict=True):
-        if name is None:
-            raise fields.wrong("samplers", f"no sampler {spelling!r}; supported: {', '.join(NAMES)}")
-    return tuple(name for name in found if name is not None)
-
-
-def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:
-    """Return the first limit that is set, None if it is -1, or `most` if no field is set."""
-    for name in names:
-        if fields.has(name):
-            value = fields.integer(name, None, -1)
-            return None if value == -1 else min(value, MAX_INT)
-    return most
-
-
-def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
+def read_stops(stops: str | list[str]) -> tuple[str, ...]:
     """Return the stop strings, without duplicates and empty strings."""
-    stops = fields.short_texts(name, MAX_STOPS)
-    return tuple(dict.fromkeys(stop for stop in stops if stop))
+    return tuple(dict.fromkeys(stop for stop in listed(stops) if stop))
 
 
-def read_client(fields: Fields, client: str, *names: str) -> str:
+def named_client(client: str, *names: str | None) -> str:
     """Return the client of a request: the client of the connection and the user that the request names."""
-    found = next((name for each in names or CLIENTS if (name := fields.text(each, ""))), "")
+    found = next(filter(None, names), "")
     return f"{client}/{found}"[:CLIENT_LENGTH] if found else client
 
 
 # -- biases ----------------------------------------------------------------------------------------------------------
 
 
-def read_biases(fields: Fields) -> tuple[dict[int, float], dict[str, float]]:
+def read_biases(body: GenerationBody) -> tuple[dict[int, float], dict[str, float]]:
     """Return the biases of tokens and of texts: {"15043": 1.5}, [[15043, 1.5]] and [["text", false]]."""
-    value = fields.data.get("logit_bias")
-    pairs = list(value.items()) if isinstance(value, dict) else _pairs(fields)
-    tokens: dict[int, float] = {}
-    texts: dict[str, float] = {}
-    for key, bias in pairs:
-        number = _token(key)
-        if number is None:
-            texts[key] = _bias(fields, bias)
-        else:
-            tokens[number] = _bias(fields, bias)
+    value = body.logit_bias or {}
+    pairs = list(value.items()) if isinstance(value, dict) else [_pair(*each) for each in enumerate(value)]
+    biases = [(_token(key), _bias(bias)) for key, bias in pairs]
+    tokens = {key: bias for key, bias in biases if isinstance(key, int)}
+    texts = {key: bias for key, bias in biases if isinstance(key, str)}
     if len(texts) > MAX_BIASES:
-        raise fields.wrong("logit_bias", f"has {len(texts)} texts; the limit is {MAX_BIASES}")
+        raise wrong(f"has {len(texts)} texts; the limit is {MAX_BIASES}", "logit_bias")
     return tokens, texts
 
 
-def _pairs(fields: Fields) -> list[tuple[Any, Any]]:
-    found = []
-    for number, pair in enumerate(fields.list("logit_bias", ())):
-        token_or_text = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str)
-        if not token_or_text or isinstance(pair[0], bool):
-            raise fields.wrong(f"logit_bias[{number}]", "expected a pair: a token id or a text, and its bias")
-        found.append((pair[0], pair[1]))
-    return found
+def _pair(number: int, pair: Any) -> tuple[int | str, Any]:
+    if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str)):
+        raise wrong("expected a pair: a token id or a text, and its bias", f"logit_bias[{number}]")
+    return pair[0], pair[1]
 
 
-def _token(key: int | str) -> int | None:
-    if isinstance(key, int):
-        return key
-    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else None
+def _token(key: int | str) -> int | str:
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
+        return int(key)
+    return key
 
 
-def _bias(fields: Fields, bias: Any) -> float:
+def _bias(bias: Any) -> float:
     if bias is False:
         return -math.inf
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 1e6:
-        raise fields.wrong("logit_bias", "a bias must be a number from -1000000 to 1000000, or false to ban the token")
+    if type(bias) not in (int, float) or abs(bias) > 1e6:
+        raise wrong("a bias must be a number from -1000000 to 1000000, or false to ban the token", "logit_bias")
     return float(bias)
 
 

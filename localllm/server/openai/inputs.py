@@ -9,50 +9,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localllm.server.content import read_text_field
+from localllm.server.content import Part, joined
 from localllm.server.errors import BadRequest
-from localllm.server.fields import Fields
 from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import joined_prompt
+from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 
 Mixed = tuple[int | str, ...]  # token ids and texts of one input
 Input = str | Mixed
 MAX_ID = 2**31 - 1
 
 
-def read_inputs(fields: Fields, name: str, most: int) -> list[Input]:
+class TextInput(Body):
+    """An input as an object."""
+
+    prompt_string: str | None = None
+    content: list[Part] | None = None
+    multimodal_data: Any = None
+
+    def __post_init__(self) -> None:
+        if self.multimodal_data is not None:
+            raise Wrong("multimodal_data", "image and audio input is not supported; send text")
+        if self.prompt_string is None and self.content is None:
+            raise Wrong("content", "expected a list of parts")
+
+
+def read_inputs(value: Any, name: str, most: int) -> list[Input]:
     """Return the inputs of a field, at least one; raise BadRequest with the path of an invalid input."""
-    value = fields.data.get(name)
     if value is None:
-        raise fields.wrong(name, "required, but missing")
+        raise wrong(MISSING, name)
     if not isinstance(value, list) or any(type(item) is int for item in value):
-        return [_input(fields, name, value)]
+        return [_input(value, name)]
     if not 0 < len(value) <= most:
-        raise fields.wrong(name, f"expected 1 to {most} items, got {len(value)}")
-    return [_input(fields, f"{name}[{number}]", item) for number, item in enumerate(value)]
+        raise wrong(f"expected 1 to {most} items, got {len(value)}", name)
+    return [_input(item, f"{name}[{number}]") for number, item in enumerate(value)]
 
 
-def _input(fields: Fields, place: str, value: Any) -> Input:
+def _input(value: Any, place: str) -> Input:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return _object(Fields(value, fields.path(place)))
+        found = read(value, TextInput, place)
+        return joined(found.content) if found.prompt_string is None else found.prompt_string
     if not isinstance(value, list) or not value:
-        raise fields.wrong(place, "expected a text or a list of token ids")
+        raise wrong("expected a text or a list of token ids", place)
     for item in value:
         if type(item) not in (int, str) or (isinstance(item, int) and not 0 <= item <= MAX_ID):
-            raise fields.wrong(place, "expected token ids, which are whole numbers from 0, or texts")
+            raise wrong("expected token ids, which are whole numbers from 0, or texts", place)
     return tuple(value)
-
-
-def _object(fields: Fields) -> str:
-    if fields.has("multimodal_data"):
-        raise fields.wrong("multimodal_data", "image and audio input is not supported; send text")
-    if fields.has("prompt_string"):
-        return fields.text("prompt_string")
-    if not isinstance(fields.data.get("content"), list):
-        raise fields.wrong("content", "expected a list of parts")
-    return read_text_field(fields, "content") or ""
 
 
 async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:

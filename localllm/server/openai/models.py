@@ -7,23 +7,18 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 
 from localllm.server.errors import UnknownModel
-from localllm.server.fields import Fields
-from localllm.server.interface import Service
-from localllm.server.settings import ServerSettings
+from localllm.server.http import Handlers
 from localllm.server.turn import Json, ModelInfo
 
 _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
 
 
-class OpenAIModels:
+class OpenAIModels(Handlers):
     """HTTP handlers of the model list and of a single model."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self._service, self._settings = service, settings
-
-    async def every(self, request: Request, fields: Fields) -> Json:
+    async def every(self, request: Request) -> Json:
         """List all models, loaded or not."""
-        models = self._service.models()
+        models = self.service.models()
         ids = [model.id for model in models]
         return {
             "object": "list",
@@ -34,10 +29,10 @@ class OpenAIModels:
             "has_more": False,
         }
 
-    async def one(self, request: Request, fields: Fields) -> Json:
+    async def one(self, request: Request) -> Json:
         """Return the model with this name. An unknown name is an error here, unlike in generation requests."""
         name = request.path_params["model"]
-        models, aliases = self._service.models(), self._settings.aliases
+        models, aliases = self.service.models(), self.settings.aliases
         found = next((model for model in models if model.id == name or name in aliases), None)
         if found is None:
             raise UnknownModel(f"no model {name!r}; /v1/models lists them")
@@ -45,7 +40,7 @@ class OpenAIModels:
 
     def _entry(self, model: ModelInfo) -> Json:
         """Return an entry of `data` with llama.cpp's `aliases` and `tags`, which the command line sets."""
-        return model_json(model) | {"aliases": list(self._settings.aliases), "tags": list(self._settings.tags)}
+        return model_json(model) | {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
 
 
 def model_json(model: ModelInfo) -> Json:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from localllm.server.fields import Fields
-from localllm.server.openai.generation import MAX_ALTERNATIVES, GenerationRequest, read_generation
-from localllm.server.openai.messages import read_messages
+from localllm.server.openai.generation import Alternatives, GenerationBody, GenerationRequest, read_generation
+from localllm.server.openai.messages import Messages, messages_json
 from localllm.server.openai.thinking import read_thinking
-from localllm.server.openai.tools import read_tools
-from localllm.server.turn import Continued, Json, Turn
+from localllm.server.openai.tools import ToolsBody, read_tools
+from localllm.server.structs import wrong
+from localllm.server.turn import Json, Turn
 
-CONTINUATIONS: tuple[Continued, ...] = ("content", "reasoning_content")
+
+class ChatBody(ToolsBody, kw_only=True):
+    """The body of a chat completions request."""
+
+    messages: Messages
+    chat_template_kwargs: Json = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    parallel_tool_calls: bool = True
+    parse_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: Alternatives = 0
+    n_probs: Alternatives | None = None
+    verbose: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,81 +49,61 @@ class ChatRequest:
     show: Show
 
 
-def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatRequest:
-    """Parse the body of a chat completions request; raise BadRequest that names the invalid field."""
-    messages = read_messages(fields)
-    variables = dict(fields.object("chat_template_kwargs", {}))
-    tools = read_tools(fields)
-    asked = read_generation(fields, client, most)
-    asked = replace(asked, generation=replace(asked.generation, logprobs=read_chat_logprobs(fields)))
+def read_chat(body: ChatBody, client: str, most: int | None = None) -> ChatRequest:
+    """Convert the body of a chat completions request; raise BadRequest that names the invalid field."""
+    messages, tools = messages_json(body.messages), read_tools(body)
+    asked = read_generation(body, client, most)
+    asked = replace(asked, generation=replace(asked.generation, logprobs=_logprobs(body)))
+    prompted, continued = body.add_generation_prompt, body.continue_final_message
     turn = Turn(
         messages=messages,
         generation=asked.generation,
         tools=tools.tools,
         tool_choice=tools.choice,
         forced_tool=tools.forced,
-        parallel_calls=fields.flag("parallel_tool_calls", True) and not tools.legacy,
-        calls_inline=not fields.flag("parse_tool_calls", True),
-        thinking=read_thinking(fields, variables),
-        continued=_continued(fields, messages),
-        continues=_continues(fields),
-        template_variables=_variables(fields, variables),
+        parallel_calls=body.parallel_tool_calls and not tools.legacy,
+        calls_inline=not body.parse_tool_calls,
+        thinking=read_thinking(body, body.chat_template_kwargs),
+        continued=_continued(body, messages),
+        continues=continued if isinstance(continued, str) else "",
+        template_variables=body.chat_template_kwargs
+        | ({} if prompted is None else {"add_generation_prompt": prompted}),
     )
-    return ChatRequest(turn, asked, read_show(fields, tools.legacy))
+    return ChatRequest(turn, asked, show_of(body, tools.legacy))
 
 
-def read_show(fields: Fields, legacy: bool = False) -> Show:
-    """Read the options of the response."""
-    ping = fields.optional_integer("sse_ping_interval", -1, 3600)
+def show_of(body: GenerationBody, legacy: bool = False) -> Show:
+    """Return the options of the response."""
     return Show(
-        stream=fields.flag("stream", False),
-        usage=fields.inner("stream_options").flag("include_usage", False),
-        timings=fields.flag("timings_per_token", False),
-        progress=fields.flag("return_progress", False),
+        stream=body.stream,
+        usage=body.stream_options.include_usage,
+        timings=body.timings_per_token,
+        progress=body.return_progress,
         legacy=legacy,
-        ping_seconds=None if ping is None else float(ping),
+        ping_seconds=body.sse_ping_interval,
     )
 
 
-def read_chat_logprobs(fields: Fields) -> int | None:
+def _logprobs(body: ChatBody) -> int | None:
     """Return the number of top log probabilities per token, or None if the request wants no log probabilities."""
-    if fields.has("n_probs"):
-        return fields.integer("n_probs", None, 0, MAX_ALTERNATIVES) or None
-    if not fields.flag("logprobs", False):
-        if fields.integer("top_logprobs", 0):
-            raise fields.wrong("top_logprobs", "needs logprobs to be true")
-        return None
-    return fields.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES)
+    if body.n_probs is not None:
+        return body.n_probs or None
+    if body.top_logprobs and not body.logprobs:
+        raise wrong("needs logprobs to be true", "top_logprobs")
+    return body.top_logprobs if body.logprobs else None
 
 
-def _continued(fields: Fields, messages: list[Json]) -> bool:
+def _continued(body: ChatBody, messages: list[dict[str, Any]]) -> bool:
     """Return whether the model continues the last message. By default it does if that message is the assistant's."""
-    value: Any = fields.data.get("continue_final_message")
-    if isinstance(value, str) and value not in CONTINUATIONS:
-        raise fields.wrong("continue_final_message", f"expected true, false or one of {', '.join(CONTINUATIONS)}")
-    wanted = True if isinstance(value, str) else fields.optional_flag("continue_final_message")
-    prompted = fields.optional_flag("add_generation_prompt")
+    wanted, prompted, last = body.continue_final_message, body.add_generation_prompt, messages[-1]
     if wanted and prompted:
-        raise fields.wrong("continue_final_message", "cannot be true together with add_generation_prompt")
-    last = messages[-1]
+        raise wrong("cannot be true together with add_generation_prompt", "continue_final_message")
     if wanted and last["role"] != "assistant":
-        raise fields.wrong("continue_final_message", "the last message is not the assistant's")
+        raise wrong("the last message is not the assistant's", "continue_final_message")
     if last["role"] != "assistant" or wanted is False or prompted:
         return False
     if "tool_calls" in last:
-        raise fields.wrong("messages", "the last message has tool_calls; send their results as messages of role tool")
+        raise wrong("the last message has tool_calls; send their results as messages of role tool", "messages")
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise fields.wrong("messages", "the last two messages are both the assistant's; join them")
+        raise wrong("the last two messages are both the assistant's; join them", "messages")
     return True
-
-
-def _continues(fields: Fields) -> Continued:
-    """Return the part of the last message that the model continues. "" means that the message's content decides."""
-    value = fields.data.get("continue_final_message")
-    return next((part for part in CONTINUATIONS if part == value), "")
-
-
-def _variables(fields: Fields, variables: Json) -> Json:
-    """Return the template variables, including `add_generation_prompt`."""
-    prompted = fields.optional_flag("add_generation_prompt")
-    return variables if prompted is None else variables | {"add_generation_prompt": prompted}

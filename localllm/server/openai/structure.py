@@ -3,125 +3,126 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from localllm.server.errors import BadRequest
-from localllm.server.fields import Fields
-from localllm.server.turn import Structure
+from msgspec import Meta
+
+from localllm.server.sampling import SamplingBody
+from localllm.server.structs import Body, listed, wrong
+from localllm.server.turn import Json, Structure
 
 CHOICES = 1000
 CHOICES_LENGTH = 1_000_000  # maximum characters of all choices together
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"})
 _GBNF = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
-FORMATS = ("text", "json_object", "json_schema")
+Choices = str | Annotated[list[str], Meta(max_length=CHOICES)]
 
 
-def read_structure(fields: Fields) -> Structure | None:
+class SchemaBody(Body):
+    """A JSON schema. An empty schema allows any object, as in llama.cpp."""
+
+    schema: Json | None = None
+
+
+class ResponseFormat(SchemaBody, kw_only=True):
+    """The format of the output. Its schema is in `json_schema` or, as in /v1/responses, in the object itself."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaBody | None = None
+
+    @property
+    def structure(self) -> Structure | None:
+        """The required structure, or None for any text."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return schema_structure(self.schema or {})
+            case "json_schema":
+                return schema_structure((self.json_schema or self).schema or {})
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`."""
+
+    json: Json | None = None
+    json_object: bool = False
+    regex: str = ""
+    choice: Choices | None = None
+    grammar: str = ""
+    structural_tag: Any = None
+
+
+class StructureBody(SamplingBody):
+    """The fields that require a structure; a request may have one of them."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: Json | None = None
+    grammar: str = ""
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Json | None = None
+    guided_regex: str = ""
+    guided_choice: Choices | None = None
+    guided_grammar: str = ""
+
+
+def read_structure(body: StructureBody) -> Structure | None:
     """Return the required structure of the output, or None if unconstrained. Raise BadRequest for contradicting
     fields."""
-    found = {name: structure for name, read in READERS.items() if (structure := read(fields, name)) is not None}
+    given = {
+        "response_format": body.response_format.structure if body.response_format else None,
+        "json_schema": schema_structure(body.json_schema),
+        "grammar": Structure(gbnf=body.grammar) if body.grammar else None,
+        "structured_outputs": _structured(body.structured_outputs) if body.structured_outputs else None,
+        "guided_json": schema_structure(body.guided_json),
+        "guided_regex": Structure(regex=body.guided_regex) if body.guided_regex else None,
+        "guided_choice": _choice_structure(body.guided_choice, "guided_choice"),
+        "guided_grammar": _grammar_structure(body.guided_grammar),
+    }
+    found = {name: structure for name, structure in given.items() if structure is not None}
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise fields.wrong(second, f"the request has {first}, too; give one of them")
+        raise wrong(f"the request has {first}, too; give one of them", second)
     return next(iter(found.values()), None)
 
 
-def schema_structure(schema: Any, wrong: Callable[[str], BadRequest]) -> Structure:
-    """Return the structure of a JSON schema. An empty schema allows any object, as in llama.cpp."""
-    if not isinstance(schema, dict):
-        raise wrong("expected a JSON schema, which is an object")
+def schema_structure(schema: Json | None) -> Structure | None:
+    """Return the structure of a JSON schema."""
+    if schema is None:
+        return None
     return Structure(schema=schema) if schema else Structure(any_object=True)
 
 
-def grammar_structure(source: str) -> Structure:
+def _grammar_structure(source: str) -> Structure | None:
     """Return the structure of a grammar in llama.cpp's format or, if it has no `name ::= ...`, in Lark's."""
+    if not source:
+        return None
     return Structure(gbnf=source) if _GBNF.search(source) else Structure(lark=source)
 
 
-def choice_structure(choices: tuple[str, ...], wrong: Callable[[str], BadRequest]) -> Structure:
+def _choice_structure(given: str | list[str] | None, *path: str) -> Structure | None:
     """Return the structure of a choice between texts."""
+    if given is None:
+        return None
+    choices = listed(given)
     if not choices:
-        raise wrong("expected at least one text")
+        raise wrong("expected at least one text", *path)
     if sum(map(len, choices)) > CHOICES_LENGTH:
-        raise wrong(f"the texts have more than {CHOICES_LENGTH} characters together")
+        raise wrong(f"the texts have more than {CHOICES_LENGTH} characters together", *path)
     return Structure(regex="|".join(text.translate(_ESCAPED) for text in choices))
 
 
-def format_structure(inner: Fields, schema_holder: Fields) -> Structure | None:
-    """Return the structure of a `response_format`, whose schema is in `schema_holder`."""
-    kind = inner.choice("type", FORMATS)
-    if kind == "text":
-        return None
-    if kind == "json_object" and not inner.has("schema"):
-        return Structure(any_object=True)
-    holder = schema_holder if kind == "json_schema" else inner
-    return schema_structure(holder.data.get("schema", {}), lambda message: holder.wrong("schema", message))
-
-
-def _response_format(fields: Fields, name: str) -> Structure | None:
-    if not fields.has(name):
-        return None
-    inner = fields.inner(name)
-    return format_structure(inner, inner.inner("json_schema") if inner.has("json_schema") else inner)
-
-
-def _schema(fields: Fields, name: str) -> Structure | None:
-    if not fields.has(name):
-        return None
-    return schema_structure(fields.data[name], lambda message: fields.wrong(name, message))
-
-
-def _gbnf(fields: Fields, name: str) -> Structure | None:
-    source = fields.text(name, "")
-    return Structure(gbnf=source) if source else None
-
-
-def _grammar(fields: Fields, name: str) -> Structure | None:
-    source = fields.text(name, "")
-    return grammar_structure(source) if source else None
-
-
-def _regex(fields: Fields, name: str) -> Structure | None:
-    source = fields.text(name, "")
-    return Structure(regex=source) if source else None
-
-
-def _choice(fields: Fields, name: str) -> Structure | None:
-    if not fields.has(name):
-        return None
-    return choice_structure(fields.texts(name, CHOICES), lambda message: fields.wrong(name, message))
-
-
-def _any_object(fields: Fields, name: str) -> Structure | None:
-    return Structure(any_object=True) if fields.flag(name, False) else None
-
-
-def _structured(fields: Fields, name: str) -> Structure | None:
-    inner = fields.inner(name)
-    found = {key: made for key, read in STRUCTURED.items() if (made := read(inner, key)) is not None}
+def _structured(body: StructuredOutputs) -> Structure | None:
+    given = {
+        "json": schema_structure(body.json),
+        "json_object": Structure(any_object=True) if body.json_object else None,
+        "regex": Structure(regex=body.regex) if body.regex else None,
+        "choice": _choice_structure(body.choice, "structured_outputs", "choice"),
+        "grammar": _grammar_structure(body.grammar),
+    }
+    found = {name: structure for name, structure in given.items() if structure is not None}
     if len(found) > 1:
-        raise fields.wrong(name, f"has {' and '.join(found)}; give one of them")
-    if inner.has("structural_tag"):
-        raise inner.wrong("structural_tag", "not supported; give a schema or a grammar")
+        raise wrong(f"has {' and '.join(found)}; give one of them", "structured_outputs")
+    if body.structural_tag is not None:
+        raise wrong("not supported; give a schema or a grammar", "structured_outputs", "structural_tag")
     return next(iter(found.values()), None)
-
-
-Reader = Callable[[Fields, str], Structure | None]
-STRUCTURED: dict[str, Reader] = {
-    "json": _schema,
-    "json_object": _any_object,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
-}
-READERS: dict[str, Reader] = {
-    "response_format": _response_format,
-    "json_schema": _schema,
-    "grammar": _gbnf,
-    "structured_outputs": _structured,
-    "guided_json": _schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _grammar,
-}

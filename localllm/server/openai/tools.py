@@ -3,15 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from localllm.server.fields import Fields
+from msgspec import Meta
+
 from localllm.server.openai.messages import NAME_LENGTH
+from localllm.server.openai.thinking import ThinkingBody
+from localllm.server.structs import MISSING, Body, Wrong, wrong
 from localllm.server.turn import Json, ToolChoice
 
 MAX_TOOLS = 2048
-WORDS: dict[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
 NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class NamedTool(Body):
+    """A tool with a name that a prompt can have."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > NAME_LENGTH or not self.name.isprintable():
+            raise Wrong("name", f"expected 1 to {NAME_LENGTH} printable characters")
+
+
+class FunctionTool(NamedTool):
+    """The definition of a function."""
+
+    description: str = ""
+    parameters: Json = {}
+    strict: bool = False
+
+    def json(self, name: str = "") -> Json:
+        """Return the function in the format of `Turn`, with only the fields that templates read."""
+        return function_json(name or self.name, self.description, self.parameters, self.strict)
+
+
+class Tool(Body):
+    """A tool of a chat completion."""
+
+    type: str = "function"
+    function: FunctionTool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type != "function":
+            raise Wrong("type", "only tools of type function are supported here; /v1/responses has custom tools")
+        if self.function is None:
+            raise Wrong("function", MISSING)
+
+
+class Named(Body):
+    """A reference to a function."""
+
+    name: str
+
+
+class AllowedTool(Body):
+    """A reference to a tool."""
+
+    function: Named
+
+
+class AllowedTools(Body):
+    """A choice between some of the tools."""
+
+    mode: ToolChoice
+    tools: list[AllowedTool] = []
+
+
+class Choice(Body):
+    """`tool_choice` as an object."""
+
+    type: Literal["function", "allowed_tools"]
+    function: Named | None = None
+    allowed_tools: AllowedTools | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            raise Wrong(self.type, MISSING)
+
+
+class ToolsBody(ThinkingBody):
+    """The tools of a request, in OpenAI's current and older formats."""
+
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | Choice = "auto"
+    functions: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | Named = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,39 +103,30 @@ class ToolUse:
     legacy: bool = False
 
 
-def read_tools(fields: Fields) -> ToolUse:
+def function_json(name: str, description: str = "", parameters: Json | None = None, strict: bool = False) -> Json:
+    """Return a function in the format of `Turn`."""
+    function: Json = {"name": name} | ({"description": description} if description else {})
+    function["parameters"] = parameters or NO_PARAMETERS
+    return {"type": "function", "function": function | ({"strict": True} if strict else {})}
+
+
+def read_tools(body: ToolsBody) -> ToolUse:
     """Read `tools` and `tool_choice`, or the older `functions` and `function_call`."""
-    if fields.has("functions") and not fields.has("tools"):
-        tools = tuple(function_tool(each) for each in fields.each("functions", MAX_TOOLS))
-        return _legacy_choice(fields, tools)
-    tools = tuple(_tool(each) for each in fields.each("tools", MAX_TOOLS))
-    return _choice(fields, tools)
-
-
-def _tool(fields: Fields) -> Json:
-    kind = fields.text("type", "function")
-    if kind != "function":
-        raise fields.wrong("type", "only tools of type function are supported here; /v1/responses has custom tools")
-    return function_tool(Fields(fields.object("function"), fields.path("function")))
-
-
-def function_tool(fields: Fields, name: str = "", schema: str = "parameters") -> Json:
-    """Return a function in the format of `Turn`, with only the fields that templates read."""
-    function: Json = {"name": name or read_name(fields)}
-    if description := fields.text("description", ""):
-        function["description"] = description
-    function["parameters"] = fields.object(schema, {}) or NO_PARAMETERS
-    if fields.flag("strict", False):
-        function["strict"] = True
-    return {"type": "function", "function": function}
-
-
-def read_name(fields: Fields) -> str:
-    """Return the name of a tool."""
-    name = fields.text("name")
-    if not name or len(name) > NAME_LENGTH or not name.isprintable():
-        raise fields.wrong("name", f"expected 1 to {NAME_LENGTH} printable characters")
-    return name
+    if body.functions is not None and body.tools is None:
+        tools = tuple(each.json() for each in body.functions)
+        if isinstance(body.function_call, str):
+            return ToolUse(tools, body.function_call, legacy=True)
+        return replace(forced_choice(tools, body.function_call.name, "function_call"), legacy=True)
+    tools = tuple(each.function.json() for each in body.tools or () if each.function)
+    choice = body.tool_choice
+    if isinstance(choice, str):
+        return word_choice(tools, choice, "tool_choice")
+    if choice.function is not None and choice.type == "function":
+        return forced_choice(tools, choice.function.name, "tool_choice", "function")
+    allowed = choice.allowed_tools
+    assert allowed is not None
+    names = [each.function.name for each in allowed.tools]
+    return allowed_choice(tools, names, allowed.mode, "tool_choice", "allowed_tools")
 
 
 def name_of(tool: Json) -> str:
@@ -65,50 +134,24 @@ def name_of(tool: Json) -> str:
     return name
 
 
-def _choice(fields: Fields, tools: tuple[Json, ...]) -> ToolUse:
-    value = fields.data.get("tool_choice")
-    if value is None:
-        return ToolUse(tools)
-    if isinstance(value, str):
-        return words_choice(fields, tools, "tool_choice")
-    chosen = fields.inner("tool_choice")
-    if chosen.choice("type", ("function", "allowed_tools")) == "function":
-        function = Fields(chosen.object("function"), chosen.path("function"))
-        return forced_choice(function, tools, function.text("name"))
-    allowed = Fields(chosen.object("allowed_tools"), chosen.path("allowed_tools"))
-    names = [Fields(each.object("function"), each.path("function")).text("name") for each in allowed.each("tools")]
-    return allowed_choice(allowed, tools, names)
-
-
-def words_choice(fields: Fields, tools: tuple[Json, ...], field: str) -> ToolUse:
+def word_choice(tools: tuple[Json, ...], word: ToolChoice, *path: str) -> ToolUse:
     """Return the tool use for one of the keywords none, auto and required."""
-    word = WORDS[fields.choice(field, tuple(WORDS))]
     if word == "required" and not tools:
-        raise fields.wrong(field, "required, but the request has no tool that is supported")
+        raise wrong("required, but the request has no tool that is supported", *path)
     return ToolUse(tools, word)
 
 
-def forced_choice(fields: Fields, tools: tuple[Json, ...], name: str) -> ToolUse:
+def forced_choice(tools: tuple[Json, ...], name: str, *path: str) -> ToolUse:
     """Return the tool use that forces a call of one tool."""
     if name not in map(name_of, tools):
-        raise fields.wrong("name", f"the request has no tool {name!r}")
+        raise wrong(f"the request has no tool {name!r}", *path, "name")
     return ToolUse(tools, "required", name)
 
 
-def allowed_choice(fields: Fields, tools: tuple[Json, ...], names: Sequence[str]) -> ToolUse:
+def allowed_choice(tools: tuple[Json, ...], names: Sequence[str], mode: ToolChoice, *path: str) -> ToolUse:
     """Return the tool use restricted to some of the tools, so that the model sees only those."""
     known = set(map(name_of, tools))
     if missing := [name for name in names if name not in known]:
-        raise fields.wrong("tools", f"the request has no tool {missing[0]!r}")
+        raise wrong(f"the request has no tool {missing[0]!r}", *path, "tools")
     allowed = set(names)
-    return words_choice(fields, tuple(tool for tool in tools if name_of(tool) in allowed), "mode")
-
-
-def _legacy_choice(fields: Fields, tools: tuple[Json, ...]) -> ToolUse:
-    value = fields.data.get("function_call")
-    if value is None or isinstance(value, str):
-        word = WORDS[fields.choice("function_call", ("none", "auto"), "auto")]
-        return ToolUse(tools, word, legacy=True)
-    chosen = fields.inner("function_call")
-    forced = forced_choice(chosen, tools, chosen.text("name"))
-    return ToolUse(tools, forced.choice, forced.forced, legacy=True)
+    return word_choice(tuple(tool for tool in tools if name_of(tool) in allowed), mode, *path, "mode")

@@ -12,7 +12,6 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from localllm.server.errors import NotFound
-from localllm.server.fields import Fields
 from localllm.server.http import get
 from localllm.server.interface import Service
 from localllm.server.security import ASSETS
@@ -33,7 +32,7 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
     async def index(request: Request) -> Response:
         return _response(request, files[INDEX], {"Vary": "Accept"})
 
-    async def one(request: Request, fields: Fields) -> Response:
+    async def one(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
             raise NotFound(f"no file {name!r} of the web page")

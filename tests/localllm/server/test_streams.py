@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from localllm.generation.request import Started
 from localllm.server.errors import BadRequest, Draining
-from localllm.server.fields import Fields
 from localllm.server.http import frame, ndjson, post, sse
 from localllm.server.limits import ServerLimits
+from localllm.server.structs import Body
 from tests.localllm.server.calls import call, events, lines, served
 from tests.localllm.server.scripted import ScriptedService, said
 
@@ -27,7 +27,7 @@ Source = Callable[[], AsyncGenerator[Any, None]]
 def app(source: Source, *, jsonl: bool = False, limits: ServerLimits | None = None) -> Starlette:
     limits = limits or ServerLimits()
 
-    async def handler(request: Request, fields: Fields) -> Response:
+    async def handler(request: Request, body: Body) -> Response:
         return ndjson(source(), limits) if jsonl else sse(source(), limits)
 
     return Starlette(routes=post(("/v1/chat/completions", "/v1/messages", "/api/chat", "/completion"), handler, limits))
@@ -206,7 +206,7 @@ def test_a_handler_is_cancelled_when_the_client_goes() -> None:
     async def main() -> None:
         wire, closed = Wire(), asyncio.Event()
 
-        async def slow(request: Request, fields: Fields) -> Any:
+        async def slow(request: Request, body: Body) -> Any:
             try:
                 await asyncio.sleep(3600)
             finally:

@@ -6,29 +6,26 @@ Consecutive items of the assistant (reasoning, text, calls) form one message.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from localllm.server.content import JOINT, Draft, drafted, read_text_field
-from localllm.server.fields import Fields
-from localllm.server.openai.messages import ROLES, custom_arguments, read_arguments, tool_call
+from localllm.server.content import JOINT, Draft, Parts, drafted, joined, type_of
+from localllm.server.openai.messages import ROLES, arguments_text, custom_arguments, tool_call
+from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 from localllm.server.turn import Json
 
 NAMESPACE = "__"  # separator between the name of a namespace and the name of a tool in it
 OWN = ("type", "id", "call_id", "status")  # fields of a call that are not arguments
 
 
-def read_input(fields: Fields) -> list[Json]:
+def read_input(value: str | Sequence[Json]) -> list[Json]:
     """Return the messages of `input`, which may be empty."""
-    value = fields.data.get("input")
-    if value is None:
-        raise fields.wrong("input", "required, but missing")
     if isinstance(value, str):
         return [{"role": "user", "content": value}] if value else []
-    if not isinstance(value, list):
-        raise fields.wrong("input", "expected a text or a list of items")
     drafts: list[Draft] = []
-    for item in fields.each("input"):
-        _reader(item)(drafts, item)
+    for number, item in enumerate(value):
+        where = f"input[{number}]"
+        read(item, _kind_of(item, where), where).add(drafts, item)
     return [draft.json() for draft in drafts]
 
 
@@ -37,109 +34,161 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}{NAMESPACE}{name}" if namespace else name
 
 
-def _reader(item: Fields) -> Callable[[list[Draft], Fields], None]:
-    kind = item.text("type", "message" if item.has("role") else "item_reference")
-    if kind in READERS:
-        return READERS[kind]
-    if kind.endswith("_call_output"):
-        return _output
-    if kind.endswith("_call"):
-        return _other_call
-    raise item.wrong("type", f"unknown type of item; supported: {', '.join(READERS)}")
+class Item(Body):
+    """An item of the input. Items of this type itself are skipped."""
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        """Add the item to the messages that are being read."""
 
 
-def _message(drafts: list[Draft], item: Fields) -> None:
-    role = ROLES[item.choice("role", ("user", "assistant", "system", "developer"))]
-    content = read_text_field(item, "content")
-    if content is None:
-        raise item.wrong("content", "required, but missing")
-    if role == "assistant":
-        drafted(drafts, role).texts.append(content)
-    else:
-        drafts.append(Draft(role, content))
+class Message(Item):
+    """A message of any role."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        role = ROLES.get(self.role, self.role)
+        if role == "assistant":
+            drafted(drafts, role).texts.append(joined(self.content))
+        else:
+            drafts.append(Draft(role, joined(self.content)))
 
 
-def _reasoning(drafts: list[Draft], item: Fields) -> None:
-    """Add the reasoning or its summary. Encrypted reasoning of other servers cannot be read."""
-    text = read_parts(item, "content") or read_parts(item, "summary")
-    if not text:
-        return
-    draft = drafted(drafts, "assistant")
-    if draft.texts or draft.calls:
-        draft = Draft("assistant")
-        drafts.append(draft)
-    draft.reasoning.append(text)
+class Thought(Body):
+    """A part of the reasoning."""
+
+    text: str = ""
 
 
-def read_parts(item: Fields, name: str) -> str:
-    """Return the joined texts of a reasoning item's parts."""
-    return JOINT.join(part.text("text", "") for part in item.each(name))
+class ReasoningItem(Item):
+    """The reasoning or its summary. Encrypted reasoning of other servers cannot be read."""
+
+    content: list[Thought] = []
+    summary: list[Thought] = []
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        text = JOINT.join(each.text for each in self.content) or JOINT.join(each.text for each in self.summary)
+        if not text:
+            return
+        draft = drafted(drafts, "assistant")
+        if draft.texts or draft.calls:
+            draft = Draft("assistant")
+            drafts.append(draft)
+        draft.reasoning.append(text)
 
 
-def _add_call(drafts: list[Draft], item: Fields, name: str, arguments: str) -> None:
-    call = tool_call(item.text("call_id"), flat_name(item.text("namespace", ""), name), arguments)
-    drafted(drafts, "assistant").calls.append(call)
+class FunctionCall(Item):
+    """A call of a function."""
+
+    call_id: str
+    name: str
+    namespace: str = ""
+    arguments: str | Json = "{}"
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        self._add(drafts, arguments_text(self.arguments))
+
+    def _add(self, drafts: list[Draft], arguments: str) -> None:
+        call = tool_call(self.call_id, flat_name(self.namespace, self.name), arguments)
+        drafted(drafts, "assistant").calls.append(call)
 
 
-def _function_call(drafts: list[Draft], item: Fields) -> None:
-    _add_call(drafts, item, item.text("name"), read_arguments(item))
+class CustomCall(FunctionCall, kw_only=True):
+    """A call of a custom tool."""
+
+    input: str
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        self._add(drafts, custom_arguments(self.input))
 
 
-def _custom_call(drafts: list[Draft], item: Fields) -> None:
-    _add_call(drafts, item, item.text("name"), custom_arguments(item.text("input")))
+class OtherCall(Item):
+    """A call of a built-in tool that the client ran, such as local_shell. Calls that OpenAI ran are skipped."""
+
+    type: str
+    call_id: str | None = None
+    namespace: str = ""
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        if self.call_id is not None:
+            arguments = {name: value for name, value in data.items() if name not in OWN}
+            kind = flat_name(self.namespace, self.type.removesuffix("_call"))
+            call = tool_call(self.call_id, kind, json.dumps(arguments, ensure_ascii=False))
+            drafted(drafts, "assistant").calls.append(call)
 
 
-def _other_call(drafts: list[Draft], item: Fields) -> None:
-    """Keep a call of a built-in tool that the client ran, such as local_shell. Calls that OpenAI ran are skipped."""
-    if item.has("call_id"):
-        arguments = {name: value for name, value in item.data.items() if name not in OWN}
-        kind = item.text("type").removesuffix("_call")
-        _add_call(drafts, item, kind, json.dumps(arguments, ensure_ascii=False))
+class OtherOutput(Item):
+    """The output of a built-in tool, which may have any type."""
+
+    call_id: str = ""
+    id: str | None = None
+    output: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.call_id and self.id is None:
+            raise Wrong("id", MISSING)
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        output = data.get("output")
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        drafts.append(Draft("tool", text, call_id=self.call_id or self.id or ""))
 
 
-def _output(drafts: list[Draft], item: Fields) -> None:
-    value = item.data.get("output")
-    typed = isinstance(value, str) or (isinstance(value, list) and item.text("type") in OUTPUTS)
-    content = read_text_field(item, "output") if typed else json.dumps(value, ensure_ascii=False)
-    id = item.text("call_id", "") or item.text("id")
-    drafts.append(Draft("tool", content or "", call_id=id))
+class Output(OtherOutput):
+    """The output of a function or custom tool: a text, parts, or any other value."""
+
+    output: Parts | Json | float | bool | None = None
+
+    def add(self, drafts: list[Draft], data: Json) -> None:
+        text = {"output": joined(self.output)} if isinstance(self.output, list) else data
+        OtherOutput.add(self, drafts, text)
 
 
-def _reference(drafts: list[Draft], item: Fields) -> None:
-    raise item.wrong("type", "references to items are not supported: nothing is stored; send the items themselves")
+class Refused(Item):
+    """An item that is refused, with the reason for each type."""
+
+    type: str = "item_reference"
+
+    def __post_init__(self) -> None:
+        raise Wrong(*REFUSED[self.type])
 
 
-def _compaction(drafts: list[Draft], item: Fields) -> None:
-    raise item.wrong("type", "compacted conversations of other servers cannot be read; send the items themselves")
-
-
-def _screenshot(drafts: list[Draft], item: Fields) -> None:
-    raise item.wrong("output", "image input is not supported; send text")
-
-
-def _skip(drafts: list[Draft], item: Fields) -> None:
-    pass
-
-
-OUTPUTS = ("function_call_output", "custom_tool_call_output")
-READERS: dict[str, Callable[[list[Draft], Fields], None]] = {
-    "message": _message,
-    "reasoning": _reasoning,
-    "function_call": _function_call,
-    "function_call_output": _output,
-    "custom_tool_call": _custom_call,
-    "custom_tool_call_output": _output,
-    "computer_call_output": _screenshot,
-    "item_reference": _reference,
-    "compaction": _compaction,
-    "additional_tools": _skip,  # `tools.py` reads them
-    "compaction_trigger": _skip,
-    "configuration_update": _skip,
-    "mcp_list_tools": _skip,
-    "mcp_approval_request": _skip,
-    "mcp_approval_response": _skip,
-    "program": _skip,
-    "program_output": _skip,
-    "tool_search_call": _skip,
-    "tool_search_output": _skip,
+REFUSED = {
+    "item_reference": (
+        "type",
+        "references to items are not supported: nothing is stored; send the items themselves",
+    ),
+    "compaction": ("type", "compacted conversations of other servers cannot be read; send the items themselves"),
+    "computer_call_output": ("output", "image input is not supported; send text"),
 }
+KINDS: dict[str, type[Item]] = {
+    "message": Message,
+    "reasoning": ReasoningItem,
+    "function_call": FunctionCall,
+    "function_call_output": Output,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": Output,
+    **dict.fromkeys(REFUSED, Refused),
+    "additional_tools": Item,  # `tools.py` reads them
+    "compaction_trigger": Item,
+    "configuration_update": Item,
+    "mcp_list_tools": Item,
+    "mcp_approval_request": Item,
+    "mcp_approval_response": Item,
+    "program": Item,
+    "program_output": Item,
+    "tool_search_call": Item,
+    "tool_search_output": Item,
+}
+
+
+def _kind_of(item: Json, where: str) -> type[Item]:
+    kind = type_of(item, where, "item_reference" if item.get("role") is None else "message")
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind.endswith("_call_output"):
+        return OtherOutput
+    if kind.endswith("_call"):
+        return OtherCall
+    raise wrong(f"unknown type of item; supported: {', '.join(KINDS)}", where, "type")

@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.server.fields import Fields
-from localllm.server.openai.generation import MAX_ALTERNATIVES, GenerationRequest, read_generation, read_max_tokens
-from localllm.server.openai.request import Show, read_show
+from msgspec import field
+
+from localllm.server.openai.generation import (
+    Alternatives,
+    GenerationBody,
+    GenerationRequest,
+    Limit,
+    read_generation,
+    token_limit,
+)
+from localllm.server.openai.request import Show, show_of
 from localllm.server.openai.responses.items import read_input
-from localllm.server.openai.responses.tools import Named, read_response_tools
-from localllm.server.openai.structure import format_structure
-from localllm.server.openai.thinking import with_effort
-from localllm.server.turn import Json, Structure, Turn
+from localllm.server.openai.responses.tools import Named, Tools, read_response_tools
+from localllm.server.openai.structure import ResponseFormat
+from localllm.server.openai.thinking import Effort, with_effort
+from localllm.server.structs import Body, Strings, listed, read, wrong
+from localllm.server.turn import Json, ToolChoice, Turn
 
 STORED = {  # fields that need stored responses, with an alternative
     "previous_response_id": "nothing is stored; send the whole conversation as input",
@@ -21,6 +30,39 @@ STORED = {  # fields that need stored responses, with an alternative
     "prompt": "stored prompts do not exist here; send instructions and input",
 }
 LOGPROBS = "message.output_text.logprobs"
+
+
+class Text(Body):
+    """The format of the output."""
+
+    format: Json | None = None
+
+
+class Reasoning(Body):
+    """The reasoning effort."""
+
+    effort: Effort | None = None
+
+
+class ResponseBody(GenerationBody, kw_only=True):
+    """The body of a responses request."""
+
+    input: str | list[Json]
+    instructions: str | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice | Json = "auto"
+    text: Text = field(default_factory=Text)
+    reasoning: Reasoning = field(default_factory=Reasoning)
+    include: str | Strings = []
+    metadata: Json = {}
+    max_output_tokens: Limit | None = None
+    top_logprobs: Alternatives = 0
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: Json = {}
+    background: bool = False
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,81 +77,68 @@ class ResponseRequest:
     empty: bool  # the input is empty, since the client only probes whether this API exists
 
 
-def read_response(fields: Fields, client: str, most: int | None = None) -> ResponseRequest:
-    """Parse the body of a request; raise BadRequest that names the invalid field."""
+def read_response(body: ResponseBody, client: str, most: int | None = None) -> ResponseRequest:
+    """Convert the body of a request; raise BadRequest that names the invalid field."""
     for name, instead in STORED.items():
-        if fields.has(name):
-            raise fields.wrong(name, f"not supported: {instead}")
-    if fields.flag("background", False):
-        raise fields.wrong("background", "not supported: the answer comes with the response; leave it false")
-    messages = read_input(fields)
-    tools = read_response_tools(fields)
-    asked = _asked(fields, client, most)
+        if getattr(body, name) is not None:
+            raise wrong(f"not supported: {instead}", name)
+    if body.background:
+        raise wrong("not supported: the answer comes with the response; leave it false", "background")
+    messages = read_input(body.input)
+    tools = read_response_tools(body.tools, body.input, body.tool_choice)
+    asked = _asked(body, client, most)
+    first = [{"role": "system", "content": body.instructions}] if body.instructions else []
     turn = Turn(
-        messages=_instructed(fields, messages),
+        messages=first + messages,
         generation=asked.generation,
         tools=tools.use.tools,
         tool_choice=tools.use.choice,
         forced_tool=tools.use.forced,
-        parallel_calls=fields.flag("parallel_tool_calls", True),
-        thinking=with_effort(fields.inner("reasoning"), "effort"),
-        template_variables=fields.object("chat_template_kwargs", {}),
-        continued=_continued(fields, messages),
+        parallel_calls=body.parallel_tool_calls,
+        thinking=with_effort(body.reasoning.effort),
+        template_variables=body.chat_template_kwargs,
+        continued=_continued(messages),
     )
-    return ResponseRequest(turn, asked, read_show(fields), tools.named, _repeated(fields, turn), not messages)
+    return ResponseRequest(turn, asked, show_of(body), tools.named, _repeated(body, turn), not messages)
 
 
-def _asked(fields: Fields, client: str, most: int | None) -> GenerationRequest:
-    asked = read_generation(fields, client)
-    wanted = LOGPROBS in fields.texts("include")
-    top = fields.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES)
+def _asked(body: ResponseBody, client: str, most: int | None) -> GenerationRequest:
+    asked = read_generation(body, client)
+    given = body.text.format
+    structure = read(given, ResponseFormat, "text.format").structure if given is not None else None
     made = replace(
         asked.generation,
         n=1,
-        max_tokens=read_max_tokens(fields, ("max_output_tokens", "max_tokens", "n_predict"), most),
-        logprobs=top if wanted else None,
-        structure=_structure(fields) or asked.generation.structure,
+        max_tokens=token_limit(most, body.max_output_tokens, body.max_tokens, body.n_predict),
+        logprobs=body.top_logprobs if LOGPROBS in listed(body.include) else None,
+        structure=structure or asked.generation.structure,
     )
     return replace(asked, generation=made)
 
 
-def _structure(fields: Fields) -> Structure | None:
-    text = fields.inner("text")
-    if not text.has("format"):
-        return None
-    inner = text.inner("format")
-    return format_structure(inner, inner)
-
-
-def _instructed(fields: Fields, messages: list[Json]) -> list[Json]:
-    instructions = fields.text("instructions", "")
-    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
-
-
-def _continued(fields: Fields, messages: list[Json]) -> bool:
+def _continued(messages: list[Json]) -> bool:
     """Return whether the model continues the last message, which must be text of the assistant."""
     last: Mapping[str, Any] = messages[-1] if messages else {}
     if last.get("tool_calls"):
-        raise fields.wrong("input", "the last item is a call; send its output as an item of type function_call_output")
+        raise wrong("the last item is a call; send its output as an item of type function_call_output", "input")
     return last.get("role") == "assistant" and bool(last["content"] or last.get("reasoning_content"))
 
 
-def _repeated(fields: Fields, turn: Turn) -> Json:
+def _repeated(body: ResponseBody, turn: Turn) -> Json:
     """Return the request fields that a response repeats, with OpenAI's defaults."""
-    reasoning = fields.inner("reasoning")
     return {
-        "instructions": fields.optional_text("instructions"),
+        "instructions": body.instructions,
         "max_output_tokens": turn.generation.max_tokens,
-        "metadata": fields.object("metadata", {}),
+        "metadata": body.metadata,
         "parallel_tool_calls": turn.parallel_calls,
-        "prompt_cache_key": fields.optional_text("prompt_cache_key"),
-        "reasoning": {"effort": reasoning.optional_text("effort"), "summary": None},
-        "safety_identifier": fields.optional_text("safety_identifier"),
-        "temperature": fields.optional_number("temperature"),
-        "text": {"format": fields.inner("text").object("format", {}) or {"type": "text"}},
-        "tool_choice": fields.data.get("tool_choice") or "auto",
-        "tools": list(fields.list("tools", ())),
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "temperature": turn.generation.sampling.get("temperature"),
+        "text": {"format": body.text.format or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools,
         "top_logprobs": turn.generation.logprobs or 0,
-        "top_p": fields.optional_number("top_p"),
-        "user": fields.optional_text("user"),
+        "top_p": turn.generation.sampling.get("top_p"),
+        "user": body.user,
     }

@@ -9,51 +9,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.server.collected import closing
-from localllm.server.fields import Fields
-from localllm.server.http import client, sse
-from localllm.server.interface import Service
+from localllm.server.http import Handlers, client, sse
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import new_head
-from localllm.server.openai.responses.request import ResponseRequest, read_response
+from localllm.server.openai.responses.request import ResponseBody, ResponseRequest, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
 from localllm.server.refusal import refusal_of
-from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json, ModelInfo, Turn
 from localllm.server.wire import frame
 
 
-class Responses:
+class Responses(Handlers):
     """HTTP handlers of responses."""
 
-    def __init__(self, service: Service, settings: ServerSettings) -> None:
-        self._service, self._settings = service, settings
-
-    async def create(self, request: Request, fields: Fields) -> Response | Json:
+    async def create(self, request: Request, body: ResponseBody) -> Response | Json:
         """Create a response."""
-        info = self._service.find(fields.text("model", ""))
-        asked = read_response(fields, client(request), self._settings.max_tokens)
+        info = self.service.find(body.model)
+        asked = read_response(body, client(request), self.settings.max_tokens)
         turn = await self._turn(info, asked)
         writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show)
         events = _nothing(writer) if asked.empty else self._events(info.id, turn, writer)
         if asked.show.stream:
-            return sse(_framed(events, writer), self._settings.limits, asked.show.ping_seconds)
+            return sse(_framed(events, writer), self.settings.limits, asked.show.ping_seconds)
         async with closing(events):
             async for _ in events:
                 pass
         return writer.response()
 
-    async def count(self, request: Request, fields: Fields) -> Json:
+    async def count(self, request: Request, body: ResponseBody) -> Json:
         """Return the number of tokens in the prompt."""
-        info = self._service.find(fields.text("model", ""))
-        asked = read_response(fields, client(request))
-        tokens = 0 if asked.empty else await self._service.count(info.id, asked.turn)
+        info = self.service.find(body.model)
+        asked = read_response(body, client(request))
+        tokens = 0 if asked.empty else await self.service.count(info.id, asked.turn)
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:
-        return replace(asked.turn, generation=await settled(asked.asked, self._service, info.id, info.vocabulary))
+        return replace(asked.turn, generation=await settled(asked.asked, self.service, info.id, info.vocabulary))
 
     async def _events(self, model: str, turn: Turn, writer: ResponseWriter) -> AsyncIterator[Json]:
-        async with closing(self._service.answer(model, turn)) as events:
+        async with closing(self.service.answer(model, turn)) as events:
             async for event in events:
                 for made in writer.events(event):
                     yield made

@@ -246,5 +246,5 @@ def test_counting_models_and_errors_of_the_client() -> None:
     assert [(model.id, model.type, model.display_name) for model in models] == [("tiny", "model", "tiny")]
 
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
-    with pytest.raises(anthropic.BadRequestError, match="at least one message"):
+    with pytest.raises(anthropic.BadRequestError, match="messages: expected at least one item"):
         use(ScriptedService(script("x")), lambda it: it.messages.create(model="x", max_tokens=1, messages=[]))

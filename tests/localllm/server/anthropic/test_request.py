@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.server.anthropic.request import read_message
+from localllm.server.anthropic.request import MessageBody, read_message
 from localllm.server.errors import BadRequest
 from localllm.server.turn import Structure, Thinking, Turn
 from tests.localllm.server.openai.support import USER, fields
@@ -16,7 +16,7 @@ USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}
 
 
 def turn(**body: Any) -> Turn:
-    return read_message(fields(**{"messages": USER, "max_tokens": 9, **body}), "").turn
+    return read_message(fields(MessageBody, **{"messages": USER, "max_tokens": 9, **body}), "").turn
 
 
 def refused(**body: Any) -> BadRequest:

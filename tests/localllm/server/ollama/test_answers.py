@@ -341,7 +341,7 @@ def test_bad_chats_are_refused(body: dict[str, Any]) -> None:
         ({"raw": True, "context": [1]}, 400, "raw mode does not support"),
         ({"context": ["x"]}, 400, "context[0]: expected a whole number"),
         ({"images": ["aGk="]}, 400, "images: models here read text only"),
-        ({"options": {"mirostat": 3}}, 400, "mirostat is 3: it must be 0, 1 or 2"),
+        ({"options": {"mirostat": 3}}, 400, "options.mirostat: is 3: it must be 0, 1 or 2"),
         ({"options": {"tfs_z": 0.5}}, 501, "options.tfs_z is not supported"),
     ],
 )

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from localllm.server.app import make_app
-from localllm.server.fields import Fields
 from localllm.server.settings import ServerSettings
+from localllm.server.structs import B, read
 from tests.localllm.server.scripted import ScriptedService
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -73,5 +73,6 @@ def refusal(service: ScriptedService, path: str, **body: Any) -> tuple[int, dict
     return response.status_code, response.json()["error"]
 
 
-def fields(**body: Any) -> Fields:
-    return Fields(body)
+def fields(kind: type[B], **body: Any) -> B:
+    """Return a body as the struct that a handler gets."""
+    return read(body, kind)

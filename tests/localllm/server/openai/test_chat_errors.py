@@ -43,7 +43,7 @@ def test_refusals_name_the_field() -> None:
     status, error = refusal(ScriptedService(), PATH, messages=[{"role": "user", "content": 5}])
     assert status == 400
     assert error == {
-        "message": "messages[0].content: expected a text or a list of parts",
+        "message": "messages[0].content: expected a text or a list, got a number",
         "type": "invalid_request_error",
         "param": "messages[0].content",
         "code": None,

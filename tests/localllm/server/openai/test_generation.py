@@ -10,7 +10,7 @@ import pytest
 
 from localllm.options import SamplingOptions
 from localllm.server.errors import BadRequest
-from localllm.server.openai.generation import read_generation, settled
+from localllm.server.openai.generation import GenerationBody, read_generation, settled
 from localllm.server.turn import Structure
 from tests.localllm.server.openai.support import fields
 from tests.localllm.server.scripted import ScriptedService
@@ -46,7 +46,7 @@ from tests.localllm.server.scripted import ScriptedService
     ],
 )
 def test_sampling(name: str, value: Any, option: str, expected: Any) -> None:
-    sampling = read_generation(fields(**{name: value}), "").generation.sampling
+    sampling = read_generation(fields(GenerationBody, **{name: value}), "").generation.sampling
     assert sampling == {option: expected}
     assert getattr(SamplingOptions.of(sampling), option) == expected
 
@@ -96,14 +96,22 @@ def test_sampling(name: str, value: Any, option: str, expected: Any) -> None:
 )
 def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        read_generation(fields(**{name: value}), "")
-    assert caught.value.param == name
+        read_generation(fields(GenerationBody, **{name: value}), "")
+    assert caught.value.param.removesuffix("[0]") == name
     assert str(caught.value).startswith(name)
 
 
 def test_unknown_fields_and_null_are_ignored() -> None:
-    plain = read_generation(fields(), "me")
-    assert read_generation(fields(unheard_of=[1], temperature=None, stop=None, n=None, metadata={}), "me") == plain
+    plain = read_generation(
+        fields(
+            GenerationBody,
+        ),
+        "me",
+    )
+    assert (
+        read_generation(fields(GenerationBody, unheard_of=[1], temperature=None, stop=None, n=None, metadata={}), "me")
+        == plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,17 +127,17 @@ def test_unknown_fields_and_null_are_ignored() -> None:
     ],
 )
 def test_max_tokens(body: dict[str, Any], expected: int | None) -> None:
-    assert read_generation(fields(**body), "").generation.max_tokens == expected
+    assert read_generation(fields(GenerationBody, **body), "").generation.max_tokens == expected
 
 
 def test_stops_are_one_text_or_many_and_empty_ones_end_nothing() -> None:
-    assert read_generation(fields(stop="END"), "").generation.stops == ("END",)
-    assert read_generation(fields(stop=["a", "", "b", "a"]), "").generation.stops == ("a", "b")
+    assert read_generation(fields(GenerationBody, stop="END"), "").generation.stops == ("END",)
+    assert read_generation(fields(GenerationBody, stop=["a", "", "b", "a"]), "").generation.stops == ("a", "b")
 
 
 def test_the_client_is_the_connections_and_the_user_that_it_names() -> None:
     def client(**body: str) -> str:
-        return read_generation(fields(**body), "10.0.0.1").generation.client
+        return read_generation(fields(GenerationBody, **body), "10.0.0.1").generation.client
 
     assert client() == "10.0.0.1"
     assert client(user="u") == "10.0.0.1/u"
@@ -139,9 +147,9 @@ def test_the_client_is_the_connections_and_the_user_that_it_names() -> None:
 
 
 def test_priority_and_reuse() -> None:
-    asked = read_generation(fields(service_tier="flex", cache_prompt=False), "").generation
+    asked = read_generation(fields(GenerationBody, service_tier="flex", cache_prompt=False), "").generation
     assert (asked.priority, asked.reuse) == (-1, False)
-    assert read_generation(fields(service_tier="default"), "").generation.priority == 0
+    assert read_generation(fields(GenerationBody, service_tier="default"), "").generation.priority == 0
 
 
 # -- biases ----------------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ def test_priority_and_reuse() -> None:
 )
 def test_biases_are_of_tokens_or_texts(value: Any, expected: dict[int, float]) -> None:
     service = ScriptedService()
-    asked = read_generation(fields(logit_bias=value), "")
+    asked = read_generation(fields(GenerationBody, logit_bias=value), "")
     found = asyncio.run(settled(asked, service, "tiny", 256))
     assert found.sampling["logit_bias"] == expected
     SamplingOptions.of(found.sampling)
@@ -169,7 +177,7 @@ def test_biases_are_of_tokens_or_texts(value: Any, expected: dict[int, float]) -
 @pytest.mark.parametrize("value", [[7], [[7]], [[7, 1, 1]], [[True, 1]], [[None, 1]], [{"7": 1}]])
 def test_a_bias_that_is_no_pair_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest, match=r"^logit_bias\[0\]: expected a pair"):
-        read_generation(fields(logit_bias=value), "")
+        read_generation(fields(GenerationBody, logit_bias=value), "")
 
 
 # -- structures ------------------------------------------------------------------------------------------------------
@@ -209,7 +217,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ],
 )
 def test_structures(body: dict[str, Any], expected: Structure | None) -> None:
-    assert read_generation(fields(**body), "").generation.structure == expected
+    assert read_generation(fields(GenerationBody, **body), "").generation.structure == expected
 
 
 @pytest.mark.parametrize(
@@ -230,5 +238,5 @@ def test_structures(body: dict[str, Any], expected: Structure | None) -> None:
 )
 def test_a_structure_that_is_none_is_refused(body: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        read_generation(fields(**body), "")
+        read_generation(fields(GenerationBody, **body), "")
     assert caught.value.param == param

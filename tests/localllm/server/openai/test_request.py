@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from localllm.server.errors import BadRequest
-from localllm.server.openai.request import read_chat
+from localllm.server.openai.request import ChatBody, read_chat
 from localllm.server.turn import Thinking, Turn
 from tests.localllm.server.openai.support import USER, fields
 
 
 def turn(**body: Any) -> Turn:
-    return read_chat(fields(**{"messages": USER, **body}), "").turn
+    return read_chat(fields(ChatBody, **{"messages": USER, **body}), "").turn
 
 
 def refused(**body: Any) -> BadRequest:
@@ -225,7 +225,9 @@ def test_wrong_tools_are_refused(body: dict[str, Any], param: str) -> None:
 
 
 def test_functions_are_tools_of_which_one_is_called() -> None:
-    asked = read_chat(fields(messages=USER, functions=[weather()["function"]], function_call={"name": "weather"}), "")
+    asked = read_chat(
+        fields(ChatBody, messages=USER, functions=[weather()["function"]], function_call={"name": "weather"}), ""
+    )
     assert asked.turn.tools == (weather(),)
     assert (asked.turn.tool_choice, asked.turn.forced_tool) == ("required", "weather")
     assert asked.turn.parallel_calls is False

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from localllm.server.errors import BadRequest
-from localllm.server.openai.responses.request import ResponseRequest, read_response
+from localllm.server.openai.responses.request import ResponseBody, ResponseRequest, read_response
 from localllm.server.turn import Structure, Thinking
 from tests.localllm.server.openai.support import fields
 from tests.localllm.server.openai.test_responses import ADD, FILES, PATCH
 
 
 def asked(**body: Any) -> ResponseRequest:
-    return read_response(fields(**{"input": "Hi", **body}), "")
+    return read_response(fields(ResponseBody, **{"input": "Hi", **body}), "")
 
 
 def refused(**body: Any) -> BadRequest:
