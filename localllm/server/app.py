@@ -17,11 +17,11 @@ from starlette.routing import Route
 from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
-from localllm.server.interface import Service
 from localllm.server.metrics import Metrics, MetricsMiddleware
 from localllm.server.observer import ServiceObserver
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.security import Guard
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 Routes = Callable[[Service, ServerSettings], list[Route]]

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from localllm.server.body import ClientGone, read_json
-from localllm.server.interface import Service
 from localllm.server.limits import ServerLimits
 from localllm.server.refusal import Refusal, refusal_of
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of
 from localllm.server.streams import disconnected, ndjson, sse

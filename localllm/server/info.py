@@ -20,31 +20,31 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 
 @dataclass(slots=True)
-class Info:
-    """An entry in the list of models; see `turn.ModelInfo`."""
+class ModelInfo:
+    """The description of a model file, loaded or not."""
 
     id: str
     path: str
-    created: int
+    created: int  # modification time of the file in seconds since 1970
     file_bytes: int
     architecture: str = ""
     quantization: str = ""
     parameters: int = 0
-    context: int = 0
+    context: int = 0  # maximum tokens of one request
     trained_context: int = 0
     vocabulary: int = 0
     width: int = 0
-    tokenizer: str = ""
-    template: str = ""
-    bos: str = ""
-    eos: str = ""
-    end_tokens: tuple[int, ...] = ()
+    tokenizer: str = ""  # tokenizer model named in the file: llama, gpt2, ...
+    template: str = ""  # source of the chat template, or ""
+    bos: str = ""  # text of the BOS token, or ""
+    eos: str = ""  # text of the EOS token, or ""
+    end_tokens: tuple[int, ...] = ()  # ids of all end-of-generation tokens
     digest: str = ""
-    capabilities: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()  # subset of: completion, chat, tools, thinking, insert, embedding, rerank
     state: State = "unloaded"
 
 
-def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
+def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> ModelInfo:
     """Return the entry of a model file, with the context if the model is loaded. A damaged file has the state "failed".
 
     `embeds` is true if the server loads models for embeddings.
@@ -52,8 +52,8 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
     try:
         status = path.stat()
     except OSError:
-        return Info(name, str(path), 0, 0, state="failed")
-    known = Info(name, str(path), int(status.st_mtime), status.st_size)
+        return ModelInfo(name, str(path), 0, 0, state="failed")
+    known = ModelInfo(name, str(path), int(status.st_mtime), status.st_size)
     try:
         with open_gguf(path) as file:
             data = file.metadata
@@ -64,7 +64,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
             tokens = data.get("tokenizer.ggml.tokens")
             trained = _number(data.get(f"{architecture.name}.context_length"))
             template = model.template_source if model is not None else data.get("tokenizer.chat_template", "")
-            return Info(
+            return ModelInfo(
                 id=name,
                 path=str(path),
                 created=known.created,
@@ -87,7 +87,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                 ),
             )
     except (LocalLLMError, ModelError, ValueError, TypeError):
-        return Info(name, str(path), known.created, known.file_bytes, state="failed")
+        return ModelInfo(name, str(path), known.created, known.file_bytes, state="failed")
 
 
 def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:

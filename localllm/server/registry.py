@@ -20,7 +20,7 @@ from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.server.bridge import in_daemon
 from localllm.server.errors import TooManyRequests, UnknownModel, Unloadable
-from localllm.server.info import Info, info_of
+from localllm.server.info import ModelInfo, info_of
 from localllm.server.served import Served
 
 log = logging.getLogger("localllm.server")
@@ -31,7 +31,7 @@ class _Entry:
     """A model file, loaded or not."""
 
     path: Path
-    info: Info
+    info: ModelInfo
     served: Served | None = None
     bytes: int = 0  # weights, KV cache and scratch; before the first load, the file size
     users: int = 0
@@ -58,10 +58,10 @@ class ModelRegistry:
         self._freed = asyncio.Condition()
 
     @property
-    def infos(self) -> list[Info]:
+    def infos(self) -> list[ModelInfo]:
         return [entry.info for entry in self._entries.values()]
 
-    def find(self, name: str) -> Info:
+    def find(self, name: str) -> ModelInfo:
         """Return the model with this name. A single model matches every name."""
         return self._entry(name).info
 

@@ -26,6 +26,7 @@ from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimit
 from localllm.generation.request import Request
 from localllm.generation.scheduler import Scheduler
 from localllm.model import Model
+from localllm.options import SamplingOptions
 from localllm.options.structure import ConstraintSpec
 from localllm.output.reader import AnswerReader
 from localllm.sampling.constraint import Constraint
@@ -44,6 +45,7 @@ F32 = NDArray[np.float32]
 P = TypeVar("P", str, "str | Sequence[int]")
 R = TypeVar("R")
 Made = Callable[[], Constraint] | None
+Pieces = list[bytes]  # of each token
 PART = 1 << 13  # maximum characters and token ids per batch of texts to embed
 
 
@@ -77,13 +79,6 @@ class Served(Closing):
         if self._scheduler is None:
             raise NotSupported("this model gives embeddings, not text; ask another model")
         return self._scheduler
-
-    @property
-    def bytes(self) -> int:
-        """The memory of weights, KV cache and scratch, including a draft model."""
-        models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
-        memories = [model.executable.memory for model in models]
-        return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     def room(self, *values: Any) -> Room:
         """Return the lane and prompt builder for these values. A large prompt waits only for other large prompts."""
@@ -195,13 +190,9 @@ class Served(Closing):
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    async def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        [found] = await self.tokenize_all([text], add_special, parse_special)
-        return found
-
-    async def tokenize_all(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
-        """Return the tokens of each text. `add_special` applies to the first text. Raise PromptTooLong if the total
-        does not fit."""
+    async def tokenize(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
+        """Return the tokens of each text. `add_special` applies to the first text. Raise PromptTooLong early if the
+        texts together cannot fit in the largest context."""
         self._short.prompts.check_length(*texts)
 
         def run() -> list[list[int]]:
@@ -211,6 +202,15 @@ class Served(Closing):
             ]
 
         return await self.room(texts).lane.run(run)
+
+    async def pieces(self, ids: Sequence[int]) -> Pieces:
+        """Return the bytes of each token."""
+        tokenizer = self.model.tokenizer
+        return await self.room(ids).lane.run(lambda: [tokenizer.piece(token) for token in ids])
+
+    @property
+    def sampling_defaults(self) -> SamplingOptions:
+        return self.model.sampling_defaults.options(dict(self.sampling))
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Served(Closing):
     # -- vectors ---------------------------------------------------------------------------------------------------
 
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
-        """Return the vectors of texts. Pooling "none" gives one vector per token."""
+        """Return a vector for each text, of length 1 if `normalize`. Pooling "none" gives one vector per token."""
         model = self._embedding()
         way = model.embedder.pooling(pooling)
         for text in texts:
@@ -291,6 +291,13 @@ class Served(Closing):
                 Notice("this model was started to write text; for vectors, start with ", Setting("embeddings"))
             )
         return self.model
+
+    @property
+    def bytes(self) -> int:
+        """The memory of weights, KV cache and scratch, including a draft model."""
+        models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
+        memories = [model.executable.memory for model in models]
+        return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     def close(self) -> None:
         """End the scheduler, and free the model."""

@@ -5,11 +5,11 @@ Where a request sets no reasoning options or template variables, the server's op
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from localllm.generation.interfaces import Load
 from localllm.generation.request import Event, Finished
@@ -17,14 +17,16 @@ from localllm.options import SamplingOptions
 from localllm.options.thinking import SWITCHES
 from localllm.output.reader import with_parts
 from localllm.server.bridge import Inbox
-from localllm.server.info import Info
+from localllm.server.info import ModelInfo
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
+from localllm.server.prompts import Prompt
 from localllm.server.registry import ModelRegistry
-from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Thinking, Turn
+from localllm.server.served import Prepared, Served
+from localllm.server.turn import Completion, EmbedResult, Generation, Thinking, Turn
 
-if TYPE_CHECKING:
-    from localllm.server.served import Prepared, Served
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,36 @@ class Usual:
         return replace(turn, thinking=thinking, template_variables={**variables, **turn.template_variables})
 
 
-class ModelService:
-    """A `turn.Service` over a registry of models."""
+def _on_model(
+    method: Callable[Concatenate[Served, P], Awaitable[T]],
+) -> Callable[Concatenate[Service, str, P], Coroutine[Any, Any, T]]:
+    """Return a method of Service that loads a model if needed, and calls its method of the same name."""
+
+    async def call(self: Service, model: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self.registry.using(model) as served:
+            found: T = await getattr(served, method.__name__)(*args, **kwargs)
+        return found
+
+    return call
+
+
+class Service:
+    """The models of a registry. Its methods raise LocalLLMError; `refusal.py` assigns HTTP status and kind."""
+
+    tokenize_all = _on_model(Served.tokenize)
+    pieces = _on_model(Served.pieces)
+    slot = _on_model(Served.slot)
 
     def __init__(self, registry: ModelRegistry, usual: Usual | None = None) -> None:
         self.registry, self._usual = registry, usual or Usual()
         self.observer = ServiceObserver(Metrics())
 
-    def models(self) -> Sequence[Info]:
+    def models(self) -> Sequence[ModelInfo]:
+        """All available models, loaded or not."""
         return self.registry.infos
 
-    def find(self, name: str) -> Info:
+    def find(self, name: str) -> ModelInfo:
+        """Return the model with this name. If the server has only one model, it matches every name."""
         return self.registry.find(name)
 
     def load_of(self, model: str) -> Load | None:
@@ -72,11 +93,17 @@ class ModelService:
         found = {info.id: self.load_of(info.id) for info in self.models()}
         return {name: load for name, load in found.items() if load is not None}
 
+    def sampling_defaults(self, model: str) -> SamplingOptions:
+        served = self.registry.loaded(model)
+        return SamplingOptions() if served is None else served.sampling_defaults
+
     def answer(self, model: str, turn: Turn) -> AsyncGenerator[Event, None]:
+        """Stream the events of a turn. Closing the iterator ends generation at the next step."""
         turn = self.observer.admitted(turn)
         return self._events(model, turn.generation, lambda served: served.of_turn(self._usual.fill(turn)))
 
     def complete(self, model: str, completion: Completion) -> AsyncGenerator[Event, None]:
+        """Stream the events of a completion."""
         completion = self.observer.admitted(completion)
         return self._events(model, completion.generation, lambda served: served.of_completion(completion))
 
@@ -98,31 +125,16 @@ class ModelService:
                         watched.event(event)
                         yield event
 
-    async def count(self, model: str, turn: Turn) -> int:
-        return len(await self.prompt_ids(model, turn))
-
-    async def render(self, model: str, turn: Turn) -> str:
+    async def prompt(self, model: str, turn: Turn) -> Prompt:
+        """Return the prompt of a turn."""
         async with self.registry.using(model) as served:
-            return (await served.prompt(self._usual.fill(turn))).text
-
-    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        async with self.registry.using(model) as served:
-            return (await served.prompt(self._usual.fill(turn))).ids
+            return await served.prompt(self._usual.fill(turn))
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        async with self.registry.using(model) as served:
-            return await served.tokenize(text, add_special, parse_special)
-
-    async def tokenize_all(
-        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
-    ) -> list[list[int]]:
-        async with self.registry.using(model) as served:
-            return await served.tokenize_all(texts, add_special, parse_special)
-
-    async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
-        async with self.registry.using(model) as served:
-            tokenizer = served.model.tokenizer
-            return await served.room(ids).lane.run(lambda: [tokenizer.piece(token) for token in ids])
+        """Return the tokens of a text."""
+        found: list[int]
+        [found] = await self.tokenize_all(model, [text], add_special, parse_special)
+        return found
 
     async def embed(
         self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
@@ -137,11 +149,3 @@ class ModelService:
         async with self.registry.using(model) as served:
             found = await served.rank(query, documents)
         return self.observer.embedded(found, monotonic() - started, len(documents))
-
-    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        async with self.registry.using(model) as served:
-            return await served.slot(number, action, name)
-
-    def sampling_defaults(self, model: str) -> SamplingOptions:
-        served = self.registry.loaded(model)
-        return SamplingOptions() if served is None else served.model.sampling_defaults.options(dict(served.sampling))

@@ -62,7 +62,7 @@ class Body(msgspec.Struct):
 
 
 class Wrong(ValueError):
-    """An invalid field of a struct, found in its `__post_init__`. An empty name stands for the struct itself."""
+    """An invalid field of a struct, found in its `__post_init__`. "": the struct itself."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -129,7 +129,7 @@ def _fit(value: Any, kinds: Kinds) -> Any:
 
 
 def _explained(error: msgspec.ValidationError, path: str, data: Any, kind: type[Body]) -> tuple[str, str]:
-    """Return the name of the invalid field in the object at `path`, or "", and what is wrong with it."""
+    """Return the name of the invalid field in the object at `path`, or "", and the problem."""
     if isinstance(error.__cause__, Wrong):
         return error.__cause__.name, str(error.__cause__)
     missing = re.match(r"Object missing required field `(\w+)`", str(error))

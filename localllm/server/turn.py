@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from localllm.options.structure import Structure as Structure  # re-exported for the API packages
 from localllm.options.thinking import Thinking as Thinking
@@ -73,30 +73,6 @@ class Completion:
     echo_logprobs: bool = False  # also return log probabilities of the prompt
     parse_special: bool = True
     add_special: bool = True
-
-
-class ModelInfo(Protocol):
-    """The description of a model for API handlers."""
-
-    id: str
-    created: int  # modification time of the file in seconds since 1970
-    context: int  # maximum tokens of one request
-    trained_context: int
-    vocabulary: int
-    width: int
-    tokenizer: str  # tokenizer model named in the file: llama, gpt2, ...
-    parameters: int
-    file_bytes: int
-    path: str
-    architecture: str
-    quantization: str
-    template: str  # source of the chat template, or ""
-    bos: str  # text of the BOS token, or ""
-    eos: str  # text of the EOS token, or ""
-    end_tokens: tuple[int, ...]  # ids of all end-of-generation tokens
-    state: Literal["unloaded", "loading", "loaded", "failed"]
-    capabilities: tuple[str, ...]  # subset of: completion, chat, tools, thinking, insert, embedding, rerank
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from localllm.server.registry import ModelRegistry, models_in
 from localllm.server.run import listen
 from localllm.server.run import run_server as run
 from localllm.server.served import Served
-from localllm.server.service import ModelService, Usual
+from localllm.server.service import Service, Usual
 from localllm.server.settings import ServerSettings
 from localllm.template import given_template
 
@@ -84,7 +84,7 @@ def serve(
 
     registry = ModelRegistry(places, opened, own.memory_limit, own.embeddings)
     usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
-    service = ModelService(registry, usual)
+    service = Service(registry, usual)
     metrics.loads = service.loads
 
     async def ready() -> None:

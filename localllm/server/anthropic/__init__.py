@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from localllm.server.anthropic.answers import Messages
 from localllm.server.http import post
-from localllm.server.interface import Service
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 

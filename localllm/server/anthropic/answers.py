@@ -36,7 +36,7 @@ class Messages(Handlers):
         """Return the number of tokens in the prompt."""
         model = self.service.find(body.model).id
         asked = read_message(body, client(request))
-        return {"input_tokens": await self.service.count(model, asked.turn)}
+        return {"input_tokens": len((await self.service.prompt(model, asked.turn)).ids)}
 
     async def _events(self, model: str, turn: Turn, writer: MessageWriter) -> AsyncIterator[Json]:
         async with closing(self.service.answer(model, turn)) as events:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localllm.server.http import get, post
-from localllm.server.interface import Service
 from localllm.server.llamacpp.completion import Completions
 from localllm.server.llamacpp.state import StatusRoutes
 from localllm.server.llamacpp.texts import Texts
 from localllm.server.llamacpp.vectors import Vectors
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 

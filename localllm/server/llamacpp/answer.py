@@ -11,10 +11,11 @@ from typing import Any
 from localllm.generation.parts import Content, Part
 from localllm.generation.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
+from localllm.server.info import ModelInfo
 from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.structs import listed
-from localllm.server.turn import Json, ModelInfo
+from localllm.server.turn import Json
 
 LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
 STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eos", "cancelled": "none"}

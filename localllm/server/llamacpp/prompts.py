@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.interface import Service
+from localllm.server.service import Service
 
 MAX_PROMPTS = 1024
 SHAPES = "a text, a list of token ids, a list of texts and token ids, or an object with prompt_string"

@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.http import Handlers
-from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import split, tokens
+from localllm.server.service import Service
 from localllm.server.structs import MISSING, Body, Wrong, read
 
 MAX_PARTS = 10_000

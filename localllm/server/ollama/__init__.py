@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localllm.server.http import get, post
-from localllm.server.interface import Service
 from localllm.server.ollama.answers import Answers
 from localllm.server.ollama.models import OllamaModels
 from localllm.server.ollama.vectors import Vectors
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 

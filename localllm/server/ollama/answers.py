@@ -13,6 +13,7 @@ from starlette.responses import Response
 from localllm.generation.request import Event
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.http import Handlers, client, ndjson
+from localllm.server.info import ModelInfo
 from localllm.server.ollama.reply import EventReader, ReplyPart, now
 from localllm.server.ollama.request import (
     AnswerBody,
@@ -24,7 +25,7 @@ from localllm.server.ollama.request import (
     tools_of,
 )
 from localllm.server.structs import ITEMS
-from localllm.server.turn import Completion, Generation, Json, ModelInfo, Turn
+from localllm.server.turn import Completion, Generation, Json, Turn
 
 Wrap = Callable[[ReplyPart], Json]  # converts a part to the format of /api/chat or /api/generate
 
@@ -93,7 +94,7 @@ class Answers(Handlers):
 
     async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
         """Return the prompt tokens of a turn, for the `context` that a client sends back in its next request."""
-        return await self.service.tokenize(model.id, await self.service.render(model.id, turn), False, True)
+        return await self.service.tokenize(model.id, (await self.service.prompt(model.id, turn)).text, False, True)
 
     # -- both -------------------------------------------------------------------------------------------------------
 

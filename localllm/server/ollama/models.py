@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from localllm.server.errors import NotFound, NotSupported
 from localllm.server.http import Handlers, ndjson
+from localllm.server.info import ModelInfo
 from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
 from localllm.server.ollama.request import ModelBody
-from localllm.server.turn import Json, ModelInfo
+from localllm.server.turn import Json
 
 VERSION = "0.33.0"  # reported version of Ollama; clients require a minimum version
 NEVER = "2318-01-01T00:00:00Z"  # `expires_at` of a loaded model, which stays loaded until memory is needed

@@ -13,7 +13,8 @@ from localllm.generation import parts
 from localllm.generation.parts import CallArguments, CallStart, Content, Reasoning
 from localllm.generation.request import Event, Finished, Logprob, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.server.turn import Json, ModelInfo
+from localllm.server.info import ModelInfo
+from localllm.server.turn import Json
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
 LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks

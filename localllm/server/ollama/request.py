@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.interface import Service
+from localllm.server.info import ModelInfo
 from localllm.server.openai.messages import tool_call
 from localllm.server.openai.structure import schema_structure
 from localllm.server.sampling import OLLAMA, OllamaSamplers, checked, samplers_of
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.structs import MAX_INT, Body, ShortText, Wrong, listed, read
-from localllm.server.turn import Generation, Json, ModelInfo, Structure, Thinking
+from localllm.server.turn import Generation, Json, Structure, Thinking
 
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024

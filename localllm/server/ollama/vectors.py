@@ -12,9 +12,10 @@ from starlette.requests import Request
 
 from localllm.server.errors import BadRequest, PromptTooLong
 from localllm.server.http import Handlers
+from localllm.server.info import ModelInfo
 from localllm.server.ollama.request import KeptBody
 from localllm.server.structs import listed
-from localllm.server.turn import Json, ModelInfo
+from localllm.server.turn import Json
 
 MAX_INPUTS = 2048
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localllm.server.http import get, post
-from localllm.server.interface import Service
 from localllm.server.openai.chat import Chat
 from localllm.server.openai.completions import Completions
 from localllm.server.openai.embeddings import Embeddings
 from localllm.server.openai.models import OpenAIModels
 from localllm.server.openai.responses.routes import Responses
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 

@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from localllm.server.collected import closing
 from localllm.server.http import Handlers, client, sse
+from localllm.server.info import ModelInfo
 from localllm.server.openai.chunks import ChatStream, WholeChat
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import DONE, new_head
 from localllm.server.openai.request import ChatBody, ChatRequest, Show, read_chat
-from localllm.server.turn import Json, ModelInfo, Turn
+from localllm.server.turn import Json, Turn
 
 
 class Chat(Handlers):
@@ -37,11 +38,11 @@ class Chat(Handlers):
         """Return the number of tokens in the prompt."""
         info = self.service.find(body.model)
         turn = await self._turn(info, read_chat(body, client(request)))
-        return {"object": "response.input_tokens", "input_tokens": await self.service.count(info.id, turn)}
+        return {"object": "response.input_tokens", "input_tokens": len((await self.service.prompt(info.id, turn)).ids)}
 
     async def _verbose(self, model: str, turn: Turn) -> Json:
         """Return llama.cpp's `__verbose`: the prompt as the model reads it, token by token."""
-        ids = await self.service.prompt_ids(model, turn)
+        ids = (await self.service.prompt(model, turn)).ids
         pieces = await self.service.pieces(model, ids)
         return {"__verbose": {"prompt": b"".join(pieces).decode("utf-8", "replace"), "prompt_tokens": len(ids)}}
 

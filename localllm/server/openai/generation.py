@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localllm.server.interface import Service
 from localllm.server.openai.structure import StructureBody, read_structure
 from localllm.server.sampling import Stops, read_sampling
+from localllm.server.service import Service
 from localllm.server.structs import MAX_INT, Body, listed, wrong
 from localllm.server.turn import Generation, Json
 

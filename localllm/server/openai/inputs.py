@@ -11,8 +11,8 @@ from typing import Any
 
 from localllm.server.content import Part, joined
 from localllm.server.errors import BadRequest
-from localllm.server.interface import Service
 from localllm.server.llamacpp.prompts import joined_prompt
+from localllm.server.service import Service
 from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 
 Mixed = tuple[int | str, ...]  # token ids and texts of one input

@@ -8,7 +8,8 @@ from starlette.requests import Request
 
 from localllm.server.errors import UnknownModel
 from localllm.server.http import Handlers
-from localllm.server.turn import Json, ModelInfo
+from localllm.server.info import ModelInfo
+from localllm.server.turn import Json
 
 _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
 

@@ -13,8 +13,8 @@ from starlette.types import Scope
 
 from localllm.server.errors import NotFound
 from localllm.server.http import get
-from localllm.server.interface import Service
 from localllm.server.security import ASSETS
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.web.files import PAGE, File, read_files
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
-from localllm.server.interface import Service
 from localllm.server.run import listen, start
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
 LOCAL = "http://localhost"

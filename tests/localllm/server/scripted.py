@@ -9,50 +9,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.generation.request import Event, Finished, Logprob, Prefilled, Reason, Started, Token
+from localllm.generation.request import Event, Failed, Finished, Logprob, Prefilled, Reason, Started, Token
 from localllm.generation.statistics import Usage
-from localllm.options import SamplingOptions
 from localllm.server.errors import BadRequest, UnknownModel
-from localllm.server.metrics import Metrics
-from localllm.server.observer import ServiceObserver
+from localllm.server.info import ModelInfo
+from localllm.server.prompts import Prompt
+from localllm.server.served import Prepared
+from localllm.server.service import Service
 from localllm.server.turn import Completion, EmbedResult, SlotAction, Turn
 
 Step = Event | Exception | float  # an exception is raised; a number is a pause in seconds
 ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank")
 
 
-@dataclass
-class Model:
-    """The model properties that the scripted service reports."""
+def Model(id: str = "tiny", **changes: Any) -> ModelInfo:
+    """Return the description of a model, with changes."""
+    return replace(TINY, id=id, **changes)
 
-    id: str = "tiny"
-    created: int = 1_700_000_000
-    context: int = 4096
-    trained_context: int = 8192
-    vocabulary: int = 256
-    width: int = 64
-    tokenizer: str = "llama"
-    parameters: int = 1_000_000
-    file_bytes: int = 600_000
-    path: str = "/models/tiny.gguf"
-    architecture: str = "llama"
-    quantization: str = "Q4_K_M"
-    template: str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
-    bos: str = "<s>"
-    eos: str = "</s>"
-    end_tokens: tuple[int, ...] = (2, 3)
-    state: Literal["unloaded", "loading", "loaded", "failed"] = "loaded"
-    capabilities: tuple[str, ...] = ALL
-    digest: str = "0123456789abcdef" * 4
+
+TINY = ModelInfo(
+    id="tiny",
+    created=1_700_000_000,
+    context=4096,
+    trained_context=8192,
+    vocabulary=256,
+    width=64,
+    tokenizer="llama",
+    parameters=1_000_000,
+    file_bytes=600_000,
+    path="/models/tiny.gguf",
+    architecture="llama",
+    quantization="Q4_K_M",
+    template="{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>",
+    bos="<s>",
+    eos="</s>",
+    end_tokens=(2, 3),
+    state="loaded",
+    capabilities=ALL,
+    digest="0123456789abcdef" * 4,
+)
 
 
 def said(*texts: str, token: int = 7, choice: int = 0, logprob: Logprob | None = None) -> list[Event]:
     """Return content events, one token each."""
-    return [Token(token + n, text, logprob, (Content(text),), choice) for n, text in enumerate(texts)]
+    return [Token(token + n, "", logprob, (Content(text),), choice) for n, text in enumerate(texts)]
 
 
 def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> Token:
@@ -62,7 +67,7 @@ def wrote(parts: Sequence[Part], token: int, logprob: Logprob | None = None) -> 
 
 def thought(*texts: str) -> list[Event]:
     """Return reasoning events, one token each."""
-    return [Token(50 + n, text, None, (Reasoning(text),)) for n, text in enumerate(texts)]
+    return [Token(50 + n, "", None, (Reasoning(text),)) for n, text in enumerate(texts)]
 
 
 def called(name: str, *arguments: str, index: int = 0, id: str = "call_1") -> list[Event]:
@@ -114,118 +119,111 @@ def _piece(token: int) -> bytes:
     return b"<s>" if token == 1 else bytes([token])
 
 
-@dataclass
-class ScriptedService:
-    """`Service` that answers with `steps`, or with the result of `steps` for the Turn or Completion."""
+class ScriptedService(Service):
+    """A service whose models answer with `steps`, or with the result of `steps` for the Turn or Completion."""
 
-    steps: Sequence[Step] | Callable[[Turn | Completion], Sequence[Step]] = field(default_factory=lambda: script("Hi"))
-    all_models: Sequence[Model] = field(default_factory=lambda: [Model()])
-    asked: list[Turn | Completion] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # model names of the requests
-    normalized: list[bool] = field(default_factory=list)  # whether `embed` requested normalized vectors
-    closed: int = 0  # number of answers whose iterator was closed or exhausted
-    failure: Exception | None = None  # raised by every method except `models` and `find`
-    observer: ServiceObserver = field(default_factory=lambda: ServiceObserver(Metrics()))
+    def __init__(
+        self,
+        steps: Sequence[Step] | Callable[[Turn | Completion], Sequence[Step]] | None = None,
+        all_models: Sequence[ModelInfo] = (TINY,),
+        failure: Exception | None = None,
+    ) -> None:
+        """Create a service. `failure` is raised by every method except `models` and `find`."""
+        super().__init__(self)  # type: ignore[arg-type]
+        self.steps = script("Hi") if steps is None else steps
+        self.infos, self.failure = all_models, failure
+        self.asked: list[Any] = []  # turns and completions
+        self.names: list[str] = []  # model names of the requests
+        self.normalized: list[bool] = []  # whether `embed` requested normalized vectors
+        self.closed = 0  # number of answers whose iterator was closed or exhausted
 
-    def models(self) -> Sequence[Model]:
-        return self.all_models
-
-    def find(self, name: str) -> Model:
+    def find(self, name: str) -> ModelInfo:
         self.names.append(name)
-        found = next((model for model in self.all_models if model.id == name), None)
-        if found is None and len(self.all_models) != 1:
+        found = next((model for model in self.infos if model.id == name), None)
+        if found is None and len(self.infos) != 1:
             raise UnknownModel(f"model {name!r} not found")
-        return found or self.all_models[0]
+        return found or self.infos[0]
 
-    async def _run(self, model: str, asked: Turn | Completion) -> AsyncIterator[Event]:
-        self.asked.append(asked)
-        try:
-            with self.observer.begin(model, asked.generation) as watched:
-                self._fail()
-                for step in self.steps(asked) if callable(self.steps) else self.steps:
-                    if isinstance(step, Exception):
-                        raise step
-                    if isinstance(step, float | int):
-                        await asyncio.sleep(step)
-                    else:
-                        await asyncio.sleep(0)
-                        watched.event(step)
-                        yield step
-        finally:
-            self.closed += 1
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[ScriptedModel]:
+        self.find(name)
+        if self.failure is not None:
+            raise self.failure
+        yield ScriptedModel(self)
 
-    def answer(self, model: str, turn: Turn) -> AsyncIterator[Event]:
-        self.find(model)
-        return self._run(model, self.observer.admitted(turn))
+    def loaded(self, name: str) -> None:
+        return None
 
-    def complete(self, model: str, completion: Completion) -> AsyncIterator[Event]:
-        self.find(model)
-        return self._run(model, self.observer.admitted(completion))
 
-    async def count(self, model: str, turn: Turn) -> int:
-        return len((await self.render(model, turn)).split())
+class ScriptedModel:
+    """The methods of `Served` that the service calls. Each byte is a token, and BOS has the id 1."""
 
-    async def render(self, model: str, turn: Turn) -> str:
-        self._fail()
-        self.find(model)
-        self.asked.append(turn)
-        return "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
+    def __init__(self, service: ScriptedService) -> None:
+        self._service = service
+        self.scheduler = self
 
-    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
-        """Return the token ids of a prompt; each byte is a token."""
-        return list((await self.render(model, turn)).encode())
+    async def of_turn(self, asked: Turn | Completion) -> Prepared:
+        self._service.asked.append(asked)
+        requests: Any = [asked] + [None] * (asked.generation.n - 1)
+        return Prepared(requests, lambda: None)
 
-    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the token ids of a text; each byte is a token. Id 1 is BOS, spelled <s> if `parse_special` is set."""
-        self._fail()
-        self.find(model)
-        found = [1] if add_special else []
-        for number, piece in enumerate(text.split("<s>") if parse_special else [text]):
-            found += ([1] if number else []) + list(piece.encode())
+    of_completion = of_turn
+
+    def submit(self, asked: Turn | Completion | None, put: Callable[[Event], None]) -> Script:
+        """Play the script, whose events are of all choices, for the first choice."""
+        return Script(self._service, asked, put)
+
+    async def prompt(self, turn: Turn) -> Prompt:
+        self._service.asked.append(turn)
+        text = "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
+        return Prompt(list(text.encode()), text)
+
+    async def tokenize(self, texts: Sequence[str], add_special: bool, parse_special: bool) -> list[list[int]]:
+        """Return the token ids of texts. BOS is spelled <s> if `parse_special` is set."""
+        found = []
+        for number, text in enumerate(texts):
+            pieces = [list(piece.encode()) for piece in (text.split("<s>") if parse_special else [text])]
+            first = [1] if add_special and not number else []
+            found.append(first + [token for at, piece in enumerate(pieces) for token in ([1] if at else []) + piece])
         return found
 
-    async def tokenize_all(
-        self, model: str, texts: Sequence[str], add_special: bool, parse_special: bool
-    ) -> list[list[int]]:
-        return [
-            await self.tokenize(model, text, add_special and not number, parse_special)
-            for number, text in enumerate(texts)
-        ]
-
-    async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
-        self._fail()
-        self.find(model)
+    async def pieces(self, ids: Sequence[int]) -> list[bytes]:
         if bad := [number for number in ids if not 0 <= number < 256]:
             raise BadRequest(f"token {bad[0]} is not in the vocabulary", "tokens")
         return [_piece(number) for number in ids]
 
-    async def embed(
-        self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
-    ) -> EmbedResult:
-        self._fail()
-        self.find(model)
-        self.normalized.append(normalize)
+    async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool) -> EmbedResult:
+        self._service.normalized.append(normalize)
         if pooling == "none":
             return EmbedResult([], sum(map(len, texts)), [[[float(len(text)), 2.0]] * len(text) for text in texts])
         vectors = [[1.0, 0.0, 0.5] if len(text) % 2 else [0.0, 1.0, 0.5] for text in texts]
         return EmbedResult(vectors, sum(len(text) for text in texts))
 
-    async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
-        self._fail()
-        self.find(model)
+    async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
         words = set(query.lower().split())
         scores = [[float(len(words & set(document.lower().split())))] for document in documents]
         return EmbedResult(scores, len(query) + sum(len(document) for document in documents))
 
-    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
-        self._fail()
-        self.find(model)
+    async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
         return 10 + number, len(name)
 
-    def sampling_defaults(self, model: str) -> SamplingOptions:
-        self.find(model)
-        return SamplingOptions()
 
-    def _fail(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+class Script:
+    """The running script of one request."""
+
+    def __init__(self, service: ScriptedService, asked: Turn | Completion | None, put: Callable[[Event], None]) -> None:
+        self._service = service
+        steps = service.steps(asked) if asked and callable(service.steps) else service.steps
+        self._task = asyncio.create_task(self._play(steps, put)) if asked else None
+
+    async def _play(self, steps: Any, put: Callable[[Event], None]) -> None:
+        for step in steps:
+            await asyncio.sleep(step if isinstance(step, float | int) else 0)
+            if not isinstance(step, float | int):
+                put(Failed(step) if isinstance(step, Exception) else step)  # type: ignore[arg-type]
+        put(Failed(RuntimeError("the script ended before its answers")))  # type: ignore[arg-type]
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._service.closed += 1

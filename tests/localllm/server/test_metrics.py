@@ -95,16 +95,17 @@ def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch
     async def main() -> None:
         script = [
             Started(50, 10), Prefilled(30), Started(50, 50, 1), Prefilled(50), *said("a"), *said("b", choice=1),
-            *said("c"), done(),
+            *said("c"), done(), done(choice=1),
         ]  # fmt: skip
-        service = ScriptedService(script, observer=ServiceObserver(metrics))
+        service = ScriptedService(script)
+        service.observer = ServiceObserver(metrics)
         seen = []
         async for event in service.complete("tiny", Completion("x", Generation(n=2))):
             _, values = read(metrics.text().decode())
             seen.append((values["localllm_generated_tokens_total"], values["localllm_evaluated_tokens_total"]))
             if isinstance(event, Token) and event.parts:
                 rates.append(service.observer.open[0].rate)
-        assert seen == [(0, 0), (0, 20), (0, 20), (0, 40), (1, 40), (2, 40), (3, 40), (3, 40)]
+        assert seen == [(0, 0), (0, 20), (0, 20), (0, 40), (1, 40), (2, 40), (3, 40), (3, 40), (3, 40)]
 
     rates: list[float] = []
     asyncio.run(main())
@@ -185,7 +186,8 @@ def test_an_answer_that_is_broken_off_counts_with_what_it_took() -> None:
 
     async def main() -> None:
         steps = [Started(50, 10), Prefilled(30), *said("a", "b"), 3600.0]
-        service = ScriptedService(steps, observer=ServiceObserver(metrics))
+        service = ScriptedService(steps)
+        service.observer = ServiceObserver(metrics)
         events = service.complete("tiny", Completion("x"))
         count = 0
         async for _ in events:

@@ -25,7 +25,7 @@ from localllm.server.app import make_app
 from localllm.server.lanes import LARGE
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
-from localllm.server.service import ModelService
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.template import ChatTemplate
 from localllm.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ Clients = dict[str, httpx.AsyncClient]
 
 @asynccontextmanager
 async def _of(registry: ModelRegistry) -> AsyncIterator[Clients]:
-    app = make_app(ModelService(registry), ServerSettings())
+    app = make_app(Service(registry), ServerSettings())
     made = {
         address: httpx.AsyncClient(
             transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://localhost", timeout=WAIT

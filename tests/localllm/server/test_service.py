@@ -12,7 +12,7 @@ import pytest
 from localllm.server.app import make_app
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
-from localllm.server.service import ModelService, Usual
+from localllm.server.service import Service, Usual
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Thinking, Turn
 from localllm.template import given_template
@@ -74,7 +74,7 @@ def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any
 
     async def run() -> dict[str, Any]:
         registry = ModelRegistry([("demo", DEMO)], load)
-        transport = httpx.ASGITransport(make_app(ModelService(registry, usual), ServerSettings()))
+        transport = httpx.ASGITransport(make_app(Service(registry, usual), ServerSettings()))
         body.setdefault("messages", [{"role": "user", "content": "Hello"}])
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as one:

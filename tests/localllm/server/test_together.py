@@ -26,7 +26,7 @@ from localllm.server.metrics import Metrics
 from localllm.server.observer import ObservedAnswers, ServiceObserver
 from localllm.server.registry import ModelRegistry, models_in
 from localllm.server.served import Served
-from localllm.server.service import ModelService
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Generation, Turn
 from localllm.template import given_template
@@ -51,7 +51,7 @@ def opened(path: Path, parallel: int = 3, **options: Any) -> Served:
 
 @asynccontextmanager
 async def client(registry: ModelRegistry, settings: ServerSettings | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    service = ModelService(registry)
+    service = Service(registry)
     transport = httpx.ASGITransport(make_app(service, settings or ServerSettings()))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", timeout=60) as one:
@@ -179,7 +179,7 @@ def test_a_call_that_is_not_parsed_is_content() -> None:
 def test_a_client_that_vanishes_frees_its_place() -> None:
     async def run() -> None:
         registry = one_model(parallel=1)
-        service = ModelService(registry)
+        service = Service(registry)
         async with client(registry) as http:
             from localllm.server.turn import Completion, Generation
 
@@ -226,7 +226,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
                 assert answer.json()["model"] == name
             states = {info.id: info.state for info in registry.infos}
             assert states == {"a": "unloaded", "b": "loaded", "deep/c": "loaded", "broken": "failed"}
-            assert set(ModelService(registry).loads()) == {"b", "deep/c"}
+            assert set(Service(registry).loads()) == {"b", "deep/c"}
             assert (await http.post("/v1/chat/completions", json={**body, "model": "x"})).status_code == 404
             broken = await http.post("/v1/chat/completions", json={**body, "model": "broken"})
             assert broken.status_code == 503
@@ -463,7 +463,7 @@ def test_the_service_tells_of_its_answers(allowed: bool, priority: int) -> None:
     async def main() -> None:
         registry = one_model()
         try:
-            service = ModelService(registry)
+            service = Service(registry)
             service.observer = observer = Noting(Metrics(), lambda *one: spent.append(one), allowed)
             turn = Turn([{"role": "user", "content": "Hi"}], Generation(n=2, max_tokens=3, priority=1, client="c/u"))
             loads = [observer.load() async for _ in service.answer("demo", turn)]

@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from localllm.server.collected import closing
 from localllm.server.http import Handlers, client, sse
+from localllm.server.info import ModelInfo
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import new_head
 from localllm.server.openai.responses.request import ResponseBody, ResponseRequest, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
 from localllm.server.refusal import refusal_of
-from localllm.server.turn import Json, ModelInfo, Turn
+from localllm.server.turn import Json, Turn
 from localllm.server.wire import frame
 
 
@@ -40,7 +41,7 @@ class Responses(Handlers):
         """Return the number of tokens in the prompt."""
         info = self.service.find(body.model)
         asked = read_response(body, client(request))
-        tokens = 0 if asked.empty else await self.service.count(info.id, asked.turn)
+        tokens = 0 if asked.empty else len((await self.service.prompt(info.id, asked.turn)).ids)
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:

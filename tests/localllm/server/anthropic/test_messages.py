@@ -153,7 +153,7 @@ def test_thoughts_are_omitted_if_asked() -> None:
 
 def test_the_tokens_of_a_prompt() -> None:
     service = ScriptedService()
-    assert ok(service, PATH + "/count_tokens", messages=USER, system="Be short.") == {"input_tokens": 4}
+    assert ok(service, PATH + "/count_tokens", messages=USER, system="Be short.") == {"input_tokens": 44}
     assert service.asked[-1].messages[0]["role"] == "system"
 
 
@@ -242,7 +242,7 @@ def test_counting_models_and_errors_of_the_client() -> None:
         return counted.input_tokens, [model async for model in it.models.list()]
 
     tokens, models = use(ScriptedService(), work)
-    assert tokens == 2
+    assert tokens == 24
     assert [(model.id, model.type, model.display_name) for model in models] == [("tiny", "model", "tiny")]
 
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")

@@ -16,7 +16,7 @@ from localllm.saved.slot_files import SlotFiles
 from localllm.server.app import make_app
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
-from localllm.server.service import ModelService
+from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
@@ -67,7 +67,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
     asked = {"prompt": PROMPT, "id_slot": 1, "temperature": 0, "n_predict": 12, "ignore_eos": True}
 
     async def main() -> None:
-        app = make_app(ModelService(registry), SAVING)
+        app = make_app(Service(registry), SAVING)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
 
             async def post(path: str, body: Any = None) -> Any:

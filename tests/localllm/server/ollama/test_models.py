@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from localllm.server.errors import PromptTooLong
 from localllm.server.ollama.reply import human
 from tests.localllm.server.calls import call, lines
-from tests.localllm.server.scripted import Model, ScriptedService
+from tests.localllm.server.scripted import Model, ScriptedModel, ScriptedService
 
 DETAILS = {
     "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "1M",
@@ -123,17 +124,17 @@ def test_long_inputs_are_cut_unless_told_otherwise() -> None:
     assert (response.status_code, response.json()["error"]) == (400, "the input length exceeds the context length")
 
 
-class Bytes(ScriptedService):
-    """A service that rejects texts of more than 8 bytes without tokenizing them."""
+def test_a_long_text_that_begins_with_long_characters_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ScriptedModel.tokenize
 
-    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        if (count := -(-len(text.encode()) // 2)) > 4:
+    async def tokenize(self: ScriptedModel, texts: Sequence[str], *special: bool) -> list[list[int]]:
+        """Reject texts of more than 8 bytes without tokenizing them."""
+        if (count := -(-len(texts[0].encode()) // 2)) > 4:
             raise PromptTooLong("too long", count, 4)
-        return await super().tokenize(model, text, add_special, parse_special)
+        return await real(self, texts, *special)
 
-
-def test_a_long_text_that_begins_with_long_characters_is_cut_too() -> None:
-    service = Bytes(all_models=[Model(context=4)])
+    monkeypatch.setattr(ScriptedModel, "tokenize", tokenize)
+    service = ScriptedService(all_models=[Model(context=4)])
     response = call(service, "/api/embed", {"input": "\U0001f600" * 4 + "a" * 16})
     assert (response.status_code, response.json().get("prompt_eval_count")) == (200, 4)
 

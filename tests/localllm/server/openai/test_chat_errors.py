@@ -61,7 +61,7 @@ def test_one_model_has_every_name_and_several_have_theirs() -> None:
 
 @pytest.mark.parametrize("path", [PATH + "/input_tokens", "/chat/completions/input_tokens"])
 def test_the_tokens_of_a_prompt(path: str) -> None:
-    assert ok(ScriptedService(), path, messages=USER) == {"object": "response.input_tokens", "input_tokens": 2}
+    assert ok(ScriptedService(), path, messages=USER) == {"object": "response.input_tokens", "input_tokens": 24}
 
 
 def test_verbose_shows_the_prompt() -> None:
