@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
-from localllm.generation.request import Event, Finished, Started, Token
+from localllm.generation.request import Event, Finished, Token
 from localllm.generation.statistics import Usage
+from localllm.server.progress import Progress
 
 T = TypeVar("T")
 
@@ -35,8 +36,8 @@ class Collected:
     """One choice of a turn, with the events received so far."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = self.reused = 0
-        self.tokens = self.thinking_tokens = 0
+        self.progress = Progress()
+        self.thinking_tokens = 0
         self.calls: dict[int, CollectedCall] = {}
         self.done: Finished | None = None
         self._reasoning: list[str] = []
@@ -45,16 +46,13 @@ class Collected:
 
     def add(self, event: Event) -> None:
         """Add an event of this choice."""
-        match event:
-            case Started():
-                self.prompt_tokens, self.reused = event.prompt_tokens, event.reused_tokens
-            case Token():
-                self._add_parts(event.parts)
-                self.tokens += 1
-                self.thinking_tokens += self._thinks
-            case Finished():
-                self._add_parts(event.parts)
-                self.done = event
+        self.progress.add(event)
+        if isinstance(event, Token | Finished):
+            self._add_parts(event.parts)
+        if isinstance(event, Token):
+            self.thinking_tokens += self._thinks
+        elif isinstance(event, Finished):
+            self.done = event
 
     def _add_parts(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -80,7 +78,8 @@ class Collected:
     @property
     def usage(self) -> Usage:
         """The usage of this choice. Until the choice ends, it only has the token counts."""
-        return self.done.usage if self.done else Usage(self.prompt_tokens, self.reused, self.tokens)
+        sofar = self.progress
+        return self.done.usage if self.done else Usage(sofar.prompt_tokens, sofar.reused, sofar.tokens)
 
 
 @asynccontextmanager
@@ -91,3 +90,22 @@ async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     finally:
         if (close := getattr(events, "aclose", None)) is not None:
             await close()
+
+
+async def written(
+    events: AsyncIterator[T], write: Callable[[T], Iterable[Any]], last: Callable[[], Iterable[Any]] = tuple
+) -> AsyncIterator[Any]:
+    """Yield what `write` makes of each event, and then `last`."""
+    async with closing(events):
+        async for event in events:
+            for made in write(event):
+                yield made
+    for made in last():
+        yield made
+
+
+async def drained(events: AsyncIterator[T], add: Callable[[T], object] = id) -> None:
+    """Pass each event to `add`."""
+    async with closing(events):
+        async for event in events:
+            add(event)

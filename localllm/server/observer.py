@@ -10,46 +10,39 @@ from typing import TypeVar
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token, account_of
 from localllm.generation.statistics import Usage
 from localllm.server.metrics import Metrics
+from localllm.server.progress import Progress
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 
 A = TypeVar("A", Turn, Completion)
 BROKEN_OFF = "broken off"  # finish reason of a choice whose generation failed or whose client disconnected
 
 
-@dataclass(eq=False, slots=True)
-class Open:
+@dataclass(eq=False, slots=True, kw_only=True)
+class Open(Progress):
     """An unfinished choice."""
 
     number: int  # consecutive number of the choice, from 0
     model: str
     generation: Generation
     running: bool = False  # whether the choice is running; otherwise it is queued
-    prompt_tokens: int = 0
-    reused: int = 0
-    evaluated: int = 0
-    tokens: int = 0
     lines: bool = False  # whether the output has a line break
     submitted: float = field(default_factory=time.monotonic)
-    began: float = 0.0
     first: float = 0.0  # time of the first token
-    last: float = 0.0  # time of the last token
 
     @property
     def rate(self) -> float:
         """Return the decode speed in tokens/s, excluding the first token, or 0 before the second token."""
         return (self.tokens - 1) / (self.last - self.first) if self.last > self.first > 0 else 0.0
 
-    def usage(self) -> Usage:
+    def broken_off(self) -> Usage:
         """Return the usage so far, for a choice that ends early."""
-        began, first, last = self.began or self.submitted, self.first or time.monotonic(), self.last
-        return Usage(
-            prompt_tokens=max(self.evaluated, self.reused),
-            reused_tokens=self.reused,
-            answer_tokens=self.tokens,
+        began, first = self.began or self.submitted, self.first or time.monotonic()
+        return replace(
+            self.usage,
             queued_seconds=began - self.submitted,
             first_token_seconds=first - self.submitted,
             prompt_seconds=first - began if self.began else 0.0,
-            decode_seconds=max(last - first, 0.0) if last else 0.0,
+            decode_seconds=max(self.last - first, 0.0) if self.last else 0.0,
         )
 
 
@@ -98,7 +91,7 @@ class ServiceObserver:
         return found
 
     def _add(self, model: str, generation: Generation) -> Open:
-        made = Open(self._next, model, generation)
+        made = Open(number=self._next, model=model, generation=generation, clock=time.monotonic)
         self.open[made.number] = made
         self._next += 1
         return made
@@ -115,23 +108,21 @@ class ObservedAnswers:
 
     def __exit__(self, *error: object) -> None:
         for each in self._answers:
-            self._observer.end(each, each.usage(), BROKEN_OFF)
+            self._observer.end(each, each.broken_off(), BROKEN_OFF)
 
     def event(self, event: Event) -> None:
         """Update the metrics from an event before the API handler gets it."""
         each, metrics = self._answers[event.choice], self._observer.metrics
+        evaluated, last = each.evaluated, each.last
+        each.add(event)
         match event:
             case Started():
-                each.running, each.began = True, time.monotonic()
-                each.prompt_tokens, each.reused = event.prompt_tokens, event.reused_tokens
+                each.running = True
             case Prefilled():
-                metrics.evaluated(max(event.evaluated - max(each.evaluated, each.reused), 0))
-                each.evaluated = event.evaluated
+                metrics.evaluated(max(event.evaluated - evaluated, 0))
             case Token():
-                last, each.last = each.last, time.monotonic()
                 each.first = each.first or each.last
-                metrics.token(each.last - last if each.tokens else None)
-                each.tokens += 1
+                metrics.token(each.last - last if last else None)
                 each.lines = each.lines or any("\n" in getattr(part, "text", "") for part in event.parts)
             case Finished():
                 self._observer.end(each, event.usage, event.reason)

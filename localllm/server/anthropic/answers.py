@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from localllm.server.anthropic.request import MessageBody, read_message
 from localllm.server.anthropic.writer import MessageWriter
-from localllm.server.collected import closing
+from localllm.server.collected import closing, drained, written
 from localllm.server.http import Handlers, client, sse
 from localllm.server.openai.head import new_id
-from localllm.server.turn import Json, Turn
+from localllm.server.turn import Json
 from localllm.server.wire import frame
 
 
@@ -24,12 +24,10 @@ class Messages(Handlers):
         model = self.service.find(body.model).id
         asked = read_message(body, client(request), self.settings.max_tokens)
         writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.shows_reasoning)
-        events = self._events(model, asked.turn, writer)
+        events = written(self.service.answer(model, asked.turn), writer.events)
         if asked.stream:
             return sse(_framed(events), self.settings.limits)
-        async with closing(events):
-            async for _ in events:
-                pass
+        await drained(events)
         return writer.message()
 
     async def count(self, request: Request, body: MessageBody) -> Json:
@@ -37,12 +35,6 @@ class Messages(Handlers):
         model = self.service.find(body.model).id
         asked = read_message(body, client(request))
         return {"input_tokens": len((await self.service.prompt(model, asked.turn)).ids)}
-
-    async def _events(self, model: str, turn: Turn, writer: MessageWriter) -> AsyncIterator[Json]:
-        async with closing(self.service.answer(model, turn)) as events:
-            async for event in events:
-                for made in writer.events(event):
-                    yield made
 
 
 async def _framed(events: AsyncIterator[Json]) -> AsyncIterator[bytes]:

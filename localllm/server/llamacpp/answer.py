@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +11,8 @@ from localllm.generation.parts import Content, Part
 from localllm.generation.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
 from localllm.server.info import ModelInfo
-from localllm.server.llamacpp.clock import Clock, timings
 from localllm.server.llamacpp.request import Wanted, described
+from localllm.server.progress import Progress, timings
 from localllm.server.structs import listed
 from localllm.server.turn import Json
 
@@ -54,8 +53,7 @@ class Answer:
     index: int
     prompt: str
     stop_tokens: int = 0  # tokens of the stop string, once they are known
-    clock: Clock = field(default_factory=Clock)
-    prompt_tokens: int = 0
+    progress: Progress = field(default_factory=Progress)
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     probabilities: list[Json] = field(default_factory=list)
@@ -69,17 +67,14 @@ class Answer:
 
     def take(self, event: Event) -> list[Json]:
         """Process an event, and return the chunks that a stream sends for it."""
+        before = self.progress.evaluated
+        self.progress.add(event)
         match event:
-            case Started():
-                self.clock.begin(event.reused_tokens)
-                self.prompt_tokens = event.prompt_tokens
-                return self._progress()
-            case Prefilled():
-                advanced = event.evaluated > self.clock.evaluated
-                self.clock.prompt(event.evaluated)
-                return self._progress() if advanced else []
+            case Started() | Prefilled():
+                advanced = isinstance(event, Started) or event.evaluated > before
+                shows = advanced and self.wanted.body.return_progress
+                return [self._chunk("", []) | self.progress.prefill] if shows else []
             case Token():
-                self.clock.token(self.prompt_tokens)
                 self.tokens.append(event.token)
                 if event.logprob is not None and self.wanted.generation.logprobs:
                     probability = _sampled if self.wanted.generation.sampled else _probability
@@ -91,24 +86,13 @@ class Answer:
             case _:
                 return []
 
-    def _progress(self) -> list[Json]:
-        if not self.wanted.body.return_progress:
-            return []
-        progress = {
-            "total": self.prompt_tokens,
-            "cache": self.clock.cached,
-            "processed": self.clock.evaluated,
-            "time_ms": int((time.monotonic() - self.clock.began) * 1e3),
-        }
-        return [self._chunk("", []) | {"prompt_progress": progress}]
-
     def _text(self, parts: Sequence[Part]) -> list[Json]:
         new = "".join(part.text for part in parts if isinstance(part, Content))
-        new, ends = self.cut.take(new, self.clock.usage().decode_seconds * 1e3)
+        new, ends = self.cut.take(new, self.progress.decode_seconds * 1e3)
         self.text.append(new)
         self.lines = self.lines or "\n" in new
         chunks = self._sent() if self.wanted.body.stream and new else []
-        return chunks + (self._end(Finished("length", "", self.clock.usage())) if ends else [])
+        return chunks + (self._end(Finished("length", "", self.progress.usage)) if ends else [])
 
     def _sent(self) -> list[Json]:
         """Return the chunks for the text and tokens since the last chunk.
@@ -131,10 +115,10 @@ class Answer:
             "tokens": tokens,
             "stop": False,
             "id_slot": self.wanted.generation.slot,
-            "tokens_predicted": self.clock.predicted,
-            "tokens_evaluated": self.prompt_tokens,
+            "tokens_predicted": self.progress.tokens,
+            "tokens_evaluated": self.progress.prompt_tokens,
         }
-        return found | ({"timings": timings(self.clock.usage())} if self.wanted.body.timings_per_token else {})
+        return found | ({"timings": self.progress.timings} if self.wanted.body.timings_per_token else {})
 
     def _end(self, done: Finished) -> list[Json]:
         self.done = done

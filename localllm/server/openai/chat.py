@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.server.collected import closing
+from localllm.server.collected import drained, written
 from localllm.server.http import Handlers, client, sse
 from localllm.server.info import ModelInfo
-from localllm.server.openai.chunks import ChatStream, WholeChat
+from localllm.server.openai.chunks import ChatWriter
 from localllm.server.openai.generation import settled
-from localllm.server.openai.head import DONE, new_head
-from localllm.server.openai.request import ChatBody, ChatRequest, Show, read_chat
+from localllm.server.openai.head import new_head
+from localllm.server.openai.request import ChatBody, ChatRequest, read_chat
 from localllm.server.turn import Json, Turn
 
 
@@ -29,10 +28,13 @@ class Chat(Handlers):
         turn = await self._turn(info, asked)
         verbose = self.settings.verbose if body.verbose is None else body.verbose
         extra = await self._verbose(model, turn) if verbose else {}
-        if asked.show.stream:
-            events = self._stream(model, turn, asked.show, extra)
-            return sse(events, self.settings.limits, asked.show.ping_seconds)
-        return await self._whole(model, turn, asked.show) | extra
+        writer = ChatWriter(new_head("chatcmpl-", model), turn.generation.n, body, asked.legacy, extra)
+        events = self.service.answer(model, turn)
+        if body.stream:
+            chunks = written(events, writer.chunks, writer.last)
+            return sse(chunks, self.settings.limits, body.sse_ping_interval)
+        await drained(events, writer.add)
+        return writer.body()
 
     async def count(self, request: Request, body: ChatBody) -> Json:
         """Return the number of tokens in the prompt."""
@@ -48,21 +50,3 @@ class Chat(Handlers):
 
     async def _turn(self, info: ModelInfo, asked: ChatRequest) -> Turn:
         return replace(asked.turn, generation=await settled(asked.asked, self.service, info.id, info.vocabulary))
-
-    async def _stream(self, model: str, turn: Turn, show: Show, extra: Json) -> AsyncIterator[bytes | Json]:
-        writer = ChatStream(new_head("chatcmpl-", model), turn.generation.n, show)
-        async with closing(self.service.answer(model, turn)) as events:
-            async for event in events:
-                for chunk in writer.chunks(event):
-                    yield chunk | extra
-                    extra = {}
-        for chunk in writer.last():
-            yield chunk
-        yield DONE
-
-    async def _whole(self, model: str, turn: Turn, show: Show) -> Json:
-        writer = WholeChat(new_head("chatcmpl-", model), turn.generation.n, show)
-        async with closing(self.service.answer(model, turn)) as events:
-            async for event in events:
-                writer.add(event)
-        return writer.body()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from localllm.generation.parts import Content
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
-from localllm.server.openai.accounts import Stopwatch, timings, usage_of
-from localllm.server.openai.head import FINISHED, ReplyHead
+from localllm.server.openai.generation import GenerationBody
+from localllm.server.openai.head import DONE, FINISHED, ReplyHead, usage_of
 from localllm.server.openai.logprobs import Lists
-from localllm.server.openai.request import Show
+from localllm.server.progress import timings
 from localllm.server.turn import Json
 
 KIND = "text_completion"
@@ -34,7 +34,6 @@ class _Choice:
     def __init__(self, echo: Echo | None) -> None:
         self.answer = Collected()
         self.lists = Lists()
-        self.watch = Stopwatch()
         self.echo = echo
         self.echoed = echo is None
 
@@ -42,8 +41,8 @@ class _Choice:
 class CompletionWriter:
     """Converts events to chunks or one object."""
 
-    def __init__(self, head: ReplyHead, echoes: Sequence[Echo | None], n: int, show: Show) -> None:
-        self._head, self._n, self._show = head, n, show
+    def __init__(self, head: ReplyHead, echoes: Sequence[Echo | None], n: int, asked: GenerationBody) -> None:
+        self._head, self._n, self._asked = head, n, asked
         self._prompts = len(echoes)
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
 
@@ -52,7 +51,6 @@ class CompletionWriter:
         number = prompt * self._n + event.choice
         choice = self._choices[number]
         choice.answer.add(event)
-        choice.watch.add(event)
         match event:
             case Started() if choice.echo is not None and choice.echo.first is not None:
                 choice.lists.add_first(choice.echo.first)
@@ -72,26 +70,28 @@ class CompletionWriter:
             yield self._chunk(number, choice.echo.text)
         self.add(prompt, event)
         match event:
-            case Started() | Prefilled() if self._show.progress:
-                yield self._chunk(number, "", logprobs=False) | {"prompt_progress": choice.watch.progress(event)}
+            case Started() | Prefilled() if self._asked.return_progress:
+                yield self._chunk(number, "", logprobs=False) | choice.answer.progress.prefill
             case Token():
                 yield from self._text(number, event)
             case Finished():
                 yield from self._text(number, event)
                 chunk = self._chunk(number, "", FINISHED[event.reason])
-                yield chunk | ({} if self._show.usage else {"timings": timings(event.usage)})
+                yield chunk | ({} if self._asked.shows_usage else {"timings": timings(event.usage)})
 
     def _text(self, number: int, event: Token | Finished) -> Iterator[Json]:
         text = "".join(part.text for part in event.parts if isinstance(part, Content))
         if text:
-            timings = {"timings": self._choices[number].watch.timings} if self._show.timings else {}
+            timings = (
+                {"timings": self._choices[number].answer.progress.timings} if self._asked.timings_per_token else {}
+            )
             yield self._chunk(number, text) | timings
 
-    def last(self) -> Iterator[Json]:
-        """Yield the chunk after all choices, which has the usage if requested."""
-        if self._show.usage:
-            body = self._head.body(KIND, ()) | {"usage": self._usage()}
-            yield body | {"timings": timings(self._choices[0].answer.usage)}
+    def last(self) -> Iterator[bytes | Json]:
+        """Yield the end of a stream, with the usage if requested."""
+        if self._asked.shows_usage:
+            yield self._whole(())
+        yield DONE
 
     def body(self) -> Json:
         """Return the object with all choices, once they are complete."""
@@ -100,16 +100,17 @@ class CompletionWriter:
             assert choice.answer.done is not None
             text = (choice.echo.text if choice.echo else "") + choice.answer.content
             choices.append(_choice_json(number, text, choice.lists.take(), FINISHED[choice.answer.done.reason]))
-        body = self._head.body(KIND, choices) | {"usage": self._usage()}
-        return body | {"timings": timings(self._choices[0].answer.usage)}
+        return self._whole(choices)
 
-    def _usage(self) -> Json:
-        return usage_of([choice.answer for choice in self._choices], self._prompts)
+    def _whole(self, choices: Sequence[Json]) -> Json:
+        answers = [choice.answer for choice in self._choices]
+        numbers = {"usage": usage_of(answers, self._prompts), "timings": timings(answers[0].usage)}
+        return self._head.body(KIND, choices) | numbers
 
     def _chunk(self, number: int, text: str, finish: str | None = None, *, logprobs: bool = True) -> Json:
         lists = self._choices[number].lists.take() if logprobs else None
         body = self._head.body(KIND, (_choice_json(number, text, lists, finish),))
-        return body | ({"usage": None} if self._show.usage else {})
+        return body | ({"usage": None} if self._asked.shows_usage else {})
 
 
 def _choice_json(number: int, text: str, logprobs: Json | None, finish: str | None) -> Json:

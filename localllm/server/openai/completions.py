@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.request import Event
-from localllm.server.collected import closing
+from localllm.server.collected import drained, written
 from localllm.server.http import Handlers, client, sse
 from localllm.server.merge import AT_ONCE, merged
 from localllm.server.openai.completed import CompletionWriter, Echo
@@ -22,9 +22,8 @@ from localllm.server.openai.generation import (
     read_generation,
     settled,
 )
-from localllm.server.openai.head import DONE, new_head
+from localllm.server.openai.head import new_head
 from localllm.server.openai.inputs import Input, as_prompt, read_inputs
-from localllm.server.openai.request import Show, show_of
 from localllm.server.structs import wrong
 from localllm.server.turn import Completion, Generation, Json
 
@@ -52,7 +51,6 @@ class CompletionRequest:
     asked: GenerationRequest
     suffix: str | None
     echo: bool
-    show: Show
 
 
 def read_completion(body: CompletionBody, client: str, most: int | None = None) -> CompletionRequest:
@@ -66,7 +64,7 @@ def read_completion(body: CompletionBody, client: str, most: int | None = None) 
         raise wrong("only the same number as n is supported", "best_of")
     if n * len(prompts) > MAX_CHOICES:
         raise wrong(f"{n} answers to each of {len(prompts)} prompts are more than {MAX_CHOICES}", "n")
-    return CompletionRequest(prompts, asked, body.suffix, body.echo, show_of(body))
+    return CompletionRequest(prompts, asked, body.suffix, body.echo)
 
 
 class Completions(Handlers):
@@ -82,14 +80,13 @@ class Completions(Handlers):
             new_head("cmpl-", info.id),
             [echo for _, echo in prompts] if asked.echo else [None] * len(prompts),
             generation.n,
-            asked.show,
+            body,
         )
         events = self._events(info.id, [completion for completion, _ in prompts])
-        if asked.show.stream:
-            return sse(_stream(events, writer), self.settings.limits, asked.show.ping_seconds)
-        async with closing(events):
-            async for number, event in events:
-                writer.add(number, event)
+        if body.stream:
+            chunks = written(events, lambda each: writer.chunks(*each), writer.last)
+            return sse(chunks, self.settings.limits, body.sse_ping_interval)
+        await drained(events, lambda each: writer.add(*each))
         return writer.body()
 
     async def _prepared(
@@ -121,13 +118,3 @@ class Completions(Handlers):
 
 def _text(pieces: Sequence[bytes]) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-async def _stream(events: Events, writer: CompletionWriter) -> AsyncIterator[bytes | Json]:
-    async with closing(events):
-        async for number, event in events:
-            for chunk in writer.chunks(number, event):
-                yield chunk
-    for chunk in writer.last():
-        yield chunk
-    yield DONE

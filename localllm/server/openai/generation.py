@@ -61,6 +61,11 @@ class GenerationBody(StructureBody):
     return_progress: bool = False
     sse_ping_interval: Annotated[int, Meta(ge=-1, le=3600)] | None = None
 
+    @property
+    def shows_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.stream_options.include_usage
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

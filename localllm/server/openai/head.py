@@ -1,4 +1,4 @@
-"""The common fields of all objects in a response: id, time, model and fingerprint."""
+"""The common fields of all objects in a response: id, time, model, fingerprint and usage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm import __version__
+from localllm.server.collected import Collected
 from localllm.server.turn import Json
 
 FINGERPRINT = f"b{__version__}-localllm"  # clients of llama.cpp expect a leading "b"
@@ -43,3 +44,21 @@ class ReplyHead:
 def new_head(prefix: str, model: str) -> ReplyHead:
     """Return the head of a new response."""
     return ReplyHead(new_id(prefix), int(time.time()), model)
+
+
+def usage_of(answers: Sequence[Collected], prompts: int = 1) -> Json:
+    """Return `usage`: the tokens of all choices and of the prompts, where each prompt counts once regardless of `n`.
+
+    The choices of one prompt are adjacent.
+    """
+    per_prompt = len(answers) // prompts
+    firsts = [answers[number * per_prompt] for number in range(prompts)]
+    prompt = sum(each.usage.prompt_tokens for each in firsts)
+    completion = sum(each.usage.answer_tokens for each in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.usage.reused_tokens for each in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.thinking_tokens for each in answers)},
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from localllm.server.openai.generation import Alternatives, GenerationBody, GenerationRequest, read_generation
+from localllm.server.openai.generation import Alternatives, GenerationRequest, read_generation
 from localllm.server.openai.messages import Messages, messages_json
 from localllm.server.openai.thinking import read_thinking
 from localllm.server.openai.tools import ToolsBody, read_tools
@@ -29,24 +29,12 @@ class ChatBody(ToolsBody, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """The optional parts of a response, and whether it is a stream."""
-
-    stream: bool = False
-    usage: bool = False  # a stream ends with a chunk that has the usage
-    timings: bool = False  # every chunk of a stream has timings
-    progress: bool = False  # a stream has chunks during prefill
-    legacy: bool = False  # `function_call` instead of `tool_calls`
-    ping_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A parsed chat completions request. `turn` lacks the biases that must still be tokenized; `asked` has them."""
 
     turn: Turn
     asked: GenerationRequest
-    show: Show
+    legacy: bool  # the response has `function_call` instead of `tool_calls`
 
 
 def read_chat(body: ChatBody, client: str, most: int | None = None) -> ChatRequest:
@@ -69,19 +57,7 @@ def read_chat(body: ChatBody, client: str, most: int | None = None) -> ChatReque
         template_variables=body.chat_template_kwargs
         | ({} if prompted is None else {"add_generation_prompt": prompted}),
     )
-    return ChatRequest(turn, asked, show_of(body, tools.legacy))
-
-
-def show_of(body: GenerationBody, legacy: bool = False) -> Show:
-    """Return the options of the response."""
-    return Show(
-        stream=body.stream,
-        usage=body.stream_options.include_usage,
-        timings=body.timings_per_token,
-        progress=body.return_progress,
-        legacy=legacy,
-        ping_seconds=body.sse_ping_interval,
-    )
+    return ChatRequest(turn, asked, tools.legacy)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_answers_are_added_up() -> None:
 
 def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5])  # times of two request starts and three tokens
+    clock = iter([0.5, 0.6, 1.0, 1.1, 2.0, 2.25, 2.5])  # starts and parts of two prompts, then three tokens
     monkeypatch.setattr("localllm.server.observer.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     async def main() -> None:
@@ -181,18 +182,21 @@ def test_answers_wait_run_and_end() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_is_broken_off_counts_with_what_it_took() -> None:
+@pytest.mark.parametrize(
+    ("more", "prompt", "answer"), [((), 20, 0), ((Prefilled(50), *said("a", "b")), 40, 2)], ids=["prefill", "decode"]
+)
+def test_an_answer_that_is_broken_off_counts_with_what_it_took(more: tuple[Any, ...], prompt: int, answer: int) -> None:
     metrics = Metrics()
 
     async def main() -> None:
-        steps = [Started(50, 10), Prefilled(30), *said("a", "b"), 3600.0]
+        steps = [Started(50, 10), Prefilled(30), *more, 3600.0]
         service = ScriptedService(steps)
         service.observer = ServiceObserver(metrics)
         events = service.complete("tiny", Completion("x"))
         count = 0
         async for _ in events:
             count += 1
-            if count == 4:
+            if count == 2 + len(more):
                 break
         await events.aclose()  # type: ignore[attr-defined]
         assert service.observer.load() == (0, 0)
@@ -200,7 +204,7 @@ def test_an_answer_that_is_broken_off_counts_with_what_it_took() -> None:
 
     asyncio.run(main())
     _, values = read(metrics.text().decode())
-    assert values["llamacpp:prompt_tokens_total"] == 20
+    assert values["llamacpp:prompt_tokens_total"] == prompt
     assert values["llamacpp:prompt_tokens_cached_total"] == 10
-    assert values["llamacpp:tokens_predicted_total"] == 2
+    assert values["llamacpp:tokens_predicted_total"] == answer
     assert values['localllm_answers_total{reason="broken off"}'] == 1

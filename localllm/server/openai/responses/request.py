@@ -16,7 +16,6 @@ from localllm.server.openai.generation import (
     read_generation,
     token_limit,
 )
-from localllm.server.openai.request import Show, show_of
 from localllm.server.openai.responses.items import read_input
 from localllm.server.openai.responses.tools import Named, Tools, read_response_tools
 from localllm.server.openai.structure import ResponseFormat
@@ -71,7 +70,6 @@ class ResponseRequest:
 
     turn: Turn
     asked: GenerationRequest
-    show: Show
     tools: Mapping[str, Named]
     repeated: Json  # request fields that the response repeats
     empty: bool  # the input is empty, since the client only probes whether this API exists
@@ -99,7 +97,7 @@ def read_response(body: ResponseBody, client: str, most: int | None = None) -> R
         template_variables=body.chat_template_kwargs,
         continued=_continued(messages),
     )
-    return ResponseRequest(turn, asked, show_of(body), tools.named, _repeated(body, turn), not messages)
+    return ResponseRequest(turn, asked, tools.named, _repeated(body, turn), not messages)
 
 
 def _asked(body: ResponseBody, client: str, most: int | None) -> GenerationRequest:

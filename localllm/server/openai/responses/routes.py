@@ -8,7 +8,8 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.server.collected import closing
+from localllm.generation.request import Event
+from localllm.server.collected import closing, drained, written
 from localllm.server.http import Handlers, client, sse
 from localllm.server.info import ModelInfo
 from localllm.server.openai.generation import settled
@@ -28,13 +29,12 @@ class Responses(Handlers):
         info = self.service.find(body.model)
         asked = read_response(body, client(request), self.settings.max_tokens)
         turn = await self._turn(info, asked)
-        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show)
-        events = _nothing(writer) if asked.empty else self._events(info.id, turn, writer)
-        if asked.show.stream:
-            return sse(_framed(events, writer), self.settings.limits, asked.show.ping_seconds)
-        async with closing(events):
-            async for _ in events:
-                pass
+        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, body)
+        given = _nothing() if asked.empty else self.service.answer(info.id, turn)
+        events = written(given, writer.events, writer.empty if asked.empty else tuple)
+        if body.stream:
+            return sse(_framed(events, writer), self.settings.limits, body.sse_ping_interval)
+        await drained(events)
         return writer.response()
 
     async def count(self, request: Request, body: ResponseBody) -> Json:
@@ -47,16 +47,11 @@ class Responses(Handlers):
     async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:
         return replace(asked.turn, generation=await settled(asked.asked, self.service, info.id, info.vocabulary))
 
-    async def _events(self, model: str, turn: Turn, writer: ResponseWriter) -> AsyncIterator[Json]:
-        async with closing(self.service.answer(model, turn)) as events:
-            async for event in events:
-                for made in writer.events(event):
-                    yield made
 
-
-async def _nothing(writer: ResponseWriter) -> AsyncIterator[Json]:
-    for made in writer.empty():
-        yield made
+async def _nothing() -> AsyncIterator[Event]:
+    events: list[Event] = []
+    for event in events:
+        yield event
 
 
 async def _framed(events: AsyncIterator[Json], writer: ResponseWriter) -> AsyncIterator[bytes]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
-from localllm.server.openai.accounts import Clock, Stopwatch, timings
+from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import ReplyHead
 from localllm.server.openai.logprobs import chat_entry
-from localllm.server.openai.request import Show
 from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, ReasoningItem
 from localllm.server.openai.responses.tools import Named
+from localllm.server.progress import timings
 from localllm.server.refusal import Refusal
 from localllm.server.turn import Json
 
@@ -28,11 +28,9 @@ class ResponseWriter:
         head: ReplyHead,
         repeated: Json,
         tools: Mapping[str, Named],
-        show: Show,
-        clock: Clock = time.perf_counter,
+        asked: GenerationBody,
     ) -> None:
-        self._head, self._repeated, self._tools, self._show = head, repeated, tools, show
-        self._watch = Stopwatch(clock)
+        self._head, self._repeated, self._tools, self._asked = head, repeated, tools, asked
         self._answer = Collected()
         self._items: list[Item] = []
         self._entries: list[Json] = []
@@ -44,10 +42,9 @@ class ResponseWriter:
     def events(self, event: Event) -> Iterator[Json]:
         """Yield the response events for one event of the turn."""
         self._answer.add(event)
-        self._watch.add(event)
         for made in self._events(event):
-            if self._show.timings and made["type"].endswith(".delta"):
-                made["timings"] = self._watch.timings
+            if self._asked.timings_per_token and made["type"].endswith(".delta"):
+                made["timings"] = self._answer.progress.timings
             yield self._numbered(made)
 
     def empty(self) -> Iterator[Json]:
@@ -84,18 +81,13 @@ class ResponseWriter:
             "usage": self._usage() if finished else None,
         } | self._repeated
 
-    @property
-    def timings(self) -> Json:
-        """Return llama.cpp's `timings` of a finished response."""
-        return timings(self._answer.usage)
-
     def _events(self, event: Event) -> Iterator[Json]:
         match event:
             case Started():
                 yield self._response_event("created")
-                yield self._progress(event)
-            case Prefilled() if self._show.progress:
-                yield self._progress(event)
+                yield self._progress()
+            case Prefilled() if self._asked.return_progress:
+                yield self._progress()
             case Token():
                 if event.logprob is not None:
                     self._entries.append(chat_entry(event.logprob))
@@ -106,11 +98,11 @@ class ResponseWriter:
                     yield from self._part(part)
                 self._status = "incomplete" if event.reason in ("length", "cancelled") else "completed"
                 yield from self._close(self._status)
-                yield self._response_event(self._status) | {"timings": self.timings}
+                yield self._response_event(self._status) | {"timings": timings(event.usage)}
 
-    def _progress(self, event: Started | Prefilled) -> Json:
+    def _progress(self) -> Json:
         made = self._response_event("in_progress")
-        return made | ({"prompt_progress": self._watch.progress(event)} if self._show.progress else {})
+        return made | (self._answer.progress.prefill if self._asked.return_progress else {})
 
     def _part(self, part: Part) -> Iterator[Json]:
         match part:

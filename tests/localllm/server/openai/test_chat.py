@@ -13,9 +13,9 @@ import pytest
 from localllm.generation.parts import Content
 from localllm.generation.request import Prefilled, Started
 from localllm.server.errors import BadRequest
-from localllm.server.openai.chunks import ChatStream
+from localllm.server.openai.chunks import ChatWriter
+from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import new_head
-from localllm.server.openai.request import Show
 from localllm.server.turn import Turn
 from tests.localllm.server.openai.support import USER, chunks, ok, send
 from tests.localllm.server.scripted import ScriptedService, Step, called, done, likely, said, script, thought, wrote
@@ -206,8 +206,7 @@ def test_timings_of_each_token() -> None:
 
 @pytest.mark.parametrize(("progress", "expected"), [(False, [0, 0, 2, 1]), (True, [1, 1, 1, 1])])
 def test_the_first_chunk_comes_with_the_first_token(progress: bool, expected: list[int]) -> None:
-    show = Show(stream=True, progress=progress)
-    stream = ChatStream(new_head("x", "tiny"), 1, show)
+    stream = ChatWriter(new_head("x", "tiny"), 1, GenerationBody(return_progress=progress))
     made = [list(stream.chunks(event)) for event in (Started(5, 0), Prefilled(5), *said("a"), done())]
     assert [len(chunks) for chunks in made] == expected
     first = made[0 if progress else 2][0]

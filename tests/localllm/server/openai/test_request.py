@@ -231,7 +231,7 @@ def test_functions_are_tools_of_which_one_is_called() -> None:
     assert asked.turn.tools == (weather(),)
     assert (asked.turn.tool_choice, asked.turn.forced_tool) == ("required", "weather")
     assert asked.turn.parallel_calls is False
-    assert asked.show.legacy
+    assert asked.legacy
     assert turn(functions=[weather()["function"]], function_call="none").tool_choice == "none"
 
 
