@@ -101,7 +101,8 @@ class Served(Closing):
 
     async def of_completion(self, completion: Completion) -> Prepared:
         """Return the requests for the continuation of a text."""
-        room = self.room(completion.prompt, completion.suffix or "", completion.extra)
+        biases = list(completion.generation.biases)
+        room = self.room(completion.prompt, completion.suffix or "", completion.extra, biases)
 
         def asked() -> Request:
             request = self._request(room.prompts.of_text(completion), completion.generation)
@@ -120,7 +121,7 @@ class Served(Closing):
         return await room.lane.run(lambda: room.prompts.of_turn(turn, tools_of(turn)))
 
     def _room_of(self, turn: Turn) -> Room:
-        return self.room(turn.messages, turn.tools, turn.template_variables)
+        return self.room(turn.messages, turn.tools, turn.template_variables, list(turn.generation.biases))
 
     async def _constrained(self, room: Room, make: Callable[[ConstraintSource], Made]) -> Made:
         """Return the constraint of the output. A separate lane compiles grammars until the request ends."""
@@ -175,7 +176,7 @@ class Served(Closing):
             raise PromptTooLong.of(len(prompt.ids), context)
         return Request(
             prompt=prompt.ids,
-            sampling=self.model.sampling_defaults.options({**self.sampling, **generation.sampling}),
+            sampling=self.model.sampling_defaults.options({**self.sampling, **self._sampling(generation)}),
             max_tokens=generation.max_tokens,
             stops=(*generation.stops, *prompt.stops),
             ignore_eos=generation.ignore_eos,
@@ -187,6 +188,17 @@ class Served(Closing):
             priority=generation.priority,
             client=generation.client,
         )
+
+    def _sampling(self, generation: Generation) -> Mapping[str, Any]:
+        """Return the sampling options with all biases by token id. Ids outside the vocabulary are dropped."""
+        given = generation.sampling.get("logit_bias", {})
+        if not given and not generation.biases:
+            return generation.sampling
+        self._short.prompts.check_length(*generation.biases)
+        biases = {token: bias for token, bias in given.items() if 0 <= token < self.model.vocabulary}
+        for text, bias in generation.biases.items():
+            biases |= dict.fromkeys(self.model.tokenize(text, False, False), bias)
+        return {**generation.sampling, "logit_bias": biases}
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Generation:
 
     # fields of SamplingOptions by name; missing fields default to the values in the model file
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    biases: Mapping[str, float] = field(default_factory=dict)  # biases of the tokens of texts
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False

@@ -59,7 +59,7 @@ class Texts(Handlers):
     async def apply_template(self, request: Request, body: ChatBody) -> Json:
         """Return the rendered prompt of a chat completion request with the same body."""
         model = self.service.find(body.model).id
-        return {"prompt": (await self.service.prompt(model, read_chat(body, "").turn)).text}
+        return {"prompt": (await self.service.prompt(model, read_chat(body, ""))).text}
 
 
 def _piece(piece: bytes) -> str | list[int]:

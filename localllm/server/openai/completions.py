@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -18,9 +18,7 @@ from localllm.server.openai.completed import CompletionWriter, Echo
 from localllm.server.openai.generation import (
     Alternatives,
     GenerationBody,
-    GenerationRequest,
     read_generation,
-    settled,
 )
 from localllm.server.openai.head import new_head
 from localllm.server.openai.inputs import Input, as_prompt, read_inputs
@@ -43,28 +41,17 @@ class CompletionBody(GenerationBody):
     echo: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A parsed completions request."""
-
-    prompts: list[Input]
-    asked: GenerationRequest
-    suffix: str | None
-    echo: bool
-
-
-def read_completion(body: CompletionBody, client: str, most: int | None = None) -> CompletionRequest:
-    """Convert the body of a completions request; raise BadRequest that names the invalid field."""
+def read_completion(body: CompletionBody, client: str, most: int | None = None) -> tuple[list[Input], Generation]:
+    """Return the prompts of a completions request and its options; raise BadRequest that names the invalid field."""
     prompts = read_inputs(body.prompt, "prompt", MAX_PROMPTS)
-    asked = read_generation(body, client, most)
     logprobs = body.logprobs if body.n_probs is None else body.n_probs
-    asked = replace(asked, generation=replace(asked.generation, logprobs=logprobs))
-    n = asked.generation.n
+    generation = replace(read_generation(body, client, most), logprobs=logprobs)
+    n = generation.n
     if body.best_of not in (None, n):
         raise wrong("only the same number as n is supported", "best_of")
     if n * len(prompts) > MAX_CHOICES:
         raise wrong(f"{n} answers to each of {len(prompts)} prompts are more than {MAX_CHOICES}", "n")
-    return CompletionRequest(prompts, asked, body.suffix, body.echo)
+    return prompts, generation
 
 
 class Completions(Handlers):
@@ -72,17 +59,16 @@ class Completions(Handlers):
 
     async def complete(self, request: Request, body: CompletionBody) -> Response | Json:
         """Complete one or more prompts."""
-        info = self.service.find(body.model)
-        asked = read_completion(body, client(request), self.settings.max_tokens)
-        generation = await settled(asked.asked, self.service, info.id, info.vocabulary)
-        prompts = [await self._prepared(info.id, given, asked, generation) for given in asked.prompts]
+        model = self.service.find(body.model).id
+        given, generation = read_completion(body, client(request), self.settings.max_tokens)
+        prompts = [await self._prepared(model, each, body, generation) for each in given]
         writer = CompletionWriter(
-            new_head("cmpl-", info.id),
-            [echo for _, echo in prompts] if asked.echo else [None] * len(prompts),
+            new_head("cmpl-", model),
+            [echo for _, echo in prompts],
             generation.n,
             body,
         )
-        events = self._events(info.id, [completion for completion, _ in prompts])
+        events = self._events(model, [completion for completion, _ in prompts])
         if body.stream:
             chunks = written(events, lambda each: writer.chunks(*each), writer.last)
             return sse(chunks, self.settings.limits, body.sse_ping_interval)
@@ -90,7 +76,7 @@ class Completions(Handlers):
         return writer.body()
 
     async def _prepared(
-        self, model: str, given: Input, asked: CompletionRequest, generation: Generation
+        self, model: str, given: Input, asked: CompletionBody, generation: Generation
     ) -> tuple[Completion, Echo | None]:
         """Return the completion for one prompt, and its echo."""
         prompt = await as_prompt(self.service, model, given)

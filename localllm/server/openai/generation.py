@@ -7,8 +7,6 @@ fields with an invalid value are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +14,6 @@ from msgspec import Meta
 
 from localllm.server.openai.structure import StructureBody, read_structure
 from localllm.server.sampling import Stops, read_sampling
-from localllm.server.service import Service
 from localllm.server.structs import MAX_INT, Body, listed, wrong
 from localllm.server.turn import Generation, Json
 
@@ -67,22 +64,15 @@ class GenerationBody(StructureBody):
         return self.stream_options.include_usage
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """The common fields of a request. `bias_texts` must be tokenized before they become token biases."""
-
-    generation: Generation
-    bias_texts: Mapping[str, float] = field(default_factory=dict)
-
-
-def read_generation(body: GenerationBody, client: str, most: int | None = None) -> GenerationRequest:
+def read_generation(body: GenerationBody, client: str, most: int | None = None) -> Generation:
     """Read the common fields except `logprobs`, which differs between chat and completions.
 
     `most` is the token limit for requests that set none.
     """
     biases, texts = read_biases(body)
-    made = Generation(
+    return Generation(
         sampling=read_sampling(body) | ({"logit_bias": biases} if biases else {}),
+        biases=texts,
         max_tokens=token_limit(most, body.n_predict, body.max_completion_tokens, body.max_tokens),
         stops=read_stops(body.stop),
         ignore_eos=body.ignore_eos,
@@ -93,7 +83,6 @@ def read_generation(body: GenerationBody, client: str, most: int | None = None) 
         priority=PRIORITIES.get(body.service_tier, 0),
         client=named_client(client, body.safety_identifier, body.user, body.prompt_cache_key),
     )
-    return GenerationRequest(made, texts)
 
 
 def token_limit(most: int | None, *limits: int | None) -> int | None:
@@ -146,17 +135,3 @@ def _bias(bias: Any) -> float:
     if type(bias) not in (int, float) or abs(bias) > 1e6:
         raise wrong("a bias must be a number from -1000000 to 1000000, or false to ban the token", "logit_bias")
     return float(bias)
-
-
-async def settled(asked: GenerationRequest, service: Service, model: str, vocabulary: int) -> Generation:
-    """Return the generation with all biases by token id. Ids outside the vocabulary are dropped."""
-    generation = asked.generation
-    given = generation.sampling.get("logit_bias", {})
-    if not given and not asked.bias_texts:
-        return generation
-    biases = {token: bias for token, bias in given.items() if 0 <= token < (vocabulary or MAX_INT)}
-    texts = list(asked.bias_texts)
-    made = await service.tokenize_all(model, texts, False, False) if texts else []
-    for tokens, bias in zip(made, asked.bias_texts.values(), strict=True):
-        biases |= dict.fromkeys(tokens, bias)
-    return replace(generation, sampling={**generation.sampling, "logit_bias": biases})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-from localllm.server.openai.generation import Alternatives, GenerationRequest, read_generation
+from localllm.server.openai.generation import Alternatives, read_generation
 from localllm.server.openai.messages import Messages, messages_json
 from localllm.server.openai.thinking import read_thinking
 from localllm.server.openai.tools import ToolsBody, read_tools
@@ -28,28 +28,17 @@ class ChatBody(ToolsBody, kw_only=True):
     verbose: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A parsed chat completions request. `turn` lacks the biases that must still be tokenized; `asked` has them."""
-
-    turn: Turn
-    asked: GenerationRequest
-    legacy: bool  # the response has `function_call` instead of `tool_calls`
-
-
-def read_chat(body: ChatBody, client: str, most: int | None = None) -> ChatRequest:
+def read_chat(body: ChatBody, client: str, most: int | None = None) -> Turn:
     """Convert the body of a chat completions request; raise BadRequest that names the invalid field."""
     messages, tools = messages_json(body.messages), read_tools(body)
-    asked = read_generation(body, client, most)
-    asked = replace(asked, generation=replace(asked.generation, logprobs=_logprobs(body)))
     prompted, continued = body.add_generation_prompt, body.continue_final_message
-    turn = Turn(
+    return Turn(
         messages=messages,
-        generation=asked.generation,
+        generation=replace(read_generation(body, client, most), logprobs=_logprobs(body)),
         tools=tools.tools,
         tool_choice=tools.choice,
         forced_tool=tools.forced,
-        parallel_calls=body.parallel_tool_calls and not tools.legacy,
+        parallel_calls=body.parallel_tool_calls and not body.legacy,
         calls_inline=not body.parse_tool_calls,
         thinking=read_thinking(body, body.chat_template_kwargs),
         continued=_continued(body, messages),
@@ -57,7 +46,6 @@ def read_chat(body: ChatBody, client: str, most: int | None = None) -> ChatReque
         template_variables=body.chat_template_kwargs
         | ({} if prompted is None else {"add_generation_prompt": prompted}),
     )
-    return ChatRequest(turn, asked, tools.legacy)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -91,16 +91,19 @@ class ToolsBody(ThinkingBody):
     functions: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | Named = "auto"
 
+    @property
+    def legacy(self) -> bool:
+        """Whether the request has `functions`, and expects `function_call` in the response."""
+        return self.functions is not None and self.tools is None
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a turn. `legacy` is set if the request has `functions` and expects `function_call` in the
-    response."""
+    """The tools of a turn."""
 
     tools: tuple[Json, ...] = ()
     choice: ToolChoice = "auto"
     forced: str = ""
-    legacy: bool = False
 
 
 def function_json(name: str, description: str = "", parameters: Json | None = None, strict: bool = False) -> Json:
@@ -112,11 +115,11 @@ def function_json(name: str, description: str = "", parameters: Json | None = No
 
 def read_tools(body: ToolsBody) -> ToolUse:
     """Read `tools` and `tool_choice`, or the older `functions` and `function_call`."""
-    if body.functions is not None and body.tools is None:
-        tools = tuple(each.json() for each in body.functions)
+    if body.legacy:
+        tools = tuple(each.json() for each in body.functions or ())
         if isinstance(body.function_call, str):
-            return ToolUse(tools, body.function_call, legacy=True)
-        return replace(forced_choice(tools, body.function_call.name, "function_call"), legacy=True)
+            return ToolUse(tools, body.function_call)
+        return forced_choice(tools, body.function_call.name, "function_call")
     tools = tuple(each.function.json() for each in body.tools or () if each.function)
     choice = body.tool_choice
     if isinstance(choice, str):

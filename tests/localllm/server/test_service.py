@@ -14,7 +14,7 @@ from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import Service, Usual
 from localllm.server.settings import ServerSettings
-from localllm.server.turn import Thinking, Turn
+from localllm.server.turn import Completion, Generation, Thinking, Turn
 from localllm.template import given_template
 from tests.localllm.server.test_together import DEMO, opened
 
@@ -113,3 +113,14 @@ def test_a_model_thinks_unless_told_otherwise_whatever_its_template_takes_silenc
 def test_a_server_that_does_not_think() -> None:
     assert "reasoning_content" not in answered(Usual.of(False, False, {}))
     assert answered(Usual.of(False, False, {}), chat_template_kwargs={"enable_thinking": True})["reasoning_content"]
+
+
+def test_biases_of_texts_are_of_their_tokens() -> None:
+    served = opened(DEMO)
+    try:
+        generation = Generation(sampling={"logit_bias": {5: 1.0, -1: 1.0, 10**9: 1.0}}, biases={"story": -1.0})
+        [request] = asyncio.run(served.of_completion(Completion("a", generation))).requests
+        tokens = served.model.tokenize("story", False, False)
+        assert request.sampling.logit_bias == {5: 1.0} | dict.fromkeys(tokens, -1.0)
+    finally:
+        served.close()

@@ -11,7 +11,6 @@ from msgspec import field
 from localllm.server.openai.generation import (
     Alternatives,
     GenerationBody,
-    GenerationRequest,
     Limit,
     read_generation,
     token_limit,
@@ -21,7 +20,7 @@ from localllm.server.openai.responses.tools import Named, Tools, read_response_t
 from localllm.server.openai.structure import ResponseFormat
 from localllm.server.openai.thinking import Effort, with_effort
 from localllm.server.structs import Body, Strings, listed, read, wrong
-from localllm.server.turn import Json, ToolChoice, Turn
+from localllm.server.turn import Generation, Json, ToolChoice, Turn
 
 STORED = {  # fields that need stored responses, with an alternative
     "previous_response_id": "nothing is stored; send the whole conversation as input",
@@ -66,10 +65,9 @@ class ResponseBody(GenerationBody, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A parsed request. `turn` lacks the biases that must still be tokenized; `asked` has them."""
+    """A parsed request."""
 
     turn: Turn
-    asked: GenerationRequest
     tools: Mapping[str, Named]
     repeated: Json  # request fields that the response repeats
     empty: bool  # the input is empty, since the client only probes whether this API exists
@@ -84,11 +82,10 @@ def read_response(body: ResponseBody, client: str, most: int | None = None) -> R
         raise wrong("not supported: the answer comes with the response; leave it false", "background")
     messages = read_input(body.input)
     tools = read_response_tools(body.tools, body.input, body.tool_choice)
-    asked = _asked(body, client, most)
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []
     turn = Turn(
         messages=first + messages,
-        generation=asked.generation,
+        generation=_generation(body, client, most),
         tools=tools.use.tools,
         tool_choice=tools.use.choice,
         forced_tool=tools.use.forced,
@@ -97,21 +94,19 @@ def read_response(body: ResponseBody, client: str, most: int | None = None) -> R
         template_variables=body.chat_template_kwargs,
         continued=_continued(messages),
     )
-    return ResponseRequest(turn, asked, tools.named, _repeated(body, turn), not messages)
+    return ResponseRequest(turn, tools.named, _repeated(body, turn), not messages)
 
 
-def _asked(body: ResponseBody, client: str, most: int | None) -> GenerationRequest:
-    asked = read_generation(body, client)
-    given = body.text.format
-    structure = read(given, ResponseFormat, "text.format").structure if given is not None else None
-    made = replace(
-        asked.generation,
+def _generation(body: ResponseBody, client: str, most: int | None) -> Generation:
+    generation, format = read_generation(body, client), body.text.format
+    structure = None if format is None else read(format, ResponseFormat, "text.format").structure
+    return replace(
+        generation,
         n=1,
         max_tokens=token_limit(most, body.max_output_tokens, body.max_tokens, body.n_predict),
         logprobs=body.top_logprobs if LOGPROBS in listed(body.include) else None,
-        structure=structure or asked.generation.structure,
+        structure=structure or generation.structure,
     )
-    return replace(asked, generation=made)
 
 
 def _continued(messages: list[Json]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,13 +10,11 @@ from starlette.responses import Response
 from localllm.generation.request import Event
 from localllm.server.collected import closing, drained, written
 from localllm.server.http import Handlers, client, sse
-from localllm.server.info import ModelInfo
-from localllm.server.openai.generation import settled
 from localllm.server.openai.head import new_head
-from localllm.server.openai.responses.request import ResponseBody, ResponseRequest, read_response
+from localllm.server.openai.responses.request import ResponseBody, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
 from localllm.server.refusal import refusal_of
-from localllm.server.turn import Json, Turn
+from localllm.server.turn import Json
 from localllm.server.wire import frame
 
 
@@ -26,11 +23,10 @@ class Responses(Handlers):
 
     async def create(self, request: Request, body: ResponseBody) -> Response | Json:
         """Create a response."""
-        info = self.service.find(body.model)
+        model = self.service.find(body.model).id
         asked = read_response(body, client(request), self.settings.max_tokens)
-        turn = await self._turn(info, asked)
-        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, body)
-        given = _nothing() if asked.empty else self.service.answer(info.id, turn)
+        writer = ResponseWriter(new_head("resp_", model), asked.repeated, asked.tools, body)
+        given = _nothing() if asked.empty else self.service.answer(model, asked.turn)
         events = written(given, writer.events, writer.empty if asked.empty else tuple)
         if body.stream:
             return sse(_framed(events, writer), self.settings.limits, body.sse_ping_interval)
@@ -39,13 +35,10 @@ class Responses(Handlers):
 
     async def count(self, request: Request, body: ResponseBody) -> Json:
         """Return the number of tokens in the prompt."""
-        info = self.service.find(body.model)
+        model = self.service.find(body.model).id
         asked = read_response(body, client(request))
-        tokens = 0 if asked.empty else len((await self.service.prompt(info.id, asked.turn)).ids)
+        tokens = 0 if asked.empty else len((await self.service.prompt(model, asked.turn)).ids)
         return {"object": "response.input_tokens", "input_tokens": tokens}
-
-    async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:
-        return replace(asked.turn, generation=await settled(asked.asked, self.service, info.id, info.vocabulary))
 
 
 async def _nothing() -> AsyncIterator[Event]:

@@ -73,10 +73,10 @@ def test_verbose_shows_the_prompt() -> None:
     assert ["__verbose" in chunk for chunk in found] == [True, False, False]
 
 
-def test_biases_of_texts_reach_the_service_as_tokens() -> None:
+def test_biases_of_texts_reach_the_service() -> None:
     service = ScriptedService()
     ok(service, PATH, messages=USER, logit_bias=[["a", False]])
-    assert service.asked[-1].generation.sampling == {"logit_bias": {97: float("-inf")}}
+    assert service.asked[-1].generation.biases == {"a": float("-inf")}
 
 
 def test_a_full_context_is_a_length() -> None:

@@ -14,7 +14,7 @@ from tests.localllm.server.openai.support import USER, fields
 
 
 def turn(**body: Any) -> Turn:
-    return read_chat(fields(ChatBody, **{"messages": USER, **body}), "").turn
+    return read_chat(fields(ChatBody, **{"messages": USER, **body}), "")
 
 
 def refused(**body: Any) -> BadRequest:
@@ -225,13 +225,12 @@ def test_wrong_tools_are_refused(body: dict[str, Any], param: str) -> None:
 
 
 def test_functions_are_tools_of_which_one_is_called() -> None:
-    asked = read_chat(
-        fields(ChatBody, messages=USER, functions=[weather()["function"]], function_call={"name": "weather"}), ""
-    )
-    assert asked.turn.tools == (weather(),)
-    assert (asked.turn.tool_choice, asked.turn.forced_tool) == ("required", "weather")
-    assert asked.turn.parallel_calls is False
-    assert asked.legacy
+    body = fields(ChatBody, messages=USER, functions=[weather()["function"]], function_call={"name": "weather"})
+    found = read_chat(body, "")
+    assert found.tools == (weather(),)
+    assert (found.tool_choice, found.forced_tool) == ("required", "weather")
+    assert found.parallel_calls is False
+    assert body.legacy
     assert turn(functions=[weather()["function"]], function_call="none").tool_choice == "none"
 
 
