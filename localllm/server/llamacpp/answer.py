@@ -12,11 +12,11 @@ from localllm.generation.request import Event, Finished, Logprob, Prefilled, Sta
 from localllm.generation.statistics import Usage
 from localllm.server.info import ModelInfo
 from localllm.server.llamacpp.request import Wanted, described
+from localllm.server.openai.logprobs import LOWEST, chat_entry, named_token
 from localllm.server.progress import Progress, timings
 from localllm.server.structs import listed
 from localllm.server.turn import Json
 
-LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
 STOP_TYPES = {"end": "eos", "stop": "word", "length": "limit", "tool_calls": "eos", "cancelled": "none"}
 
 
@@ -77,8 +77,8 @@ class Answer:
             case Token():
                 self.tokens.append(event.token)
                 if event.logprob is not None and self.wanted.generation.logprobs:
-                    probability = _sampled if self.wanted.generation.sampled else _probability
-                    self.probabilities.append(probability(event.logprob))
+                    sampled = self.wanted.generation.sampled
+                    self.probabilities.append(_sampled(event.logprob) if sampled else chat_entry(event.logprob, LOWEST))
                 return self._text(event.parts)
             case Finished():
                 chunks = self._text(event.parts)
@@ -156,25 +156,13 @@ def _length(usage: Usage) -> int:
     return usage.prompt_tokens + usage.answer_tokens
 
 
-def _probability(logprob: Logprob) -> Json:
-    return _token(logprob) | {"top_logprobs": [_token(each) for each in logprob.alternatives]}
-
-
 def _sampled(logprob: Logprob) -> Json:
     """Return the probabilities after the sampling options. Tokens with probability 0 are missing."""
     return _chance(logprob) | {"top_probs": [_chance(each) for each in logprob.alternatives]}
 
 
 def _chance(logprob: Logprob) -> Json:
-    return _named(logprob) | {"prob": min(math.exp(logprob.logprob), 1.0)}
-
-
-def _token(logprob: Logprob) -> Json:
-    return _named(logprob) | {"logprob": logprob.logprob if math.isfinite(logprob.logprob) else LOWEST}
-
-
-def _named(logprob: Logprob) -> Json:
-    return {"id": logprob.token, "token": logprob.text, "bytes": list(logprob.data)}
+    return named_token(logprob) | {"prob": min(math.exp(logprob.logprob), 1.0)}
 
 
 def _chosen(whole: Json, names: tuple[str, ...]) -> Json:

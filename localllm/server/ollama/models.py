@@ -11,8 +11,9 @@ from starlette.responses import Response
 from localllm.server.errors import NotFound, NotSupported
 from localllm.server.http import Handlers, ndjson
 from localllm.server.info import ModelInfo
-from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
+from localllm.server.ollama.reply import CAPABILITIES, details, listed
 from localllm.server.ollama.request import ModelBody
+from localllm.server.openai.models import modified
 from localllm.server.turn import Json
 
 VERSION = "0.33.0"  # reported version of Ollama; clients require a minimum version

@@ -14,10 +14,11 @@ from localllm.generation.parts import CallArguments, CallStart, Content, Reasoni
 from localllm.generation.request import Event, Finished, Logprob, Started, Token
 from localllm.generation.statistics import Usage
 from localllm.server.info import ModelInfo
+from localllm.server.openai.logprobs import LOWEST, token_entry
+from localllm.server.openai.models import gguf_details, modified
 from localllm.server.turn import Json
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
-LOWEST = -3.4028234663852886e38  # lowest float32, in place of minus infinity, which JSON lacks
 CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # names that Ollama and localllm share
 
 
@@ -134,8 +135,9 @@ def _logprob(logprob: Logprob) -> Json:
 
 
 def _token(logprob: Logprob) -> Json:
-    shown = logprob.logprob if logprob.logprob > LOWEST else LOWEST
-    return {"token": logprob.text, "logprob": shown, "bytes": list(logprob.data)}
+    found = token_entry(logprob, LOWEST)
+    del found["id"]
+    return found
 
 
 def now() -> str:
@@ -156,21 +158,9 @@ def listed(model: ModelInfo) -> Json:
     }
 
 
-def modified(model: ModelInfo) -> str:
-    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-
-
 def details(model: ModelInfo) -> Json:
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": model.architecture,
-        "families": [model.architecture],
-        "parameter_size": human(model.parameters),
-        "quantization_level": model.quantization,
-        "context_length": model.trained_context,
-        "embedding_length": model.width,
-    }
+    lengths = {"context_length": model.trained_context, "embedding_length": model.width}
+    return gguf_details(model, human(model.parameters)) | lengths
 
 
 def human(count: int) -> str:

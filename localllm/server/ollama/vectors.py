@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,6 +13,7 @@ from localllm.server.errors import BadRequest, PromptTooLong
 from localllm.server.http import Handlers
 from localllm.server.info import ModelInfo
 from localllm.server.ollama.request import KeptBody
+from localllm.server.openai.embeddings import shortened
 from localllm.server.structs import listed
 from localllm.server.turn import Json
 
@@ -54,7 +54,7 @@ class Vectors(Handlers):
         found = await self.service.embed(model.id, ids, self.settings.pooling)
         return {
             "model": body.shown(model),
-            "embeddings": [_shortened(vector, body.dimensions) for vector in found.vectors],
+            "embeddings": [shortened(vector, body.dimensions) for vector in found.vectors],
             "total_duration": int((time.monotonic() - started) * 1e9),
             "load_duration": int(loading * 1e9),
             "prompt_eval_count": found.tokens,
@@ -91,12 +91,3 @@ class Vectors(Handlers):
         if len(ids) > model.context and not truncate:
             raise too_long
         return ids[: model.context]
-
-
-def _shortened(vector: Sequence[float], size: int) -> list[float]:
-    """Keep the first `size` values, scaled to length 1. With `size` 0, keep the vector unchanged."""
-    if not 0 < size < len(vector):
-        return list(vector)
-    kept = vector[:size]
-    length = math.sqrt(sum(value * value for value in kept))
-    return [value / length for value in kept] if length > 0 else list(kept)

@@ -64,7 +64,10 @@ class Embeddings(Handlers):
         if self.settings.pooling == "none":
             raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
         result = await self.service.embed(model, texts, self.settings.pooling)
-        vectors = [_shortened(vector, body.dimensions) for vector in result.vectors]
+        width = min(map(len, result.vectors))
+        if body.dimensions is not None and body.dimensions > width:
+            raise BadRequest(f"dimensions: the model's vectors have {width}", "dimensions")
+        vectors = [shortened(vector, body.dimensions or 0) for vector in result.vectors]
         return {
             "object": "list",
             "model": model,
@@ -112,13 +115,12 @@ def _usage(tokens: int) -> Json:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
-    """Return the first `dimensions` values, scaled to length 1, for models trained for truncation (Matryoshka)."""
-    if dimensions is None or dimensions == len(vector):
+def shortened(vector: list[float], size: int) -> list[float]:
+    """Return the first `size` values, scaled to length 1, for models trained for truncation (Matryoshka). With `size` 0
+    or more than there are, return the vector unchanged."""
+    if not 0 < size < len(vector):
         return vector
-    if dimensions > len(vector):
-        raise BadRequest(f"dimensions: the model's vectors have {len(vector)}", "dimensions")
-    cut = vector[:dimensions]
+    cut = vector[:size]
     length = math.sqrt(math.fsum(number * number for number in cut))
     return [number / length for number in cut] if length > 0 else cut
 

@@ -10,28 +10,30 @@ from localllm.generation.request import Logprob
 from localllm.server.turn import Json
 
 NEVER = -9999.0  # OpenAI's value for a very unlikely token; JSON has no -inf
+LOWEST = -3.4028234663852886e38  # the lowest float32, which llama.cpp and Ollama use instead
 
 
-def finite(logprob: float) -> float:
+def finite(logprob: float, lowest: float = NEVER) -> float:
     """Return a log probability that JSON can represent."""
-    return max(logprob, NEVER) if math.isfinite(logprob) else NEVER
+    return max(logprob, lowest) if math.isfinite(logprob) else lowest
 
 
 # -- chat ------------------------------------------------------------------------------------------------------------
 
 
-def chat_entry(logprob: Logprob) -> Json:
+def chat_entry(logprob: Logprob, lowest: float = NEVER) -> Json:
     """Return an entry of `logprobs.content`, with llama.cpp's `id`."""
-    return _entry(logprob) | {"top_logprobs": [_entry(each) for each in logprob.alternatives]}
+    return token_entry(logprob, lowest) | {"top_logprobs": [token_entry(each, lowest) for each in logprob.alternatives]}
 
 
-def _entry(logprob: Logprob) -> Json:
-    return {
-        "id": logprob.token,
-        "token": logprob.text,
-        "logprob": finite(logprob.logprob),
-        "bytes": list(logprob.data),
-    }
+def token_entry(logprob: Logprob, lowest: float = NEVER) -> Json:
+    """Return one token of an entry."""
+    return named_token(logprob) | {"logprob": finite(logprob.logprob, lowest)}
+
+
+def named_token(logprob: Logprob) -> Json:
+    """Return a token without its probability."""
+    return {"id": logprob.token, "token": logprob.text, "bytes": list(logprob.data)}
 
 
 def chat_logprobs(entries: Sequence[Json]) -> Json:

@@ -53,7 +53,7 @@ def model_json(model: ModelInfo) -> Json:
         "owned_by": "localllm",
         "type": "model",
         "display_name": model.id,
-        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": modified(model),
         "status": {"value": model.state},
         "meta": {
             "vocab_type": _VOCABULARIES.get(model.tokenizer, 0),
@@ -73,7 +73,7 @@ def tag_json(model: ModelInfo) -> Json:
     return {
         "name": model.id,
         "model": model.id,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "modified_at": modified(model),
         "size": model.file_bytes,
         "digest": model.digest,
         "type": "model",
@@ -81,17 +81,27 @@ def tag_json(model: ModelInfo) -> Json:
         "tags": [],
         "capabilities": list(model.capabilities),
         "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": model.architecture,
-            "families": [model.architecture],
-            "parameter_size": parameter_size(model.parameters),
-            "quantization_level": model.quantization,
-        },
+        "details": gguf_details(model, _parameter_size(model.parameters)),
     }
 
 
-def parameter_size(count: int) -> str:
+def gguf_details(model: ModelInfo, parameters: str) -> Json:
+    """Return `details` of a model, as in llama.cpp and Ollama."""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": parameters,
+        "quantization_level": model.quantization,
+    }
+
+
+def _parameter_size(count: int) -> str:
     """Return a parameter count such as 8.0B or 135.0M."""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+
+
+def modified(model: ModelInfo) -> str:
+    """Return the modification time of the file."""
+    return datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
