@@ -209,19 +209,24 @@ class ScriptedModel:
 
 
 class Script:
-    """The running script of one request."""
+    """The running script of one request. Choices that it does not end are empty."""
 
     def __init__(self, service: ScriptedService, asked: Turn | Completion | None, put: Callable[[Event], None]) -> None:
-        self._service = service
+        self._service, self._put = service, put
         steps = service.steps(asked) if asked and callable(service.steps) else service.steps
-        self._task = asyncio.create_task(self._play(steps, put)) if asked else None
+        self._task = asyncio.create_task(self._play(steps, asked.generation.n)) if asked else None
 
-    async def _play(self, steps: Any, put: Callable[[Event], None]) -> None:
+    async def _play(self, steps: Any, n: int) -> None:
+        left = set(range(n))
         for step in steps:
             await asyncio.sleep(step if isinstance(step, float | int) else 0)
+            if isinstance(step, Exception):
+                return self._put(Failed(step))  # type: ignore[arg-type]
             if not isinstance(step, float | int):
-                put(Failed(step) if isinstance(step, Exception) else step)  # type: ignore[arg-type]
-        put(Failed(RuntimeError("the script ended before its answers")))  # type: ignore[arg-type]
+                left -= {step.choice} if isinstance(step, Finished) else set()
+                self._put(step)
+        for choice in left:
+            self._put(done(choice=choice))
 
     def cancel(self) -> None:
         if self._task is not None:
