@@ -1,4 +1,4 @@
-"""/embedding and /rerank in llama.cpp's formats."""
+"""/embedding in llama.cpp's format."""
 
 from __future__ import annotations
 
@@ -85,45 +85,3 @@ def test_models_that_make_none() -> None:
     service = ScriptedService(all_models=[Model(capabilities=("completion",))])
     assert call(service, "/embedding", {"content": "x"}).status_code == 501
     assert call(service, "/rerank", {"query": "x", "documents": ["x"]}).status_code == 501
-
-
-DOCUMENTS = ["a machine", "nothing", "machine learning is fun"]
-
-
-@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
-def test_rerank(path: str) -> None:
-    body = call(ScriptedService(), path, {"query": "machine learning", "documents": DOCUMENTS, "model": "m"}).json()
-    assert body["results"] == [
-        {"index": 2, "relevance_score": 2.0},
-        {"index": 0, "relevance_score": 1.0},
-        {"index": 1, "relevance_score": 0.0},
-    ]
-    tokens = len("machine learning") + sum(map(len, DOCUMENTS))
-    assert body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    assert (body["model"], body["object"]) == ("m", "list")
-
-
-@pytest.mark.parametrize(("top", "count"), [(None, 3), (0, 0), (2, 2), (99, 3)])
-def test_the_best(top: int | None, count: int) -> None:
-    request = {"query": "machine", "documents": DOCUMENTS} | ({} if top is None else {"top_n": top})
-    assert len(call(ScriptedService(), "/rerank", request).json()["results"]) == count
-
-
-def test_the_format_of_text_embeddings_inference() -> None:
-    request = {"query": "machine learning", "texts": DOCUMENTS, "top_n": 1, "return_text": True}
-    assert call(ScriptedService(), "/rerank", request).json() == [
-        {"index": 2, "score": 2.0, "text": "machine learning is fun"}
-    ]
-
-
-@pytest.mark.parametrize("documents", [[], None, 123, [1, 2, 3], "x", {}, ["x"] * 10_001])
-def test_bad_documents_are_refused(documents: Any) -> None:
-    response = call(ScriptedService(), "/rerank", {"query": "x", "documents": documents})
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error") or (
-        response.status_code == 400
-    )
-
-
-def test_the_query_is_a_text() -> None:
-    for query in (None, 5, ["x"]):
-        assert call(ScriptedService(), "/rerank", {"query": query, "documents": ["x"]}).status_code == 400

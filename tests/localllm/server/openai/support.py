@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 
-from localllm.server.app import make_app
-from localllm.server.settings import ServerSettings
 from localllm.server.structs import B, read
+from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService
 
 USER = [{"role": "user", "content": "Hi"}]
 
 
 def send(service: ScriptedService, path: str, body: Any = None, method: str = "POST") -> httpx.Response:
-    """Send one request to the application. An exception in the application becomes status 500."""
-
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(service, ServerSettings()), raise_app_exceptions=False)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.request(method, path, json=body if method == "POST" else None)
-
-    return asyncio.run(run())
+    """Send one request to the application."""
+    return call(service, path, body if method == "POST" else None, method=method)
 
 
 def ok(service: ScriptedService, path: str, **body: Any) -> dict[str, Any]:
