@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token, account_of
 from localllm.generation.statistics import Usage
+from localllm.server.collected import Progress
 from localllm.server.metrics import Metrics
-from localllm.server.progress import Progress
 from localllm.server.turn import Completion, EmbedResult, Generation, Turn
 
 A = TypeVar("A", Turn, Completion)

@@ -44,7 +44,7 @@ class Message(Body):
 
 
 Blocks = str | list[Json] | None
-Messages = Annotated[list[Message], Meta(min_length=1)]
+MessageList = Annotated[list[Message], Meta(min_length=1)]
 
 
 def messages_json(messages: Sequence[Message], system: Blocks) -> list[Json]:

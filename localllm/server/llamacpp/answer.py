@@ -10,10 +10,10 @@ from typing import Any
 from localllm.generation.parts import Content, Part
 from localllm.generation.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
+from localllm.server.collected import Progress, timings
 from localllm.server.info import ModelInfo
 from localllm.server.llamacpp.request import Wanted, described
 from localllm.server.openai.logprobs import LOWEST, chat_entry, named_token
-from localllm.server.progress import Progress, timings
 from localllm.server.structs import listed
 from localllm.server.turn import Json
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from localllm.options import SamplingOptions
 from localllm.options.sampling import LETTERS, sampler_name
 from localllm.server.errors import NotSupported
-from localllm.server.openai.structure import schema_structure
+from localllm.server.openai.generation import schema_structure
 from localllm.server.sampling import LLAMACPP, LlamaCppSamplers, Seed, checked, samplers_of
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from localllm.server.http import Handlers
 from localllm.server.llamacpp.prompts import tokens
-from localllm.server.openai.request import ChatBody, read_chat
+from localllm.server.openai.chat import ChatBody, read_chat
 from localllm.server.structs import ITEMS, Body
 from localllm.server.turn import Json
 

@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.info import ModelInfo
+from localllm.server.openai.generation import schema_structure
 from localllm.server.openai.messages import tool_call
-from localllm.server.openai.structure import schema_structure
 from localllm.server.sampling import OLLAMA, OllamaSamplers, checked, samplers_of
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings

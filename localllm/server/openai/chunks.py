@@ -7,11 +7,10 @@ from typing import Any
 
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
-from localllm.server.collected import Collected
+from localllm.server.collected import Collected, timings
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import DONE, FINISHED, ReplyHead, usage_of
 from localllm.server.openai.logprobs import chat_entry, chat_logprobs
-from localllm.server.progress import timings
 from localllm.server.turn import Json
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from localllm.generation.parts import Content
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
-from localllm.server.collected import Collected
+from localllm.server.collected import Collected, timings
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import DONE, FINISHED, ReplyHead, usage_of
 from localllm.server.openai.logprobs import Lists
-from localllm.server.progress import timings
 from localllm.server.turn import Json
 
 KIND = "text_completion"

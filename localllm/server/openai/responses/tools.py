@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from localllm.server.content import type_of
-from localllm.server.openai.responses.items import flat_name
-from localllm.server.openai.tools import (
+from localllm.server.openai.messages import (
     MAX_TOOLS,
     FunctionTool,
     NamedTool,
@@ -23,6 +22,7 @@ from localllm.server.openai.tools import (
     forced_choice,
     word_choice,
 )
+from localllm.server.openai.responses.items import flat_name
 from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 from localllm.server.turn import Json, ToolChoice
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.server.anthropic.request import MessageBody, read_message
+from localllm.server.anthropic.answers import MessageBody, read_message
 from localllm.server.errors import BadRequest
 from localllm.server.turn import Structure, Thinking, Turn
 from tests.localllm.server.openai.support import USER, fields

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localllm.server.errors import BadRequest
-from localllm.server.openai.request import ChatBody, read_chat
+from localllm.server.openai.chat import ChatBody, read_chat
 from localllm.server.turn import Thinking, Turn
 from tests.localllm.server.openai.support import USER, fields
 

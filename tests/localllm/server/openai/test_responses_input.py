@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localllm.server.errors import BadRequest
-from localllm.server.openai.responses.request import ResponseBody, ResponseRequest, read_response
+from localllm.server.openai.responses.routes import ResponseBody, ResponseRequest, read_response
 from localllm.server.turn import Structure, Thinking
 from tests.localllm.server.openai.support import fields
 from tests.localllm.server.openai.test_responses import ADD, FILES, PATCH
