@@ -13,11 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from localllm.generation.request import within_share
 from localllm.server.accounts import ACCOUNT
 from localllm.server.body import BODIES
-from localllm.server.errors import Draining, TooManyRequests
+from localllm.server.errors import Draining, TooManyRequests, refusal_of
 from localllm.server.http import CLIENT, refused
 from localllm.server.lanes import Lane
 from localllm.server.limits import ServerLimits
-from localllm.server.refusal import refusal_of
 
 RETRY_SECONDS = 5  # Retry-After while the server stops
 MOST_RETRY_SECONDS = 60

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
+from localllm.server.errors import Refusal, refusal_of
 from localllm.server.http import refused
 from localllm.server.metrics import Metrics, MetricsMiddleware
 from localllm.server.observer import ServiceObserver
-from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.security import Guard
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings

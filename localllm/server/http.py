@@ -6,7 +6,7 @@
     def routes(service, settings):
         return post(("/v1/chat/completions",), Chat(service, settings).complete, settings.limits)
 
-A handler may raise the exceptions that `refusal.py` lists. It is cancelled when its client disconnects.
+A handler may raise the exceptions that `errors.py` lists. It is cancelled when its client disconnects.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from localllm.server.body import ClientGone, read_json
+from localllm.server.errors import Refusal, refusal_of
 from localllm.server.limits import ServerLimits
-from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.server.accounts import account_of_address
-from localllm.server.errors import BadRequest, Forbidden, Unauthorized
+from localllm.server.errors import BadRequest, Forbidden, Unauthorized, refusal_of
 from localllm.server.http import CLIENT, refused
-from localllm.server.refusal import refusal_of
 from localllm.server.settings import ServerSettings, digest
 
 PUBLIC = frozenset({"/", "/health", "/v1/health"})  # no key required, as in llama-server

@@ -65,7 +65,7 @@ def _on_model(
 
 
 class Service:
-    """The models of a registry. Its methods raise LocalLLMError; `refusal.py` assigns HTTP status and kind."""
+    """The models of a registry. Its methods raise LocalLLMError; `errors.py` assigns HTTP status and kind."""
 
     tokenize_all = _on_model(Served.tokenize)
     pieces = _on_model(Served.pieces)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm.server.refusal import Kind, Refusal
+from localllm.server.errors import Kind, Refusal
 from localllm.server.turn import Json
 from localllm.server.wire import frame, line
 

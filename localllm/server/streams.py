@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from localllm.server.errors import Refusal, refusal_of
 from localllm.server.limits import ServerLimits
-from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
 from localllm.server.wire import PING, dumps, frame, line

@@ -10,8 +10,7 @@ from starlette.routing import Route
 from localllm.server.http import get, post
 from localllm.server.llamacpp.completion import Completions
 from localllm.server.llamacpp.state import StatusRoutes
-from localllm.server.llamacpp.texts import Texts
-from localllm.server.llamacpp.vectors import Vectors
+from localllm.server.llamacpp.texts import Texts, Vectors
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 

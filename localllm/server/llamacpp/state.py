@@ -17,12 +17,11 @@ from localllm import __version__
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.server.body import read_json
-from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable
+from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable, refusal_of
 from localllm.server.http import Handlers, reply
 from localllm.server.info import ModelInfo
 from localllm.server.llamacpp.request import CompletionBody, Wanted, described
 from localllm.server.observer import Open
-from localllm.server.refusal import refusal_of
 from localllm.server.shapes import llamacpp
 from localllm.server.structs import Body, read
 from localllm.server.turn import Generation, Json, SlotAction

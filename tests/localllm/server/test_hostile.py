@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.server.app import make_app
+from localllm.server.errors import Refusal
 from localllm.server.limits import ServerLimits
-from localllm.server.refusal import Refusal
 from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of
 from tests.localllm.server.scripted import ScriptedService, script

@@ -15,7 +15,7 @@ from localllm.gguf.layout import GGUFError
 from localllm.options import OptionError
 from localllm.sandbox import ConfinedError
 from localllm.server import errors
-from localllm.server.refusal import TABLE, Refusal, refusal_of
+from localllm.server.errors import TABLE, Refusal, refusal_of
 from localllm.server.shapes import ANTHROPIC, OPENAI, shape_of
 
 

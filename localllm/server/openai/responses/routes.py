@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from localllm.generation.request import Event
 from localllm.server.collected import closing, drained, written
+from localllm.server.errors import refusal_of
 from localllm.server.http import Handlers, client, sse
 from localllm.server.openai.generation import (
     Alternatives,
@@ -27,7 +28,6 @@ from localllm.server.openai.head import new_head
 from localllm.server.openai.responses.items import read_input
 from localllm.server.openai.responses.tools import Named, Tools, read_response_tools
 from localllm.server.openai.responses.writer import ResponseWriter
-from localllm.server.refusal import refusal_of
 from localllm.server.structs import Body, Strings, listed, read, wrong
 from localllm.server.turn import Generation, Json, ToolChoice, Turn
 from localllm.server.wire import frame

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected, timings
+from localllm.server.errors import Refusal
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import ReplyHead
 from localllm.server.openai.logprobs import chat_entry
 from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, ReasoningItem
 from localllm.server.openai.responses.tools import Named
-from localllm.server.refusal import Refusal
 from localllm.server.turn import Json
 
 CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # OpenAI's error codes
