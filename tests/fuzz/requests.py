@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.localllm.server.openai.test_hostile import BODIES, JUNK
-from tests.localllm.server.openai.test_hostile import changed as with_junk
 from tests.localllm.server.test_hostile import HOSTILE, RAW, VALID, changed, places
 
-ROUTES = BODIES | VALID
 SHORT: dict[str, Any] = {"max_tokens": 3, "n_predict": 3, "max_output_tokens": 3, "options": {"num_predict": 3}}
 HOST = b"Host: 127.0.0.1\r\n"
 
@@ -71,8 +68,8 @@ def _damaged(data: bytes, random: Random) -> bytes:
 
 
 def _body(random: Random) -> Request:
-    path = random.choice(sorted(ROUTES))
-    body: Any = copy.deepcopy(ROUTES[path])
+    path = random.choice(sorted(VALID))
+    body: Any = copy.deepcopy(VALID[path])
     if len(body) > 12:  # with all fields, most cases would end at the first conflict
         kept = {"messages", "prompt", "input", "model", "max_tokens", "max_output_tokens", "n_predict"}
         body = {name: value for name, value in body.items() if name in kept or random.random() < 0.2}
@@ -80,13 +77,24 @@ def _body(random: Random) -> Request:
         spots = list(places(body)) if body else []
         if not spots:
             break
-        if random.random() < 0.5:
-            body = changed(body, random.choice(spots), copy.deepcopy(random.choice((*HOSTILE, *JUNK))))
+        if random.random() < 0.75:
+            body = changed(body, random.choice(spots), copy.deepcopy(random.choice(HOSTILE)))
         else:
-            body = with_junk(body, random)
+            _remove_or_repeat(body, random.choice(spots))
     if isinstance(body, dict) and random.random() < 0.2:
         body["stream"] = random.random() < 0.7
     return post("body", path, _short(path, body), random)
+
+
+def _remove_or_repeat(body: Any, spot: tuple[Any, ...]) -> None:
+    """Remove a field, or append an item of a list to the list again."""
+    *outer, key = spot
+    for each in outer:
+        body = body[each]
+    if isinstance(body, list):
+        body.append(copy.deepcopy(body[key]))
+    else:
+        del body[key]
 
 
 def _short(path: str, body: Any) -> Any:
@@ -96,7 +104,7 @@ def _short(path: str, body: Any) -> Any:
 
 
 def _raw(random: Random) -> Request:
-    return post("raw", random.choice(sorted(ROUTES)), random.choice(RAW), random)
+    return post("raw", random.choice(sorted(VALID)), random.choice(RAW), random)
 
 
 # -- schemas and grammars ----------------------------------------------------------------------------------------------
@@ -124,8 +132,8 @@ def schema(random: Random, depth: int = 0) -> Any:
         lambda: {"type": "string", "format": random.choice(("date-time", "uuid", "ipv6", "email", "regex", "x"))},
         lambda: {"type": random.choice(("integer", "number")), "minimum": large, "multipleOf": large},
         lambda: {"type": "integer", "multipleOf": random.randrange(1, 10 ** random.randrange(1, 9))},
-        lambda: {"enum": [random.choice(JUNK) for _ in range(random.choice((0, 1, 3, 500)))]},
-        lambda: {"const": random.choice(JUNK)},
+        lambda: {"enum": [random.choice(HOSTILE) for _ in range(random.choice((0, 1, 3, 500)))]},
+        lambda: {"const": random.choice(HOSTILE)},
         lambda: {random.choice(("anyOf", "oneOf", "allOf")): inner * random.choice((1, 1, 20))},
         lambda: {"not": inner[0]},
         lambda: {"if": inner[0], "then": inner[-1], "else": inner[0]},
