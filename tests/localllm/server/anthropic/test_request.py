@@ -126,6 +126,10 @@ def test_results_of_tools_without_content_and_search_results() -> None:
         ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "tool_result"}]}], "messages[0].content[0].tool_use_id"),
         (
+            [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 5}]}],
+            "messages[0].content[0].tool_use_id",
+        ),
+        (
             [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}],
             "messages[0].content[0].id",
         ),

@@ -161,6 +161,7 @@ def test_what_needs_a_server_that_stores_is_refused(name: str) -> None:
         ({"tools": [{"name": "x"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
+        ({"tools": [{"type": "custom", "name": "n", "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice.type"),
         ({"tool_choice": {"type": "function", "name": "zz"}, "tools": [ADD]}, "tool_choice.name"),
