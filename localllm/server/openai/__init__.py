@@ -38,4 +38,5 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
         *post(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), embeddings.rank, limits),
         *get(("/v1/models", "/models"), models.every),
         *get(("/v1/models/{model:path}", "/models/{model:path}"), models.one),
+        *get(("/api/v0/models",), models.studio),
     ]

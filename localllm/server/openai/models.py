@@ -39,6 +39,10 @@ class OpenAIModels(Handlers):
             raise UnknownModel(f"no model {name!r}; /v1/models lists them")
         return self._entry(found)
 
+    async def studio(self, request: Request) -> Json:
+        """List all models in the format of LM Studio."""
+        return {"object": "list", "data": [studio_json(model) for model in self.service.models()]}
+
     def _entry(self, model: ModelInfo) -> Json:
         """Return an entry of `data` with llama.cpp's `aliases` and `tags`, which the command line sets."""
         return model_json(model) | {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
@@ -83,6 +87,22 @@ def tag_json(model: ModelInfo) -> Json:
         "parameters": "",
         "details": gguf_details(model, _parameter_size(model.parameters)),
     }
+
+
+def studio_json(model: ModelInfo) -> Json:
+    """Return an entry of LM Studio's list. The publisher is the first folder of the model's name."""
+    loaded = model.state == "loaded"
+    return {
+        "id": model.id,
+        "object": "model",
+        "type": "embeddings" if "embedding" in model.capabilities else "llm",
+        "publisher": model.id.rpartition("/")[0].partition("/")[0],
+        "arch": model.architecture,
+        "compatibility_type": "gguf",
+        "quantization": model.quantization,
+        "state": "loaded" if loaded else "not-loaded",
+        "max_context_length": model.trained_context,
+    } | ({"loaded_context_length": model.context} if loaded else {})
 
 
 def gguf_details(model: ModelInfo, parameters: str) -> Json:

@@ -61,6 +61,18 @@ def test_one_model_by_its_name_alone() -> None:
     assert "other" in response.json()["error"]["message"]
 
 
+def test_models_are_listed_as_lm_studio_does() -> None:
+    writes = ("completion", "chat", "tools")
+    models = [Model("a/b", capabilities=writes), Model("c", state="unloaded", capabilities=("embedding",))]
+    first, second = call(ScriptedService(all_models=models), "/api/v0/models").json()["data"]
+    assert first == {
+        "id": "a/b", "object": "model", "type": "llm", "publisher": "a", "arch": "llama", "compatibility_type": "gguf",
+        "quantization": "Q4_K_M", "state": "loaded", "max_context_length": 8192, "loaded_context_length": 4096,
+    }  # fmt: skip
+    assert (second["type"], second["publisher"], second["state"]) == ("embeddings", "", "not-loaded")
+    assert "loaded_context_length" not in second
+
+
 # -- embeddings ------------------------------------------------------------------------------------------------------
 
 EMBEDDINGS = "/v1/embeddings"
