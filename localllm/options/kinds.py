@@ -70,7 +70,7 @@ def number(
         except ValueError:
             raise OptionError(f"{text!r} is not a {noun}") from None
 
-    return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N", clamp)
+    return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N", clamp=clamp)
 
 
 def integer(least: int, most: int = MOST_WHOLE, noun: str = "a whole number") -> Kind:
