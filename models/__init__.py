@@ -5,7 +5,7 @@ config = read_config(metadata, architecture.name)
 plan = record(config, architecture, tensors)
 
 May import: base (printable, notices, files), quant, plan.
-Begin with: architectures.py (one row each), then forward.py and layers.py.
+Begin with: architectures.py (one row each), then forward.py and layers.py; families/ has what one family needs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from localllm.models.config import Config, ExpertConfig, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
-from localllm.models.lookup import architecture_of
+from localllm.models.lookup import architecture_of, read_config
 from localllm.models.next_token import record_mtp_head, record_mtp_heads
-from localllm.models.reading.config import read_config
 
 __all__ = [
     "ARCHITECTURES",

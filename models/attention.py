@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from localllm.models.builder import Builder
-from localllm.models.distances import by_distance
 from localllm.models.indexer import Selector
 from localllm.plan import Rope, Value, Weight
 
@@ -28,11 +28,14 @@ class Attention:
     builder: Builder
     full: Ropes
     sliding: Ropes  # rotations of sliding-window layers
+    selector: Selector | None = None  # sparse attention: selects the positions that layers read
     # model layer -> cache layer, for the layers recorded so far
     stored: dict[int, int] = field(default_factory=dict)
-    after: bool = False  # attend only to positions after the encoder text
-    still: Ropes = NOT_ROTATED  # for layers without RoPE: rotations by angle 0, which apply the query temperature
-    selector: Selector | None = None  # sparse attention: selects the positions that layers read
+
+    chunked: ClassVar[bool] = False  # a window is a chunk of the context
+    after: ClassVar[bool] = False  # attend only to positions after the encoder text
+    layer_norm_eps: ClassVar[float | None] = None  # q/k norms are layer norms with this epsilon
+    sliding_factors: ClassVar[bool] = True  # frequency factors also apply to sliding-window layers
 
     def mixed(self, x: Value, layer: int) -> Value:
         """Return the head outputs (T, heads * value_dim), gated if the model has an output gate."""
@@ -40,46 +43,45 @@ class Attention:
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
         q, *own = self.projections(x, layer)
-        rotated = config.rotated[layer]
-        ropes = (self.sliding if window else self.full) if rotated else self.still
-        unit = config.unit_qk_norm and rotated
+        ropes, unit = self.ropes(layer), config.unit_qk_norm and config.rotated[layer]
         q = self.placed(name + "attn_q_norm", q, heads, ropes.query, unit)
         if own:
-            k, v = own[0], own[-1]
-            if builder.row.value_norm:
-                v = recorder.rms_norm(v, builder.tensors.ones(v.width // kv_heads), config.eps, kv_heads)
-            if config.value_scale != 1.0:
-                v = recorder.scale(v, config.value_scale)
-            both = (
-                builder.row.qk_norm or name + "attn_q_norm.weight" in builder.tensors
-            )  # a k norm without a q norm is ignored
-            k = self.placed(name + "attn_k_norm" if both else "", k, kv_heads, ropes.key, unit)
+            v = self.values(own[-1], kv_heads)
+            # a k norm without a q norm is ignored
+            both = builder.row.qk_norm or name + "attn_q_norm.weight" in builder.tensors
+            k = self.placed(name + "attn_k_norm" if both else "", own[0], kv_heads, ropes.key, unit)
             self.stored[layer] = recorder.append(k, v, kv_heads)
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
         slopes = builder.tensors.slopes(heads, config.alibi) if config.alibi else None
-        chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
-        stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
         selection = None if self.selector is None else self.selector.selection(layer, x, x, ropes.key)
-        slices = kv_heads if self.selector is not None and selection is not None and self.selector.each else 1
+        slices = kv_heads if self.selector is not None and selection is not None and self.selector.by_head else 1
         mixed = recorder.attention(
-            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
+            q, self.stored[config.kv_layer[layer]], heads, config.attention_scale[layer], window,
+            config.attention_softcap, sinks, slopes, self.chunked and window > 0, config.causal,
             self.distances(layer, heads), self.after, selection, slices,
         )  # fmt: skip
-        if builder.row.query_gate:
-            return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
-        if builder.row.gated is None:
-            return mixed
-        each = heads if builder.tensors.height(name + "attn_gate.weight") == heads else mixed.width
-        return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
+        return self.gated(x, mixed, layer)
+
+    def ropes(self, layer: int) -> Ropes:
+        config = self.builder.config
+        return (self.sliding if config.windows[layer] else self.full) if config.rotated[layer] else NOT_ROTATED
+
+    def values(self, v: Value, kv_heads: int) -> Value:
+        """Return the values to cache."""
+        return v
 
     def distances(self, layer: int, heads: int) -> Weight | None:
-        """Return the relative position bias of the layer, or the first layer's bias if it is shared."""
-        builder, buckets = self.builder, self.builder.config.buckets
-        if not buckets:
-            return None
-        own = f"blk.{layer}.attn_rel_b.weight"
-        name = own if own in builder.tensors else "blk.0.attn_rel_b.weight"
-        return by_distance(builder.tensors.matrix(name, buckets, heads), builder.config.causal)
+        """Return the score bias of each head by distance, if the model has one."""
+        return None
+
+    def gated(self, x: Value, mixed: Value, layer: int) -> Value:
+        """Return the head outputs, multiplied by a gate of the attention's input x if the model has one."""
+        builder, name = self.builder, f"blk.{layer}.attn_gate"
+        if builder.row.gated is None:
+            return mixed
+        heads = builder.config.heads[layer]
+        each = heads if builder.tensors.height(f"{name}.weight") == heads else mixed.width
+        return builder.recorder.glu(builder.linear(name, x, each, builder.config.width), mixed, builder.row.gated)
 
     def output(self, mixed: Value, layer: int) -> Value:
         """Return the output projection of the head outputs, normed first if the GGUF has a norm."""
@@ -95,32 +97,23 @@ class Attention:
         """
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
         q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
-        v = config.kv_heads[layer] * config.value_dim[layer]
-        sizes = {"q": q, "k": k, "v": v} if config.kv_layer[layer] == layer else {"q": q}
+        sizes = {"q": q, "k": k, "v": config.kv_heads[layer] * config.value_dim[layer]}
+        parts = self.parts(layer) if config.kv_layer[layer] == layer else "q"
         if name + "qkv.weight" in builder.tensors:
-            of, scale, starts = q + k + v, builder.scale(name + "qkv"), {"q": 0, "k": q, "v": q + k}
+            of, scale, starts = sum(sizes.values()), builder.scale(name + "qkv"), {"q": 0, "k": q, "v": q + k}
             found = [
-                builder.rows(name + "qkv", x, starts[part], starts[part] + size, of, scale)
-                for part, size in sizes.items()
+                builder.rows(name + "qkv", x, starts[part], starts[part] + sizes[part], of, scale) for part in parts
             ]
         else:
-            if builder.row.keys_as_values and name + "v.weight" not in builder.tensors:
-                sizes.pop("v", None)
-            gated = builder.row.query_gate
-            found = [
-                self.half(x, layer, 0) if gated and part == "q" else builder.linear(name + part, x, size, config.width)
-                for part, size in sizes.items()
-            ]
+            found = [self.projection(name + part, x, sizes[part], layer) for part in parts]
         return [builder.recorder.clamp(value, config.clamp) for value in found] if config.clamp else found
 
-    def half(self, x: Value, layer: int, which: int) -> Value:
-        """Return the queries (0) or the output gate (1); one matrix contains both, alternating per head."""
-        builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_q"
-        size = config.head_dim[layer]
-        of, part = 2 * size * config.heads[layer], (2 * size, which * size, (which + 1) * size)
-        weight = builder.tensors.matrix(f"{name}.weight", of, config.width).rows_of_each(*part)
-        bias = builder.tensors.optional(f"{name}.bias", of)
-        return builder.recorder.linear(x, weight, bias and bias.rows_of_each(*part), builder.scale(name))
+    def parts(self, layer: int) -> str:
+        """Return which projections a layer with its own KV cache has."""
+        return "qkv"
+
+    def projection(self, name: str, x: Value, size: int, layer: int) -> Value:
+        return self.builder.linear(name, x, size, x.width)
 
     def placed(self, name: str, x: Value, heads: int, rope: Rope | None, unit: bool) -> Value:
         """Return queries or keys, normed and rotated in the architecture's order.
@@ -132,7 +125,7 @@ class Attention:
         if rope is not None and late:
             x = recorder.rotate(x, head_dim, rope)
         if unit:
-            x = recorder.rms_norm(x, self.builder.tensors.ones(head_dim), self.builder.config.eps, heads)
+            x = self.builder.unit(x, heads)
         x = self.head_norm(name, x, heads)
         return recorder.rotate(x, head_dim, rope) if rope is not None and not late else x
 
@@ -141,14 +134,14 @@ class Attention:
         weights.
         """
         builder = self.builder
-        bias, name, head_dim, eps = name + ".bias", name + ".weight", x.width // heads, builder.config.eps
+        bias, name, head_dim = name + ".bias", name + ".weight", x.width // heads
         if not builder.row.qk_norm and name not in builder.tensors:
             return x
         if builder.config.unit_qk_norm:  # only the per-head scale remains to be applied
             return builder.recorder.scale_columns(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads
-        if builder.config.norm == "rms" and not builder.row.head_norm_eps:
-            return builder.recorder.rms_norm(x, weight, eps, groups)
-        eps, added = builder.row.head_norm_eps or eps, builder.tensors.optional(bias, *weight.shape)
-        return builder.recorder.layer_norm(x, weight, added, eps, groups)
+        if self.layer_norm_eps is None and builder.config.norm == "rms":
+            return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
+        eps = self.layer_norm_eps or builder.config.eps
+        return builder.recorder.layer_norm(x, weight, builder.tensors.optional(bias, *weight.shape), eps, groups)

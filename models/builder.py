@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
-from localllm.models.architecture import Architecture
 from localllm.models.config import Config
+from localllm.models.properties import Properties
 from localllm.models.tensors import Tensors
 from localllm.plan import Recorder, Value, Weight
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +18,15 @@ class Builder:
     """Records norms and matrix products; names are tensor names without `.weight`, `.bias` or `.scale`."""
 
     config: Config
-    row: Architecture
+    row: Properties
     tensors: Tensors
     recorder: Recorder
+
+    def own(self, kind: type[T]) -> T:
+        """Return what the family has read, `Config.own`."""
+        own = self.config.own
+        assert isinstance(own, kind), f"{self.row.name} has read {type(own).__name__}, not {kind.__name__}"
+        return own
 
     def norm(self, name: str, x: Value, eps: float = 0.0) -> Value:
         """Return the norm of x, of the architecture's kind; a nonzero `eps` overrides the model's."""
@@ -35,6 +44,10 @@ class Builder:
     def optional_norm(self, name: str, x: Value) -> Value:
         """Return the norm of x, or x if the GGUF has no norm of that name."""
         return self.norm(name, x) if f"{name}.weight" in self.tensors else x
+
+    def unit(self, x: Value, groups: int = 1) -> Value:
+        """Return the RMS norm of each of `groups` slices, without weights."""
+        return self.recorder.rms_norm(x, self.tensors.ones(x.width // groups), self.config.eps, groups)
 
     def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
         """Return (x @ weight.T) * scale + bias; the scale applies to the matrix, as in NVFP4 GGUFs."""

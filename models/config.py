@@ -43,13 +43,10 @@ class ExpertConfig:
     scale: float
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
-    beside: bool  # experts run in parallel with a dense feed-forward
     limits: tuple[float, ...]  # activation limits per layer; 0: no limit
     groups: int  # number of expert groups; experts are selected from the best `groups_used` groups
     groups_used: int
     biased_gating: Gating  # gating of layers with a selection bias
-    adjugate_group: int = 0  # number of consecutive experts that share an adjugate expert; 0: no adjugates
-    adjugate_scale: float = 0.0  # factor on the sum of adjugate experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +66,11 @@ class IndexerConfig:
     heads: int
     head_dim: int
     count: int
-    block: int
-    local: int
     eps: float  # epsilon of the key norm
     # per layer, the layer whose selection it uses (itself or an earlier one); -1: dense attention
     chooses: tuple[int, ...]
+    block: int = 1
+    local: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +83,10 @@ class RecurrentConfig:
     heads: int  # number of heads; Mamba-1: rank of the step sizes
     groups: int  # key heads
     norms: bool  # Mamba-1: norm steps, B and C even if the GGUF has no weights for these norms
-    rescale: int = 0  # RWKV-6: hidden states are halved after every `rescale` layers; 0: never
     bound: float = 0.0  # Kimi Delta Attention: lower bound of log decays, negative; 0: no bound
     sign: float = 1.0  # factor that makes the stored slopes of log decays positive
-
-
-@dataclass(frozen=True, slots=True)
-class CompressionConfig:
-    """Compressed attention; `models.compressed` explains it."""
-
-    ratios: tuple[int, ...]  # positions per pool, per layer; 0: no pools
-    groups: int  # groups of heads, each with its own low-rank output matrix
-    rank: int  # rank of the output matrices
-    hashed: int  # number of leading layers that look up a token's experts by its token id
+    unit_eps: float = 0.0  # epsilon of the L2 norm of queries and keys (KDA); 0: `eps`
+    gate: GluActivation = "silu"  # activation of a delta net's output gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,56 +99,6 @@ class ConnectionConfig:
     written_eps: float
     iterations: int  # 0: the streams are not mixed
     rank: int = 0  # rank of the matrices that gate the streams; 0: streams are weighted instead
-
-
-@dataclass(frozen=True, slots=True)
-class NgramConfig:
-    """N-gram embeddings; `plan.EmbedNgrams` defines the terms, and `models.ngrams` explains them."""
-
-    layer: int  # the layer that adds the embeddings
-    width: int  # width of one head
-    multipliers: tuple[int, ...]
-    sizes: tuple[int, ...]
-    firsts: tuple[int, ...]
-    end: int
-    kernel: int  # convolution taps, spaced by the length of the longest n-gram
-
-    @property
-    def rows(self) -> int:
-        """The minimum number of rows of the table."""
-        return max(size + first for size, first in zip(self.sizes, self.firsts, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class StackConfig:
-    """Two alternating stacks of layers: `low` passes of the low stack, then one pass of the high stack, repeatedly.
-
-    Each pass has its own KV cache, so layers are counted over all passes. The GGUF contains the blocks of the low
-    stack, numbered from 0, then the blocks of the high stack.
-    """
-
-    layers: int  # layers per stack
-    low: int  # passes of the low stack before each pass of the high stack
-
-    def high(self, layer: int) -> bool:
-        """Return whether the layer belongs to a pass of the high stack."""
-        return layer // self.layers % (self.low + 1) == self.low
-
-    def block(self, layer: int) -> int:
-        """Return the block number of the layer's tensors."""
-        return layer % self.layers + (self.layers if self.high(layer) else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """All layers run several times, each time with their own KV cache; layers are counted over all passes."""
-
-    layers: int  # number of layers in the GGUF
-    normed: bool  # the output norm is also applied between passes
-
-    def block(self, layer: int) -> int:
-        """Return the block number of the layer's tensors."""
-        return layer % self.layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +122,6 @@ class Config:
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
     window_latent: LatentConfig | None  # widths in sliding-window layers
-    indexer: IndexerConfig | None
     kv_layer: tuple[int, ...]  # per layer, the layer whose KV cache it reads: itself or an earlier one
     ffn_width: tuple[int, ...]
     vocabulary: int
@@ -197,38 +134,25 @@ class Config:
     attention_scale: tuple[float, ...]
     norm: NormKind
     alibi: float  # maximum ALiBi bias; 0: no ALiBi
-    buckets: int  # buckets of the relative position bias; 0: no bias
-    unit_qk_norm: bool  # norm queries and keys without weights, in layers with RoPE
     limits: tuple[float, ...]  # activation limits of dense feed-forwards per layer; 0: no limit
-    # (positive, negative, beta, eps) per layer; empty for other activations
-    xielu: tuple[tuple[float, float, float, float], ...]
-    attention_softcap: float  # 0: no cap
-    value_scale: float
     clamp: float  # bound of queries, keys and values; 0: no bound
     logit_softcap: float  # 0: no cap
     embedding_scale: float
     residual_scale: float
     logit_scale: float
     experts: ExpertConfig | None
-    norms_follow: bool  # post-norm: norms follow attention and feed-forward instead of preceding them
     parallel: bool  # attention and feed-forward read the same input
-    streams: int  # AltUp streams; 0: no AltUp
-    active_stream: int  # index of the AltUp stream that layers compute
-    connections: ConnectionConfig | None
-    ngrams: NgramConfig | None
-    compression: CompressionConfig | None
-    checkpoint_interval: int  # interval of layers at which the layer input is saved for later layers; 0: never
-    cap_ratio: float  # activation "situ": cap of up divided by cap of gate; otherwise 1
-    # standard deviations above the mean that active gates must exceed; None: all gates are active
-    sparsity: tuple[float | None, ...]
-    per_layer_width: int  # width of a layer's slice of the per-layer embeddings; 0: no such embeddings
     recurrent: RecurrentConfig | None
-    stacks: StackConfig | LoopConfig | None  # layers that run several times
-    decoder: DecoderConfig | None  # decoder of an encoder-decoder model
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether the layer has a recurrent mixer
     nextn_layers: int  # number of multi-token-prediction heads, the last layers in the GGUF (`models.next_token`)
     causal: bool  # causal attention
-    activation: Activation | Literal["xielu"]  # activation of dense feed-forwards
+    activation: Activation | GluActivation | Literal["xielu"]  # activation of dense feed-forwards
     pooling: Pooling  # how the hidden states of a text are combined into one embedding
     classifier_pooling: Pooling  # pooling before the classifier
+    indexer: IndexerConfig | None = None
+    connections: ConnectionConfig | None = None
+    attention_softcap: float = 0.0  # 0: no cap
+    decoder: DecoderConfig | None = None  # decoder of an encoder-decoder model
+    unit_qk_norm: bool = False  # norm queries and keys without weights, in layers with RoPE
+    own: object = None  # what the family has read; `Builder.own` returns it with its type

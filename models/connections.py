@@ -12,10 +12,28 @@ from typing import NamedTuple
 
 from localllm.models.config import ConnectionConfig
 from localllm.models.layers import LayerRecorder
+from localllm.models.reading.bounds import MAX_FACTOR
+from localllm.models.reading.keys import Keys
 from localllm.plan import Value
 from localllm.plan.connections import hyper_connection_width
 
 HEAD = "output_hc"
+_MAX_STREAMS = 8  # maximum streams that kernels are compiled for; known models have 4
+_MAX_ITERATIONS = 1000  # known models have 20
+
+
+def read_streams(keys: Keys) -> int:
+    """Return the number of residual streams."""
+    return keys.integer("hyper_connection.count", 1, _MAX_STREAMS)
+
+
+def read_connections(keys: Keys, mixed: bool) -> ConnectionConfig:
+    """Read the keys of streams that are `mixed` with each other, or of independent ones."""
+    streams, eps = read_streams(keys), keys.real("hyper_connection.epsilon", 0.0, 1.0)
+    if not mixed:
+        return ConnectionConfig(streams, eps, keys.real("hyper_connection.magnitude", 0.0, MAX_FACTOR), eps, 0)
+    iterations = keys.integer("hyper_connection.sinkhorn_iterations", 0, _MAX_ITERATIONS)
+    return ConnectionConfig(streams, eps, 2.0, 0.0, max(1, iterations))  # the first iteration always runs
 
 
 class Shares(NamedTuple):
@@ -87,8 +105,7 @@ class ConnectionRecorder(LayerRecorder):
     def coefficients(self, streams: Value, name: str, parts: int) -> Value:
         recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
         width = hyper_connection_width(own.streams, parts)
-        normed = recorder.rms_norm(streams, tensors.ones(streams.width), self.builder.config.eps)
-        made = recorder.linear(normed, tensors.matrix(f"{name}_fn.weight", width, streams.width))
+        made = recorder.linear(self.builder.unit(streams), tensors.matrix(f"{name}_fn.weight", width, streams.width))
         scale, bias = tensors.vector(f"{name}_scale.weight", parts), tensors.vector(f"{name}_base.weight", width)
         return recorder.hyper_connection(
             made, own.streams, scale, bias, own.eps, own.magnitude, own.written_eps, own.iterations

@@ -4,6 +4,7 @@ when they are read."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,77 +13,20 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.plan import Weight
 
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A constant vector as a tensor."""
-
-    name: str
-    values: tuple[float, ...]
-    format: str = "F32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.values),)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
+F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """A constant float32 matrix as a tensor."""
+class Derived:
+    """A tensor whose rows are computed when they are read."""
 
     name: str
-    values: NDArray[np.float32]
-    format: str = "F32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.values.shape)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self.values[start:stop]).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """A tensor converted to float32 and reshaped."""
-
-    weight: Weight
     shape: tuple[int, ...]
+    rows: Callable[[int, int], F32]  # (start, stop) -> rows start..stop, counted as in `Tensor.read`
     format: str = "F32"
 
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        numbers = quant.dequantize(self.weight.read(0, math.prod(self.weight.shape[:-1])), self.weight.format)
-        return np.ascontiguousarray(numbers.astype(np.float32).reshape(-1, self.shape[-1])[start:stop]).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """One value per head, broadcast to `width` values."""
-
-    weight: Weight  # (heads,) or (heads, 1)
-    width: int
-    factor: float
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"{self.weight.name} x {self.width}" + (f" times {self.factor:g}" if self.factor != 1.0 else "")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.weight.shape[0], self.width)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
-        numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
-        return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
+        return quant.quantize(np.ascontiguousarray(self.rows(start, stop), np.float32), self.format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,95 +57,78 @@ class Shared:
         return np.concatenate(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Dilated:
-    """A dilated convolution kernel with zeros between its taps, float32."""
-
-    weight: Weight  # (channels, count)
-    step: int
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"{self.weight.name} by {self.step}"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape[0], (self.weight.shape[1] - 1) * self.step + 1
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        wide = np.zeros((stop - start, self.shape[1]), np.float32)
-        wide[:, :: self.step] = quant.dequantize(self.weight.read(start, stop), self.weight.format)
-        return wide.view(np.uint8)
+def values(weight: Weight) -> F32:
+    """Return all values of a tensor, (rows, columns); a vector is one row."""
+    return quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Inverse:
-    """The reciprocals of a vector's values."""
+def vector(name: str, numbers: Sequence[float]) -> Derived:
+    """Return a constant vector."""
+    return Derived(name, (len(numbers),), lambda start, stop: np.array([numbers] * (stop - start), np.float32))
 
-    weight: Weight
-    format: str = "F32"
 
-    @property
-    def name(self) -> str:
-        return f"1 / {self.weight.name}"
+def table(name: str, numbers: F32) -> Derived:
+    """Return a constant matrix."""
+    return Derived(name, numbers.shape, lambda start, stop: numbers[start:stop])
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.weight.shape)
 
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        numbers = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+def shaped(weight: Weight, shape: tuple[int, ...]) -> Derived:
+    """Return a tensor converted to float32 and reshaped."""
+    return Derived(weight.name, shape, lambda start, stop: values(weight).reshape(-1, shape[-1])[start:stop])
+
+
+def repeated(weight: Weight, width: int, factor: float) -> Derived:
+    """Return one value per head, (heads,) or (heads, 1), times `factor` and broadcast to `width` values."""
+    name = f"{weight.name} x {width}" + (f" times {factor:g}" if factor != 1.0 else "")
+
+    def rows(start: int, stop: int) -> F32:
+        return np.repeat(values(weight).reshape(-1, 1)[start:stop] * np.float32(factor), width, axis=1)
+
+    return Derived(name, (weight.shape[0], width), rows)
+
+
+def dilated(weight: Weight, step: int) -> Derived:
+    """Return a dilated convolution kernel from (channels, count) taps, with zeros between them."""
+    channels, count = weight.shape
+    width = (count - 1) * step + 1
+
+    def rows(start: int, stop: int) -> F32:
+        wide = np.zeros((stop - start, width), np.float32)
+        wide[:, ::step] = quant.dequantize(weight.read(start, stop), weight.format)
+        return wide
+
+    return Derived(f"{weight.name} by {step}", (channels, width), rows)
+
+
+def inverse(weight: Weight) -> Derived:
+    """Return the reciprocals of a vector's values."""
+
+    def rows(start: int, stop: int) -> F32:
         with np.errstate(divide="ignore"):
-            return (1.0 / numbers.astype(np.float32)).view(np.uint8)
+            return np.float32(1.0) / values(weight)
+
+    return Derived(f"1 / {weight.name}", weight.shape, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Slopes:
-    """ALiBi slopes: a geometric series down to 2^-steepness; heads beyond a power of two get the steps in between."""
-
-    heads: int
-    steepness: float
-    format: str = "F32"
-
-    @property
-    def name(self) -> str:
-        return f"slopes({self.heads}, {self.steepness:g})"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.heads,)
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        power = 1 << self.heads.bit_length() - 1  # largest power of two not above the number of heads
-        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # exponents in half steps
-        return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
+def slopes(heads: int, steepness: float) -> Derived:
+    """Return ALiBi slopes: a geometric series down to 2^-steepness; heads beyond a power of two get the steps in
+    between.
+    """
+    power = 1 << heads.bit_length() - 1  # largest power of two not above the number of heads
+    steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (heads - power), 2)]  # exponents in half steps
+    return vector(f"slopes({heads}, {steepness:g})", (2.0 ** (-steepness / (2 * power) * np.array(steps))).tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class Transposed:
-    """The first `rows` of every `of` rows of a matrix, transposed to a stack (heads, columns, rows)."""
+def transposed(matrix: Weight, format: str, heads: int, rows: int, of: int) -> Derived:
+    """Return the first `rows` of every `of` rows of a matrix, transposed to a stack (heads, columns, rows)."""
+    columns = matrix.shape[1]
 
-    matrix: Weight
-    format: str
-    heads: int
-    rows: int
-    of: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.matrix.name} transposed"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.heads, self.matrix.shape[1], self.rows
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        columns, parts = self.matrix.shape[1], []
+    def turned(start: int, stop: int) -> F32:
+        parts = []
         for head in range(start // columns, -(-stop // columns)):
-            stored = self.matrix.read(head * self.of, head * self.of + self.rows)
-            turned = quant.dequantize(stored, self.matrix.format).T
+            own = quant.dequantize(matrix.read(head * of, head * of + rows), matrix.format).T
             first = head * columns
-            wanted = np.ascontiguousarray(turned[max(start - first, 0) : stop - first])
-            parts.append(quant.quantize(wanted, self.format))
+            parts.append(own[max(start - first, 0) : stop - first])
         return np.concatenate(parts)
+
+    return Derived(f"{matrix.name} transposed", (heads, columns, rows), turned, format)

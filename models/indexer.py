@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from localllm.models.architecture import Indexer
 from localllm.models.builder import Builder
 from localllm.models.config import IndexerConfig
 from localllm.models.errors import ModelError
+from localllm.models.properties import Indexer
 from localllm.plan import Rope, Value
 
 
@@ -30,10 +31,8 @@ class Selector:
     context: int  # number of positions that the plan serves
     chosen: dict[int, Value] = field(default_factory=dict)  # selection by layer
 
-    @property
-    def each(self) -> bool:
-        """Whether each KV head has its own selection."""
-        return self.row.layers == "routed"
+    by_head: ClassVar[bool] = False  # each KV head has its own selection
+    pooled: ClassVar[bool] = False  # select pools of positions, each represented by one key
 
     def selection(self, layer: int, x: Value, narrow: Value, rope: Rope | None) -> Value | None:
         """Return the positions that a layer reads, or None for all.
@@ -49,43 +48,47 @@ class Selector:
                 f"rope.dimension_count {rope.n_rot}, found {self.config.head_dim}"
             )
         if chooses == layer:
-            name = f"blk.{layer}.indexer."
-            match self.row.layers:
-                case "routed":
-                    self.chosen[layer] = self.by_blocks(name, x, rope)
-                case "ratios":
-                    self.chosen[layer] = self.by_means(name, x, rope)
-                case _:
-                    self.chosen[layer] = self.recorded(name, x, narrow, rope)
+            self.chosen[layer] = self.recorded(f"blk.{layer}.indexer.", x, narrow, rope)
         return self.chosen[chooses]
 
     @property
     def every(self) -> int:
         """Positions per key in the cache: the pool size if it is 2 or 4, which fill whole SIMD vectors, otherwise 1."""
-        return self.config.block if self.row.pooled and self.config.block in (2, 4) else 1
+        return self.config.block if self.pooled and self.config.block in (2, 4) else 1
 
-    def by_blocks(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Select blocks of positions per KV head (MiniMax M3)."""
-        own, recorder = self.config, self.builder.recorder
-        q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
-        layer = recorder.append_index(k)
-        return recorder.indexer_top_k(q, None, layer, own.heads, own.count, own.block, own.local)
+    def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
+        """Record the selection of a layer that has an indexer. The arguments are as in `selection`."""
+        builder, own = self.builder, self.config
+        recorder, tensors = builder.recorder, builder.tensors
+        q = builder.linear(name + "attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
+        k = builder.linear(name + "attn_k", x, own.head_dim, x.width)
+        weight, bias = (tensors.vector(f"{name}k_norm.{part}", own.head_dim) for part in ("weight", "bias"))
+        k = recorder.layer_norm(k, weight, bias, own.eps)
+        if rope is not None:
+            style = replace(rope, style=self.row.rope_style)
+            q, k = (self.turned(heads, style) for heads in (q, k))
+        k, weights = self.keys(name, k, x), self.weights(name, x)
+        layer = recorder.append_index(k, self.every)
+        return recorder.indexer_top_k(q, weights, layer, own.heads, own.count, own.block, pooled=self.pooled)
 
-    def by_means(self, name: str, x: Value, rope: Rope | None) -> Value:
-        """Select pools of positions by their mean key, rotated to the pool's first position (Qwen 4)."""
-        own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
-        (_, heads), (_, one) = self.parts
-        q = self.placed(name + "q", self.projected(name + "q", x, heads), rope)
-        k = self.projected(name + "k", x, one)
-        same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)
-        # a pool's key is cached at its last position
-        first = None if rope is None else replace(rope, shift=1 - own.block)
-        k = self.placed(name + "k", recorder.pool(k, recorder.scale(k, 0.0), same), first)
-        share = tensors.constant_rows("weight of a head", [1.0 / math.sqrt(own.head_dim)] * own.heads, 1)
-        weights = recorder.embed(share, positions=True)  # positions past the table's end read its last row
-        return recorder.indexer_top_k(
-            q, weights, recorder.append_index(k, self.every), own.heads, own.count, own.block, pooled=True
-        )
+    def keys(self, name: str, k: Value, x: Value) -> Value:
+        """Return the keys to cache, given one key k per position and the attention's input x."""
+        return k
+
+    def weights(self, name: str, x: Value) -> Value:
+        """Return the weight of each indexer head in the sum of their scores."""
+        own = self.config
+        proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
+        return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
+
+    def turned(self, x: Value, rope: Rope) -> Value:
+        """Rotate the first dimensions of every head."""
+        return self.builder.recorder.rotate(x, self.config.head_dim, rope)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedSelector(Selector):
+    """An indexer whose queries and keys are both projections of the attention's input, with a norm each."""
 
     @property
     def parts(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -101,44 +104,3 @@ class Selector:
         weight = self.builder.tensors.vector(f"{name}_norm.weight", size)
         x = recorder.rms_norm(x, weight, self.builder.config.eps, x.width // size)
         return x if rope is None else recorder.rotate(x, size, replace(rope, style=self.row.rope_style))
-
-    def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
-        builder, own = self.builder, self.config
-        recorder, tensors = builder.recorder, builder.tensors
-        q = builder.linear(name + "attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
-        k = builder.linear(name + "attn_k", x, own.head_dim, x.width)
-        weight, bias = (tensors.vector(f"{name}k_norm.{part}", own.head_dim) for part in ("weight", "bias"))
-        k = recorder.layer_norm(k, weight, bias, own.eps)
-        if rope is not None:
-            style = replace(rope, style=self.row.rope_style)
-            q, k = (self.turned(heads, style) for heads in (q, k))
-        if self.row.pooled:
-            gate = builder.linear(name.removesuffix(".") + "_compressor_gate", x, own.head_dim, x.width)
-            bias = tensors.matrix(name.removesuffix(".") + "_compressor_ape.weight", own.block, own.head_dim)
-            k = recorder.pool(k, gate, bias)
-        weights = self.weights(name, x)
-        return recorder.indexer_top_k(
-            q,
-            weights,
-            recorder.append_index(k, self.every),
-            own.heads,
-            own.count,
-            own.block,
-            own.local,
-            self.row.pooled,
-        )
-
-    def weights(self, name: str, x: Value) -> Value:
-        """Return the weight of each indexer head in the sum of their scores."""
-        own = self.config
-        proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
-        return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
-
-    def turned(self, x: Value, rope: Rope) -> Value:
-        """Rotate the first or the last dimensions of every head."""
-        recorder, size = self.builder.recorder, self.config.head_dim
-        if not self.row.trailing:
-            return recorder.rotate(x, size, rope)
-        heads, plain = x.width // size, size - rope.n_rot
-        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
-        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)

@@ -45,7 +45,7 @@ class LatentAttention(Attention):
         selection = None if self.selector is None else self.selector.selection(layer, x, narrow, ropes.key)
         sinks = builder.tensors.optional(name + "sinks.weight", heads)
         seen = recorder.attention(q, self.stored[layer], heads, score_scale, window, sinks=sinks, selection=selection)
-        if not self.gated(layer):
+        if not self.has_gate(layer):
             return seen
         values, gates = self.values(seen, layer), builder.tensors.height(name + "gate.weight")
         gate = builder.product(name + "gate", x, values.width if gates == values.width else heads)
@@ -53,9 +53,9 @@ class LatentAttention(Attention):
 
     def output(self, mixed: Value, layer: int) -> Value:
         """Apply the value matrices unless gating has already done so, then the output projection."""
-        return Attention.output(self, mixed if self.gated(layer) else self.values(mixed, layer), layer)
+        return Attention.output(self, mixed if self.has_gate(layer) else self.values(mixed, layer), layer)
 
-    def gated(self, layer: int) -> bool:
+    def has_gate(self, layer: int) -> bool:
         return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.builder.tensors
 
     def values(self, mixed: Value, layer: int) -> Value:

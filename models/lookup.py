@@ -1,4 +1,4 @@
-"""Finds the architecture of a GGUF in `models.architectures`."""
+"""Finds the architecture of a GGUF in `models.architectures`, and reads the configuration as its family does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
+from localllm.models.config import Config
 from localllm.models.errors import ModelError
+from localllm.models.reading.keys import Keys
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
@@ -25,3 +27,12 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
         f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "
         f"{nearest!r}"
     )
+
+
+def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -> Config:
+    """Read the `Config` of a model from the keys with prefix `architecture + "."`; ModelError names the invalid key.
+
+    `head` is the number of multi-token-prediction heads to count as layers after the model's layers.
+    """
+    row = ARCHITECTURES[architecture]
+    return row.read(Keys(metadata, architecture + "."), row, head)

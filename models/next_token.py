@@ -18,11 +18,9 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
-from localllm.models.feed_forward import FeedForward
-from localllm.models.forward import attention_of, finish
+from localllm.models.forward import attention_of
 from localllm.models.layers import LayerRecorder
-from localllm.models.reading.config import read_config
-from localllm.models.recurrent import Recurrence
+from localllm.models.lookup import read_config
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Tensor, Value
 
@@ -34,8 +32,7 @@ def record_mtp_heads(
     `metadata` but omit them."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
-    # no reference implementation runs these heads, so results cannot be verified
-    if config.connections is not None and config.compression is None:
+    if not architecture.heads_verified:
         return ()
     while config.nextn_layers and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
@@ -62,14 +59,14 @@ def record_mtp_head(
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
     x = _joined(builder, name, x, hidden)
-    attention = attention_of(builder, context or config.context_length)
+    attention = attention_of(builder, architecture, context or config.context_length)
     kind = LayerRecorder if config.connections is None else ConnectionRecorder
-    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder))
+    layers = kind(builder, attention, architecture.recurrence(builder), architecture.feed_forward(builder))
     seen = layers.layer(x, last)
     recorder.begin_layer()
     norm = _first(checked, f"{name}shared_head_norm", f"blk.{last}.layer_output_norm", architecture.output_norm)
     output = _first(checked, f"{name}shared_head_head", "output")
-    return finish(builder, layers.end(seen), norm, output, hidden=layers.hidden(seen))
+    return architecture.output(builder).finish(layers.end(seen), norm, output, hidden=layers.hidden(seen))
 
 
 def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:

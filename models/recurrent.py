@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm.models.architecture import Mixer
 from localllm.models.builder import Builder
 from localllm.models.config import RecurrentConfig
+from localllm.models.properties import Mixer
 from localllm.plan import Value, Weight
 
 L2_EPS = 1e-6  # epsilon under the square root in the L2 norms of a delta net's queries and keys
+
 OUTPUTS: dict[Mixer, str] = {
     "short_conv": "shortconv.out_proj",
     "kda": "attn_output",
@@ -28,10 +29,15 @@ class Recurrence:
     builder: Builder
 
     def mixed(self, x: Value, layer: int) -> Value:
-        recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
-        assert recurrent is not None
+        sizes = self.builder.config.recurrent
         assert sizes is not None
-        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, layer), x)
+        return self.mix(Parts(self.builder, sizes, layer), x)
+
+    def mix(self, parts: Parts, x: Value) -> Value:
+        """Return the output of one layer's mixer."""
+        recurrent = self.builder.row.recurrent
+        assert recurrent is not None
+        return MIXERS[recurrent.mixer](parts, x)
 
     def output(self, mixed: Value, layer: int) -> Value:
         recurrent = self.builder.row.recurrent
@@ -44,7 +50,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """Records the parts of one layer's mixer; names are tensor names after `blk.N.`."""
 
     builder: Builder
@@ -127,7 +133,7 @@ class _Parts:
         return self.builder.product(self.prefix + second[0], self.bare(first, x, rank), rows, bias)
 
 
-def short_conv(parts: _Parts, x: Value) -> Value:
+def short_conv(parts: Parts, x: Value) -> Value:
     """The short convolution of LFM2, gated before and after."""
     recorder, width = parts.builder.recorder, parts.builder.config.width
     before, after, inner = parts.rows("shortconv.in_proj", x, (width,) * 3)
@@ -135,7 +141,7 @@ def short_conv(parts: _Parts, x: Value) -> Value:
     return recorder.glu(after, mixed, "identity")
 
 
-def delta_net(parts: _Parts, x: Value) -> Value:
+def delta_net(parts: Parts, x: Value) -> Value:
     """The gated delta rule of Qwen3-Next and 3.5, on convolved queries, keys and values."""
     recorder, sizes = parts.builder.recorder, parts.sizes
     heads, groups, dim = sizes.heads, sizes.groups, sizes.inner // sizes.heads
@@ -156,16 +162,13 @@ def delta_net(parts: _Parts, x: Value) -> Value:
     strength = recorder.activate(recorder.linear(x, beta, None, scales[0]), "sigmoid")
     steps, rate = parts.steps(x, alpha, scales[1]), parts.vector("ssm_a", heads)
     seen = recorder.linear_attention(q, k, v, steps, strength, rate, groups, delta=True, tiled=not paired)
-    own = parts.builder.row.recurrent
-    assert own is not None
-    return recorder.glu(z, parts.norm("ssm_norm", seen, heads), own.gate)
+    return recorder.glu(z, parts.norm("ssm_norm", seen, heads), sizes.gate)
 
 
-def kda(parts: _Parts, x: Value) -> Value:
+def kda(parts: Parts, x: Value) -> Value:
     """Kimi Delta Attention (arXiv:2510.26692): the delta rule with a decay per channel."""
     builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
-    heads, inner, own = sizes.heads, sizes.inner, builder.row.recurrent
-    eps = own.unit_eps if own is not None and own.unit_eps else builder.config.eps
+    heads, inner, eps = sizes.heads, sizes.inner, sizes.unit_eps or builder.config.eps
     q, k, v = [
         parts.active(parts.convolved(f"ssm_conv1d_{name}", [parts.bare(f"attn_{name}", x, inner)]))[0] for name in "qkv"
     ]
@@ -178,7 +181,7 @@ def kda(parts: _Parts, x: Value) -> Value:
     return recorder.glu(gate, parts.norm("ssm_norm", seen, heads), "sigmoid")
 
 
-def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
+def _channel_steps(parts: Parts, x: Value) -> tuple[Value, Weight]:
     """Return the step of each channel and the decay rate of each head; with bounded log decays, the
     bound is the rate."""
     recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
@@ -189,53 +192,25 @@ def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
     return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
 
 
-def lightning(parts: _Parts, x: Value) -> Value:
-    """The lightning attention of MiniMax 01 (arXiv:2501.08313): every head has a constant decay, slower in later
-    layers.
-    """
-    recorder, sizes = parts.builder.recorder, parts.sizes
-    heads, last = sizes.heads, max(1, parts.builder.config.layers - 1)
-    matrices = parts.weights("attn_qkv", x.width, (sizes.state,) * 3, heads)
-    q, k, v = parts.active([recorder.linear(x, matrix) for matrix in matrices])
-    pace, slope = 1.0 - parts.layer / last + 1e-5, 2.0 ** -(8.0 / heads)
-    rates = [-pace * slope ** (head + 1) for head in range(heads)]
-    rate = parts.builder.tensors.numbers(f"rates of {heads} heads, layer {parts.layer} of {last}", rates)
-    seen = recorder.linear_attention(q, k, v, None, None, rate, heads)
-    return recorder.glu(parts.bare("attn_gate", x, sizes.inner), parts.norm("attn_norm_2", seen, 1), "sigmoid")
-
-
-def mamba2(parts: _Parts, x: Value) -> Value:
+def mamba2(parts: Parts, x: Value) -> Value:
     recorder, sizes = parts.builder.recorder, parts.sizes
     shared = sizes.groups * sizes.state
     weights = parts.weights("ssm_in", x.width, (sizes.inner, sizes.inner, shared, shared, sizes.heads))
     scale = parts.builder.scale(f"{parts.prefix}ssm_in")
     z, inner, b, c = (recorder.linear(x, weight, None, scale) for weight in weights[:4])
     inner, b, c = parts.active(parts.convolved("ssm_conv1d", [inner, b, c]))
-    seen = _scanned(parts, inner, b, c, parts.steps(x, weights[4], scale), sizes.groups)
+    seen = scanned(parts, inner, b, c, parts.steps(x, weights[4], scale), sizes.groups)
     gated = recorder.glu(z, seen, "silu")
     return parts.norm("ssm_norm", gated, sizes.groups) if parts.has("ssm_norm") else gated
 
 
-def plamo2(parts: _Parts, x: Value) -> Value:
-    """The mixer of PLaMo 2: Mamba-2 with one key head; B, C and steps depend on the convolved input, as in Mamba-1."""
-    recorder, sizes, builder = parts.builder.recorder, parts.sizes, parts.builder
-    dim, rank = sizes.inner // sizes.heads, max(64, builder.config.width // 16)
-    z, inner = parts.rows("ssm_in", x, (dim, dim), sizes.heads)
-    (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
-    b, c, dt = parts.rows("ssm_x", inner, (sizes.state, sizes.state, rank))
-    b, c, dt = (builder.norm(f"{parts.prefix}ssm_{n}_norm", v) for n, v in (("b", b), ("c", c), ("dt", dt)))
-    weight = builder.tensors.matrix(f"{parts.prefix}ssm_dt.weight", sizes.heads, rank)
-    seen = _scanned(parts, inner, b, c, parts.steps(dt, weight), 1)
-    return recorder.glu(z, seen, "silu")
-
-
-def _scanned(parts: _Parts, inner: Value, b: Value, c: Value, steps: Value, groups: int) -> Value:
+def scanned(parts: Parts, inner: Value, b: Value, c: Value, steps: Value, groups: int) -> Value:
     heads, recorder = steps.width, parts.builder.recorder
     rate, skip = parts.vector("ssm_a", heads), parts.vector("ssm_d", heads)
     return recorder.linear_attention(c, b, inner, steps, steps, rate, groups, skip=skip)
 
 
-def mamba(parts: _Parts, x: Value) -> Value:
+def mamba(parts: Parts, x: Value) -> Value:
     """The mixer of Mamba-1; Jamba and Falcon Mamba also norm steps, B and C."""
     builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
     inner, z = parts.rows("ssm_in", x, (sizes.inner, sizes.inner))
@@ -250,19 +225,15 @@ def mamba(parts: _Parts, x: Value) -> Value:
     return recorder.glu(z, seen, "silu")
 
 
-def _normed(parts: _Parts, name: str, x: Value) -> Value:
+def _normed(parts: Parts, name: str, x: Value) -> Value:
     """Norm x; the weights are optional."""
-    if parts.has(name):
-        return parts.builder.norm(parts.prefix + name, x)
-    return parts.builder.recorder.rms_norm(x, parts.builder.tensors.ones(x.width), parts.builder.config.eps)
+    return parts.builder.norm(parts.prefix + name, x) if parts.has(name) else parts.builder.unit(x)
 
 
-MIXERS: dict[Mixer, Callable[[_Parts, Value], Value]] = {
+MIXERS: dict[Mixer, Callable[[Parts, Value], Value]] = {
     "short_conv": short_conv,
     "delta_net": delta_net,
     "kda": kda,
-    "lightning": lightning,
     "mamba": mamba,
     "mamba2": mamba2,
-    "plamo2": plamo2,
 }

@@ -80,12 +80,12 @@ class Tensors:
 
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
         """Return a constant vector that is not in the GGUF; vectors with the same name must have the same values."""
-        return Weight.of(derived.Numbers(name, tuple(values)))
+        return Weight.of(derived.vector(name, values))
 
     def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
         """Return a small tensor reshaped to `shape`; in the GGUF it has one of the `stored` shapes."""
         weight = self.either(name, *stored)
-        return weight if weight.shape == shape else Weight.of(derived.Shaped(weight, shape))
+        return weight if weight.shape == shape else Weight.of(derived.shaped(weight, shape))
 
     def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
         """Return a constant matrix of equal rows that is not in the GGUF; the same name must mean the same row."""
@@ -103,7 +103,7 @@ class Tensors:
         """Return a dilated convolution kernel: the taps of a kernel (channels, count) placed `step` apart, zeros
         between them.
         """
-        return Weight.of(derived.Dilated(self.folded(name, channels, count), step))
+        return Weight.of(derived.dilated(self.folded(name, channels, count), step))
 
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """Return a stack reshaped to a matrix (matrices * rows, columns)."""
@@ -111,7 +111,7 @@ class Tensors:
 
     def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
         """Return weights (heads, width): one value per head, multiplied by `factor` and broadcast over `width`."""
-        return Weight.of(derived.Repeated(self.column(name, heads), width, factor))
+        return Weight.of(derived.repeated(self.column(name, heads), width, factor))
 
     def integers(self, name: str, rows: int, width: int, most: int) -> Weight:
         """Return a table (rows, width) of integers 0..most - 1 as float32."""
@@ -129,15 +129,15 @@ class Tensors:
             row, column = outside[0]
             text = f"expected numbers from 0 to {most - 1}, found {values[row, column]} (row {row})"
             raise ModelError(f"{name}: {text}")
-        return Weight.of(derived.Table(name, values.astype(np.float32)))
+        return Weight.of(derived.table(name, values.astype(np.float32)))
 
     def inverse(self, name: str, width: int) -> Weight:
         """Return the reciprocals of a vector's values."""
-        return Weight.of(derived.Inverse(self.vector(name, width)))
+        return Weight.of(derived.inverse(self.vector(name, width)))
 
     def slopes(self, heads: int, steepness: float) -> Weight:
         """Return the ALiBi slopes by head (arXiv:2108.12409), which are not in the GGUF; the usual steepness is 8."""
-        return Weight.of(derived.Slopes(heads, steepness))
+        return Weight.of(derived.slopes(heads, steepness))
 
     def row(self, name: str, width: int) -> Weight:
         """Return a vector as a matrix (1, width)."""
@@ -155,7 +155,7 @@ class Tensors:
         """
         matrix = self.matrix(name, heads * of, columns)
         plain = quant.FORMATS[matrix.format].block_values == 1
-        return Weight.of(derived.Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
+        return Weight.of(derived.transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
         """Return values start..stop of a vector (of,), or None if the GGUF does not contain it."""

@@ -105,7 +105,7 @@ def _further(config: HfConfig, of: Key) -> Any:
 
 def _check(config: HfConfig, recipe: Recipe) -> None:
     architecture = ARCHITECTURES[recipe.name]
-    known = _ACTIVATIONS["situ" if architecture.limits == "situ" else architecture.unit or architecture.activation]
+    known = _ACTIVATIONS["situ" if architecture.limits == "situ" else architecture.activation]
     known += _ACTIVATIONS["silu"] if architecture.activation_key else ()
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 
-from localllm.models.architecture import Architecture
 from localllm.models.config import LatentConfig
 from localllm.models.errors import ModelError
-from localllm.models.reading.bounds import MAX_CONTEXT, MAX_FACTOR, MAX_HEAD_DIM, MAX_LAYOUTS, MIN_HEAD_DIM, REASON
+from localllm.models.properties import Properties
+from localllm.models.reading.bounds import (
+    MAX_CONTEXT,
+    MAX_FACTOR,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYOUTS,
+    MIN_HEAD_DIM,
+    REASON,
+)
 from localllm.models.reading.keys import Keys
 
 
@@ -20,7 +28,21 @@ def check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...],
         )
 
 
-def read_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
+def read_heads(keys: Keys, row: Properties, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the numbers of query heads and of KV heads, per layer."""
+    fewest = 0 if row.recurrent is not None else 1
+    heads = keys.per_layer("attention.head_count", blocks, fewest, MAX_HEADS, reason=REASON)
+    kv_heads = keys.per_layer("attention.head_count_kv", blocks, fewest, MAX_HEADS, default=heads, reason=REASON)
+    for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
+        if many % few if few else many and row.recurrent is None:
+            raise ModelError(
+                f"{keys.prefix}attention.head_count_kv: {many} heads are not a multiple of {few} key-value heads "
+                f"(layer {layer})"
+            )
+    return heads, kv_heads
+
+
+def read_windows(keys: Keys, row: Properties, layers: int) -> tuple[int, ...]:
     if row.sliding is None:
         return (0,) * layers
     window = keys.integer("attention.sliding_window", 0, MAX_CONTEXT, default=row.sliding.window)
@@ -28,47 +50,20 @@ def read_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
     return tuple(window if slide else 0 for slide in slides)
 
 
-def read_kv_layers(
-    keys: Keys, row: Architecture, kv_heads: tuple[int, ...], windows: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return, per layer, the layer whose KV cache it reads.
-
-    The last layers reuse the KV cache of the last earlier layer of the same kind (sliding-window or full attention).
-    """
-    layers = len(windows)
-    if row.kv_layers is None:
-        return tuple(range(layers))
-    key = "attention.shared_kv_layers"
-    own = layers - keys.integer(key, 0, layers - 1, default=max(layers - row.kv_layers, 0) if row.kv_layers else 0)
-    last = {windows[layer]: layer for layer in range(own)}
-    for layer in range(own, layers):
-        read = last.get(windows[layer])
-        if read is None or kv_heads[read] != kv_heads[layer]:
-            problem = "none of its kind" if read is None else f"{kv_heads[read]} key-value heads"
-            raise ModelError(
-                f"{keys.prefix}{key}: layer {layer} has {kv_heads[layer]} key-value heads and shares those of an "
-                f"earlier layer, found {problem} in the first {own} layers"
-            )
-    return (*range(own), *(last[window] for window in windows[own:]))
+def read_alibi(keys: Keys, default: float | None) -> float:
+    """Return the maximum ALiBi bias; `default` None means no ALiBi."""
+    return 0.0 if default is None else keys.real("attention.max_alibi_bias", 0.0, MAX_FACTOR, default) or default
 
 
-def read_alibi(keys: Keys, row: Architecture, layers: int) -> float:
-    if row.alibi is None or row.alibi_depth not in (0, layers):
-        return 0.0
-    return keys.real("attention.max_alibi_bias", 0.0, MAX_FACTOR, default=row.alibi) or row.alibi
-
-
-def read_attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: int, share: int) -> float:
+def read_attention_scale(keys: Keys, row: Properties, head_dim: int) -> float:
     if row.score_scale:
         return row.score_scale
-    if layers == row.wide_scores:
-        return 1.0 / math.sqrt(share)
-    scale = keys.real(row.score_scale_key, 0.0, MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
-    return scale or 1.0 / (head_dim if row.scores_by_width else math.sqrt(head_dim))
+    scale = keys.real("attention.scale", 0.0, MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
+    return scale or 1.0 / math.sqrt(head_dim)
 
 
 def read_head_dims(
-    keys: Keys, width: int, heads: tuple[int, ...], row: Architecture
+    keys: Keys, width: int, heads: tuple[int, ...], row: Properties
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the key and value widths of full-attention layers, and of sliding-window layers."""
     most = max(heads)

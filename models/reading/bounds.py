@@ -10,5 +10,4 @@ MAX_EXPERTS, MAX_USED = 4096, 256
 MAX_EXPERT_GROUPS = 128  # known models have 8
 REASON = " (kernels are compiled for this number, and no known model comes near)"
 MAX_CONTEXT = 1 << 30
-MAX_BUCKETS = 128  # maximum buckets of the relative position bias; known models have 32
 MAX_FACTOR = 1e6  # bound of factors that scale positions or values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -19,6 +19,14 @@ class Keys:
 
     metadata: Mapping[str, Any]
     prefix: str
+
+    def having(self, **values: Any) -> Keys:
+        """Return these keys and others, which override the GGUF; `__` in a name means a dot."""
+        more = {self.prefix + name.replace("__", "."): value for name, value in values.items()}
+        return replace(self, metadata={**self.metadata, **more})
+
+    def holds(self, key: str) -> bool:
+        return self.metadata.get(self.prefix + key) is not None
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.metadata.get(self.prefix + key, default)

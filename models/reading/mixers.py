@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from localllm.models.architecture import Architecture, Recurrent
 from localllm.models.config import RecurrentConfig
 from localllm.models.errors import ModelError
-from localllm.models.reading.bounds import MAX_FACTOR, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from localllm.models.properties import Properties
+from localllm.models.reading.bounds import MAX_FACTOR, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
 RECURRENT_KEY, BOUND_KEY = "attention.recurrent_layers", "kda.gate_lower_bound"
@@ -15,7 +15,7 @@ _MAX_KERNEL = 64  # maximum taps of a convolution; known models have 3 or 4
 
 
 def read_mixers(
-    keys: Keys, row: Architecture, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
+    keys: Keys, row: Properties, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Return, per layer, whether it has attention, and whether it has a recurrent mixer."""
     layers, own = len(ffn_width), row.recurrent
@@ -39,16 +39,11 @@ def read_mixers(
     return attends, recurs
 
 
-def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> RecurrentConfig | None:
-    if row.recurrent is None:
+def read_recurrent(keys: Keys, row: Properties, heads: tuple[int, ...]) -> RecurrentConfig | None:
+    if row.recurrent is None or row.recurrent.mixer in ("lightning", "rwkv6", "rwkv7"):  # their families read them
         return None
     if row.recurrent.mixer == "short_conv":
         return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
-    if row.recurrent.mixer in ("rwkv6", "rwkv7"):
-        return _read_rwkv(keys, row.recurrent)
-    if row.recurrent.mixer == "lightning":
-        size = keys.integer("attention.key_length", 1, MAX_HEAD_DIM)
-        return RecurrentConfig(0, max(heads) * size, size, max(heads), max(heads), False)
     if row.recurrent.mixer == "kda":
         kernel, size = keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL), keys.integer("kda.head_dim", 1, MAX_HEAD_DIM)
         bound, sign = _bound(keys, row.recurrent.bounded), -1.0 if row.recurrent.bounded == "negative" else 1.0
@@ -68,22 +63,6 @@ def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> Rec
             f"multiple of ssm.group_count {sizes.groups}"
         )
     return sizes
-
-
-def _read_rwkv(keys: Keys, own: Recurrent) -> RecurrentConfig:
-    width = keys.integer("embedding_length", 1, MAX_WIDTH)
-    size = keys.integer("wkv.head_size", 2, MAX_HEAD_DIM)
-    heads, shifts = width // size, 2 if own.channel_mix else 1
-    if width % size or size % 2:
-        raise ModelError(
-            f"{keys.prefix}wkv.head_size: expected an even number that divides embedding_length {width}, found {size}"
-        )
-    keys.integer("token_shift_count", shifts, shifts, default=2)
-    groups = keys.integer("attention.head_count_kv", 0, MAX_HEADS, default=0) if own.mixer == "rwkv6" else 0
-    if groups and heads % groups:
-        raise ModelError(f"{keys.prefix}attention.head_count_kv: {heads} heads are not a multiple of {groups}")
-    rescale = keys.integer("rescale_every_n_layers", 0, MAX_LAYERS, default=0) if own.channel_mix else 0
-    return RecurrentConfig(2, width, size, heads, groups or heads, False, rescale if own.mixer == "rwkv6" else 0)
 
 
 def _bound(keys: Keys, bounded: str) -> float:

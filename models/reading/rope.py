@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast, get_args
 
-from localllm.models.architecture import Architecture
 from localllm.models.config import RopeConfig, RopeScaling
 from localllm.models.errors import ModelError
+from localllm.models.properties import Properties
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_FACTOR
 from localllm.models.reading.keys import Keys, found
 
 
-def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int) -> RopeConfig:
+def read_rope(keys: Keys, row: Properties, head_dim: int, context_length: int) -> RopeConfig:
     scaling = keys.metadata.get(keys.prefix + "rope.scaling.type", "linear")
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
@@ -56,13 +56,7 @@ def _stretched(keys: Keys, base: float, head_dim: int) -> float:
     return base * alpha ** (head_dim / (head_dim - 2)) if alpha and head_dim > 2 else base
 
 
-def halved(keys: Keys, rope: RopeConfig) -> RopeConfig:
-    if rope.n_rot % 4:
-        raise ModelError(f"{keys.prefix}rope.dimension_count: expected a multiple of 4, found {rope.n_rot}")
-    return replace(rope, n_rot=rope.n_rot // 2)
-
-
-def read_window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: int) -> RopeConfig:
+def read_window_rope(keys: Keys, row: Properties, rope: RopeConfig, head_dim: int) -> RopeConfig:
     if row.sliding is None:
         return rope
     rope = replace(rope, n_rot=_n_rot(keys, "rope.dimension_count_swa", head_dim, rope.n_rot))
@@ -72,21 +66,16 @@ def read_window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: 
     return replace(rope, base=base, scaling="none", factor=1.0, attention_factor=1.0)
 
 
-def read_rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
+def read_rotated(row: Properties, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """Return whether each layer uses RoPE; `windows` has one entry per layer."""
-    own, sliding, every, layers = row.multipliers, row.sliding, row.no_rope_every, len(windows)
-    if row.rope_style is None or row.rope_depth not in (0, layers):
-        return (False,) * layers
-    if own and own.switch and not keys.flag("rope.scaling.finetuned", True):  # Granite 4 disables rope this way
-        return (False,) * layers
-    if row.rope_pattern:
-        return keys.flags("attention.rope_pattern", layers, True)
-    if sliding is not None and (sliding.only_rope or sliding.chunked) and not any(windows):
-        return (True,) * layers
-    if sliding is not None and sliding.only_rope:
-        lead = keys.integer("leading_dense_block_count", 0, layers, default=0) if row.lead_rotated else 0
-        return tuple([window > 0 or layer < lead for layer, window in enumerate(windows)])
-    return tuple([not every or (layer + 1) % every != 0 for layer in range(layers)])
+    every = row.no_rope_every
+    if row.rope_style is None:
+        return (False,) * len(windows)
+    if row.sliding is not None and row.sliding.only_rope and any(windows):
+        return tuple([window > 0 for window in windows])
+    if row.sliding is not None and row.sliding.only_rope:
+        return (True,) * len(windows)
+    return tuple([not every or (layer + 1) % every != 0 for layer in range(len(windows))])
 
 
 def _n_rot(keys: Keys, key: str, head_dim: int, default: int, least: int = 2) -> int:

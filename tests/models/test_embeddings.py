@@ -15,7 +15,7 @@ from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.models import ModelError, Pooler, PoolingHead, architecture_of, read_config, record, unit
-from localllm.models.distances import bucket
+from localllm.models.families.t5 import bucket
 from localllm.plan import Attention, Plan
 from tests.models.kit import EMBEDDERS
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of

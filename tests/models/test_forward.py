@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.models import ModelError, record
-from localllm.models.lookup import architecture_of
-from localllm.models.reading.config import read_config
+from localllm.models import ModelError, architecture_of, read_config, record
 from localllm.plan import Linear, Norm, Rotate, SelectRows
 from tests.models import tiny
 from tests.models.straight_line import forward

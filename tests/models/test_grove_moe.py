@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from localllm.models import ModelError
-from localllm.models.feed_forward import FeedForward
+from localllm.models.families.blocks import GroveFeedForward
 from localllm.models.tensors import Tensors
 from tests.models import tiny
 from tests.models.kit import DEPARTURES
@@ -74,13 +74,13 @@ def test_llama_cpp_but_for_what_adjugate_experts_read(monkeypatch: pytest.Monkey
 
     The test model has one adjugate expert per expert, so weights are equal.
     """
-    kit, own = DEPARTURES["grovemoe-moe"], FeedForward.with_adjugates
+    kit, own = DEPARTURES["grovemoe-moe"], GroveFeedForward.added
 
     def difference() -> float:
         return kit.error(kit.logits(Driver(bind_reference(plan_of(*kit.loaded())))))
 
     assert difference() > 0.1
-    monkeypatch.setattr(FeedForward, "with_adjugates", lambda self, layer, y, x, *rest: own(self, layer, y, y, *rest))
+    monkeypatch.setattr(GroveFeedForward, "added", lambda self, layer, y, x, *rest: own(self, layer, y, y, *rest))
     assert difference() < 1e-9
 
 

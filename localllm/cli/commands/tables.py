@@ -55,7 +55,7 @@ def architectures(room: int = 0) -> str:
         rows.append(
             (
                 each.name,
-                f"{each.ffn}, {'situ' if each.limits == 'situ' else (each.unit or each.activation).replace('_', ' ')}",
+                f"{each.ffn}, {'situ' if each.limits == 'situ' else each.activation.replace('_', ' ')}",
                 norms,
                 rope,
                 each.routing.gating.replace("_", " ") if each.routing else "",
@@ -89,8 +89,8 @@ MIXERS = {
 def _state(row: Architecture, attends: bool) -> str:
     kinds = []
     if attends:
-        kinds.append("latent rows" if row.latent else "shared rows" if row.compressed else "keys and values")
-    if row.compressed:
+        kinds.append({"heads": "keys and values", "latent": "latent rows", "shared": "shared rows"}[row.cache])
+    if row.cache == "shared":
         kinds.append("pools")
     if (row.latent or attends) and row.sliding:
         kinds.append("windows")

@@ -10,8 +10,9 @@ import pytest
 
 from localllm.models import ARCHITECTURES, ModelError, read_config
 from localllm.models.config import LatentConfig
+from localllm.models.families.gemma import TOP_TWENTIETH
+from localllm.models.families.loops import LoopRecorder
 from localllm.models.reading.bounds import MAX_LAYERS
-from localllm.models.reading.feed_forward import TOP_TWENTIETH
 from localllm.models.rope import magnitude, score_factor
 from tests.models.kit import KIT
 from tests.models.reading.test_config import EXPERTS, MINIMAL
@@ -160,9 +161,9 @@ def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
     threshold.
     """
     found = sliding("gemma3n", 3, activation_sparsity_scale=[1.5, 0.0, -math.inf])
-    assert found.sparsity == (1.5, 0.0, None)
-    assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
-    assert (found.streams, found.active_stream) == (4, 0)
+    assert found.own.sparsity == (1.5, 0.0, None)
+    assert sliding("gemma3n", 12).own.sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
+    assert (found.own.streams, found.own.active_stream) == (4, 0)
     for value in ([1.5, 1.5], [1.5, 1.5, math.nan], [1.5, 1.5, 1e30], "1.5"):
         with pytest.raises(ModelError, match=r"^gemma3n\.activation_sparsity_scale: expected "):
             sliding("gemma3n", 3, activation_sparsity_scale=value)
@@ -226,10 +227,10 @@ def test_diffusion_models_see_later_rows(name: str) -> None:
 
 def test_all_layers_run_again() -> None:
     config = sliding("nanbeige", 4, num_loops=3)
-    assert (config.layers, config.heads, config.stacks.normed) == (12, config.heads[:1] * 12, True)
-    assert [config.stacks.block(layer) for layer in range(12)] == [0, 1, 2, 3] * 3
-    assert not sliding("nanbeige", 4, num_loops=3, skip_loop_final_norm=True).stacks.normed
-    assert sliding("nanbeige", 4, num_loops=1).stacks is None
+    assert (config.layers, config.heads, config.own.normed) == (12, config.heads[:1] * 12, True)
+    assert [int(LoopRecorder.stored(config, f"blk.{layer}.x")[4]) for layer in range(12)] == [0, 1, 2, 3] * 3
+    assert not sliding("nanbeige", 4, num_loops=3, skip_loop_final_norm=True).own.normed
+    assert not sliding("nanbeige", 4, num_loops=1).own.normed
     for wrong in (0, MAX_LAYERS // 4 + 1):
         with pytest.raises(ModelError, match=r"^nanbeige\.num_loops: expected an integer from 1 to "):
             sliding("nanbeige", 4, num_loops=wrong)
@@ -237,10 +238,10 @@ def test_all_layers_run_again() -> None:
 
 def test_two_stacks_run_in_turn() -> None:
     keys = {"hrm__layers_per_stack": 2, "hrm__h_cycles": 2, "hrm__l_cycles": 3}
-    stacks = sliding("hrm_text", 16, **keys).stacks
+    stacks = sliding("hrm_text", 16, **keys).own
     assert [stacks.high(layer) for layer in range(16)] == ([False] * 6 + [True] * 2) * 2
     assert [stacks.block(layer) for layer in range(16)] == [0, 1, 0, 1, 0, 1, 2, 3] * 2
-    assert sliding("llama", 16, **keys).stacks is None
+    assert sliding("llama", 16, **keys).own is None
     message = r"^hrm_text\.block_count: expected hrm\.layers_per_stack 2 \* .* = 16 layers of all passes, found 15$"
     with pytest.raises(ModelError, match=message):
         sliding("hrm_text", 15, **keys)

@@ -7,12 +7,18 @@ shift; Qwen2-based models keep Qwen2's feed-forward. Before the first position, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from localllm.models.architecture import Architecture
 from localllm.models.builder import Builder
-from localllm.models.config import RecurrentConfig
+from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
 from localllm.models.layers import LayerRecorder
+from localllm.models.properties import Properties, Recurrent
+from localllm.models.reading.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
+from localllm.models.reading.config import read_general
+from localllm.models.reading.keys import Keys
 from localllm.models.recurrent import Recurrence
 from localllm.plan import Value, Weight
 
@@ -22,16 +28,40 @@ DECAY_SPEED = -0.606531  # RWKV-7: -exp(-1/2), the logarithm of the fastest deca
 
 
 @dataclass(frozen=True, slots=True)
+class RwkvConfig:
+    """The properties of RWKV layers besides their sizes."""
+
+    original: bool  # an original RWKV, and not another model converted to RWKV attention
+    rescale: int  # RWKV-6: hidden states are halved after every `rescale` layers; 0: never
+
+
+def _read(original: bool, keys: Keys, row: Properties, head: int) -> Config:
+    config = read_general(keys, row, head)
+    six, width = row.name.startswith("rwkv6"), config.width
+    size = keys.integer("wkv.head_size", 2, MAX_HEAD_DIM)
+    heads, shifts = width // size, 2 if original else 1
+    if width % size or size % 2:
+        raise ModelError(
+            f"{keys.prefix}wkv.head_size: expected an even number that divides embedding_length {width}, found {size}"
+        )
+    keys.integer("token_shift_count", shifts, shifts, default=2)
+    groups = keys.integer("attention.head_count_kv", 0, MAX_HEADS, default=0) if six else 0
+    if groups and heads % groups:
+        raise ModelError(f"{keys.prefix}attention.head_count_kv: {heads} heads are not a multiple of {groups}")
+    rescale = keys.integer("rescale_every_n_layers", 0, MAX_LAYERS, default=0) if original else 0
+    sizes = RecurrentConfig(2, width, size, heads, groups or heads, False)
+    return replace(config, recurrent=sizes, own=RwkvConfig(original, rescale if six else 0))
+
+
+@dataclass(frozen=True, slots=True)
 class TimeMix(Recurrence):
     """Records the time mixes of all layers in order. RWKV-7 blends values with the first layer's values."""
 
     first_values: list[Value] = field(default_factory=list)
 
     def mixed(self, x: Value, layer: int) -> Value:
-        recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
-        assert recurrent is not None
-        assert sizes is not None
-        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}.time_mix_", self.first_values), x)
+        mix = rwkv6 if self.builder.row.name.startswith("rwkv6") else rwkv7
+        return mix(_Parts(self.builder, f"blk.{layer}.time_mix_", self.first_values), x)
 
     def output(self, mixed: Value, layer: int) -> Value:
         return self.builder.linear(f"blk.{layer}.time_mix_output", mixed, self.builder.config.width, mixed.width)
@@ -43,18 +73,16 @@ class RwkvLayers(LayerRecorder):
 
     def layer(self, x: Value, layer: int) -> Value:
         builder, name = self.builder, f"blk.{layer}."
-        recorder, sizes = builder.recorder, builder.config.recurrent
-        assert sizes is not None
+        recorder, rescale = builder.recorder, builder.own(RwkvConfig).rescale
         mixed = self.recurrence.mixed(builder.norm(name + builder.row.attention_norm, x), layer)
         x = recorder.add(x, self.recurrence.output(mixed, layer))
         normed = builder.norm(name + builder.row.ffn_norm, x)
-        parts = _Parts(builder, sizes, name + "channel_mix_", [])
+        parts = _Parts(builder, name + "channel_mix_", [])
         shift = parts.shift(normed)
         if self.selects(layer):
             x, normed, shift = (recorder.select_rows(value) for value in (x, normed, shift))
         x = recorder.add(x, channel_mix(parts, normed, shift, builder.config.ffn_width[layer]))
-        rescaled = sizes.rescale and (layer + 1) % sizes.rescale == 0
-        return recorder.scale(x, 0.5) if rescaled else x
+        return recorder.scale(x, 0.5) if rescale and (layer + 1) % rescale == 0 else x
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +90,14 @@ class _Parts:
     """Records the parts of a mix; names are tensor names after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
 
     builder: Builder
-    sizes: RecurrentConfig
     prefix: str
     first_values: list[Value]
 
     @property
-    def of_rwkv(self) -> bool:
-        """Whether the model is an original RWKV and not another model converted to RWKV attention."""
-        recurrent = self.builder.row.recurrent
-        return recurrent is not None and recurrent.channel_mix
+    def sizes(self) -> RecurrentConfig:
+        sizes = self.builder.config.recurrent
+        assert sizes is not None
+        return sizes
 
     def has(self, name: str) -> bool:
         return f"{self.prefix}{name}.weight" in self.builder.tensors
@@ -162,7 +189,7 @@ def rwkv6(parts: _Parts, x: Value) -> Value:
     k, v = parts.repeated(k), parts.repeated(v)
     speed = recorder.activate(parts.low_rank("decay_w", to_w, parts.tanh, parts.vector("decay")), "exp")
     decay = recorder.activate(recorder.scale(speed, -1.0), "exp")
-    if parts.of_rwkv or parts.has("first"):
+    if parts.builder.own(RwkvConfig).original or parts.has("first"):
         seen = recorder.wkv(r, k, v, decay, sizes.heads, before=True)
         seen = parts.head_norm(recorder.add(seen, parts.bonus(r, k, v, "first")))
         return recorder.glu(gate, seen, "silu")
@@ -235,4 +262,14 @@ def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
     return recorder.glu(gate, value, "sigmoid")
 
 
-MIXERS: dict[str, Callable[[_Parts, Value], Value]] = {"rwkv6": rwkv6, "rwkv7": rwkv7}
+_rwkv = partial(
+    Architecture, read=partial(_read, True), layers=RwkvLayers, recurrence=TimeMix, rope_style=None,
+    activation="relu2", ffn_scales=True, norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+)  # fmt: skip
+_converted = partial(Architecture, read=partial(_read, False), recurrence=TimeMix, rope_style=None)
+ROWS = (
+    _converted("arwkv7", recurrent=Recurrent("rwkv7", "all")),  # ARWKV
+    _converted("rwkv6qwen2", recurrent=Recurrent("rwkv6", "all")),  # QRWKV6
+    _rwkv("rwkv6", recurrent=Recurrent("rwkv6", "all")),  # RWKV-6 Finch
+    _rwkv("rwkv7", recurrent=Recurrent("rwkv7", "all")),  # RWKV-7 Goose
+)

@@ -1,0 +1,306 @@
+"""Families with one small change to a layer's blocks each: to its norms, its attention, or its feed-forward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from localllm.models.architecture import Architecture
+from localllm.models.attention import Attention
+from localllm.models.config import Config, ExpertConfig
+from localllm.models.errors import ModelError
+from localllm.models.feed_forward import FeedForward
+from localllm.models.layers import LayerRecorder
+from localllm.models.properties import QKV_EXTRAS, ExpertGating, Properties, Recurrent, Sliding
+from localllm.models.reading.bounds import MAX_FACTOR
+from localllm.models.reading.config import read_general, read_multipliers, read_softcap
+from localllm.models.reading.keys import Keys
+from localllm.models.recurrent import Parts, Recurrence, scanned
+from localllm.plan import Stack, Value
+
+# -- Apertus ----------------------------------------------------------------------------------------------------------
+
+Xielu = tuple[float, float, float, float]  # positive, negative, beta, eps
+
+
+def _apertus(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model; `own` has the parameters of xIELU per layer. GGUFs store the raw parameters, before the functions
+    that constrain them."""
+    config, raw = read_general(keys, row, head), replace(keys, prefix="")
+    bounds = {"alpha_p": -MAX_FACTOR, "alpha_n": -MAX_FACTOR, "beta": 0.0, "eps": -1.0}
+    found = [raw.reals(f"xielu.{key}", config.layers, low, MAX_FACTOR) for key, low in bounds.items()]
+    own = [(_softplus(p), beta + _softplus(n), beta, min(eps, 0.0)) for p, n, beta, eps in zip(*found, strict=True)]
+    return replace(config, own=tuple(own))
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+class XieluFeedForward(FeedForward):
+    def activated(self, x: Value, layer: int) -> Value:
+        return self.builder.recorder.xielu(x, *self.builder.own(tuple)[layer])
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+def _cohere2moe(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model: RMS norms if the GGUF has an epsilon for them; the leading dense layers use RoPE too."""
+    if keys.real("attention.layer_norm_rms_epsilon", 0.0, 1.0, default=0.0) > 0.0:
+        row = replace(row, norm="rms")
+    config = read_general(keys, row, head)
+    if not any(config.windows):
+        return config
+    lead = keys.integer("leading_dense_block_count", 0, config.layers, default=0)
+    return replace(config, rotated=(True,) * lead + config.rotated[lead:])
+
+
+class CohereFeedForward(FeedForward):
+    sum_scale = 0.5
+
+
+class ArcticFeedForward(FeedForward):
+    """A dense feed-forward runs in parallel with the experts, which have their own norm of the layer's input."""
+
+    parallel = ""
+
+    def expert_input(self, name: str, x: Value, before: Value) -> Value:
+        return self.builder.norm(name + "ffn_norm_exps", before)
+
+
+class SmallThinkerFeedForward(FeedForward):
+    """The router reads the layer's input without a norm."""
+
+    def router_input(self, x: Value, before: Value) -> Value:
+        return before
+
+
+def _grovemoe(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model; `own` is the number of experts that share an adjugate expert, and the scale of the adjugates."""
+    config = read_general(keys, row, head)
+    if config.experts is None:
+        return config
+    count = config.experts.count
+    group = keys.integer("experts_per_group", 1, count)
+    if count % group:
+        raise ModelError(f"{keys.prefix}experts_per_group: expected a divisor of expert_count {count}, found {group}")
+    return replace(config, own=(group, keys.real("expert_group_scale", 0.0, MAX_FACTOR)))
+
+
+class GroveFeedForward(FeedForward):
+    """Each group of experts shares a small adjugate expert (Grove MoE, arXiv:2508.07785), which reads the same input.
+    It is added once for each selected expert of its group, with that expert's routing weight.
+    """
+
+    def added(self, layer: int, y: Value, x: Value, router: Value, experts: ExpertConfig) -> Value:
+        recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
+        inner, (group, scale) = tensors.height(f"{name}up_chexps.weight"), self.builder.own(tuple)
+        sizes = {"gate": (inner, x.width), "up": (inner, x.width), "down": (x.width, inner)}
+        gate, up, down = (
+            Stack(tensors.shared_stack(f"{name}{part}_chexps.weight", experts.count, group, *size), shared=group)
+            for part, size in sizes.items()
+        )
+        own = recorder.experts(
+            x, router, gate, up, down, experts.used, experts.gating, experts.normalize, scale, experts.activation
+        )
+        return recorder.add(y, own)
+
+
+# -- Grok -------------------------------------------------------------------------------------------------------------
+
+
+def _grok(keys: Keys, row: Properties, head: int) -> Config:
+    config = read_general(keys, row, head)
+    scale = keys.real("attention.output_scale", 0.0, MAX_FACTOR, default=0.0)
+    embedding, residual, logits = read_multipliers(keys, row.multipliers, 78.38367176906169, logit=0.5773502691896257)
+    return replace(
+        config,
+        attention_scale=(scale,) * config.layers if scale else config.attention_scale,
+        attention_softcap=read_softcap(keys, "attn_logit_softcapping", 30.0),
+        embedding_scale=embedding,
+        residual_scale=residual,
+        logit_scale=logits,
+    )
+
+
+class GrokFeedForward(FeedForward):
+    parallel = ""
+    sum_scale = 0.5**0.5
+
+
+class GrokLayers(LayerRecorder):
+    def post_norm(self, name: str, y: Value) -> Value:
+        old = f"{name}.weight" in self.builder.tensors
+        return self.builder.norm(name if old else name.replace("layer_output_norm", "post_ffw_norm"), y)
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+class FalconLayers(LayerRecorder):
+    """Falcon 40B has a separate norm for attention."""
+
+    def mixer_input(self, x: Value, normed: Value, layer: int) -> Value:
+        name = f"blk.{layer}.attn_norm_2"
+        return self.builder.norm(name, x) if f"{name}.weight" in self.builder.tensors else normed
+
+
+def _mimo2(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model; `own` is the factor on values."""
+    scale = keys.real("attention.value_scale", 0.0, MAX_FACTOR, 0.0) or 1.0
+    return replace(read_general(keys, row, head), own=scale)
+
+
+class MimoAttention(Attention):
+    def values(self, v: Value, kv_heads: int) -> Value:
+        scale = self.builder.own(float)
+        return v if scale == 1.0 else self.builder.recorder.scale(v, scale)
+
+
+def _step35(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model; full-attention layers rotate half of the dimensions."""
+    config = read_general(keys, row, head)
+    n_rot = config.rope.n_rot
+    if n_rot % 4:
+        raise ModelError(f"{keys.prefix}rope.dimension_count: expected a multiple of 4, found {n_rot}")
+    return replace(config, rope=replace(config.rope, n_rot=n_rot // 2))
+
+
+class StepAttention(Attention):
+    sliding_factors = False
+
+
+class Plamo2(Recurrence):
+    """The mixer of PLaMo 2: Mamba-2 with one key head; B, C and steps depend on the convolved input, as in Mamba-1."""
+
+    def mix(self, parts: Parts, x: Value) -> Value:
+        recorder, sizes, builder = parts.builder.recorder, parts.sizes, parts.builder
+        dim, rank = sizes.inner // sizes.heads, max(64, builder.config.width // 16)
+        z, inner = parts.rows("ssm_in", x, (dim, dim), sizes.heads)
+        (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
+        b, c, dt = parts.rows("ssm_x", inner, (sizes.state, sizes.state, rank))
+        b, c, dt = (builder.norm(f"{parts.prefix}ssm_{n}_norm", v) for n, v in (("b", b), ("c", c), ("dt", dt)))
+        weight = builder.tensors.matrix(f"{parts.prefix}ssm_dt.weight", sizes.heads, rank)
+        seen = scanned(parts, inner, b, c, parts.steps(dt, weight), 1)
+        return recorder.glu(z, seen, "silu")
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+
+class MuseLayers(LayerRecorder):
+    """Norms the embeddings without weights; post-norms have their own epsilon."""
+
+    def begin(self, x: Value) -> Value:
+        return self.builder.unit(x)
+
+    def post_norm(self, name: str, y: Value) -> Value:
+        return self.builder.norm(name, y, 1e-08)
+
+
+def _talkie(keys: Keys, row: Properties, head: int) -> Config:
+    return replace(read_general(keys, row, head), unit_qk_norm=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TalkieLayers(LayerRecorder):
+    """Norms the embeddings without weights, and adds them after every layer, times the layer's scale."""
+
+    embedding: list[Value] = field(default_factory=list)
+
+    def begin(self, x: Value) -> Value:
+        self.embedding.append(self.builder.unit(x))
+        return self.embedding[0]
+
+    def layer(self, x: Value, layer: int) -> Value:
+        x, recorder = LayerRecorder.layer(self, x, layer), self.builder.recorder
+        name = f"blk.{layer}.layer_output_scale.weight"
+        scale = self.builder.tensors.optional_numbers(name, 1)
+        if scale is None:
+            raise ModelError(f"{name}: the file does not hold this tensor; expected shape (1)")
+        own = self.embedding[0] if self.embedding[0].rows == x.rows else recorder.select_rows(self.embedding[0])
+        return recorder.add(x, recorder.scale(own, float(scale[0])))
+
+
+class AloneLayers(LayerRecorder):
+    """Records a layer with a single block: attention, a recurrent mixer, or a feed-forward (Mamba, Nemotron H)."""
+
+    def layer(self, x: Value, layer: int) -> Value:
+        builder, name = self.builder, f"blk.{layer}."
+        recorder, mixers = builder.recorder, self.mixers(layer)
+        mixed = self.input_norm(name + builder.row.attention_norm, x)
+        for mixer in mixers:
+            mixed = mixer.mixed(mixed, layer)
+        if self.selects(layer):
+            mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
+        y = mixers[0].output(mixed, layer) if mixers else self.feed_forward(mixed, layer, x, x)
+        return self.residual(x, y, name + builder.row.attention_post_norm)
+
+
+_alone = partial(Architecture, layers=AloneLayers, ffn_scales=True)
+_nemotron = partial(
+    _alone, rope_style="neox", activation="relu2", ffn="plain", no_rope_every=1,
+    recurrent=Recurrent("mamba2", "without_heads", alone=True),
+)  # fmt: skip
+ROWS = (
+    Architecture(
+        "apertus", "neox", "xielu", read=_apertus, feed_forward=XieluFeedForward, ffn="plain", qk_norm=True,
+        attention_scale=True,
+    ),
+    Architecture(
+        "arctic", "interleaved", feed_forward=ArcticFeedForward, ignored=("attn_output.bias",),
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture(  # North
+        "cohere2moe", "interleaved", read=_cohere2moe, feed_forward=CohereFeedForward, ffn_scales=True, norm="layer",
+        ffn_norm="attn_norm", parallel=True, multipliers="multiplied",
+        sliding=Sliding(4, first=True, only_rope=True),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
+    Architecture(  # Falcon 7B and 40B
+        "falcon", "neox", "gelu", layers=FalconLayers, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
+    ),
+    Architecture(  # Grok 1 and 2
+        "grok", "neox", "gelu", read=_grok, layers=GrokLayers, feed_forward=GrokFeedForward, post_norms=True,
+        attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm", logit_softcap=0.0,
+        multipliers="multiplied", routing=ExpertGating("softmax", True, activation="gelu"),
+    ),
+    Architecture(
+        "grovemoe", "neox", read=_grovemoe, feed_forward=GroveFeedForward, qk_norm=True,
+        routing=ExpertGating("softmax", True),
+    ),
+    _alone("mamba", "interleaved", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
+    _alone("mamba2", "interleaved", recurrent=Recurrent("mamba2", "all", alone=True)),
+    _nemotron("nemotron_h"),
+    _nemotron(  # Nemotron 3
+        "nemotron_h_moe", routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu")
+    ),
+    Architecture(  # MiMo V2
+        "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, ignored=QKV_EXTRAS,
+        sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
+    ),
+    Architecture(
+        "muse-glimmer", "interleaved", layers=MuseLayers, ignored=("attn_gate.scale",), qk_norm=True,
+        post_norms=True, gated="sigmoid", logit_softcap=0.0, multipliers="multiplied",
+        sliding=Sliding(4, only_rope=True),
+    ),
+    Architecture(
+        "plamo2", "neox", recurrence=Plamo2, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"),
+        ffn="fused", post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
+    ),
+    Architecture(
+        "smallthinker", "neox", feed_forward=SmallThinkerFeedForward, sliding=Sliding(4, first=True, only_rope=True),
+        routing=ExpertGating("softmax", True, from_file="gating", activation="relu"),
+    ),
+    Architecture(  # Step 3.5
+        "step35", "neox", read=_step35, attention=StepAttention, heads_norm=False, gated="sigmoid",
+        limits="silu_clamp", sliding=Sliding(0, stretched=False, rope_base=10000.0),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(
+        "talkie", "neox", read=_talkie, layers=TalkieLayers, ffn_scales=True,
+        ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, norms_rotated=True, multipliers="multiplied",
+    ),
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""Hunyuan 4: independent residual streams, and an indexer that rotates the last dimensions of a head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import Config
+from localllm.models.connections import ConnectionRecorder, read_connections
+from localllm.models.indexer import Selector
+from localllm.models.properties import ExpertGating, Indexer, Properties
+from localllm.models.reading.bounds import MAX_CONTEXT
+from localllm.models.reading.config import read_general
+from localllm.models.reading.keys import Keys
+from localllm.plan import Rope, Value
+
+
+def _read(keys: Keys, row: Properties, head: int) -> Config:
+    """Read a model; GGUFs without `attention.indexer.top_k` have no indexer."""
+    if not keys.integer("attention.indexer.top_k", 0, MAX_CONTEXT, default=0):
+        row = replace(row, indexer=None)
+    return replace(read_general(keys, row, head), connections=read_connections(keys, mixed=False))
+
+
+class TrailingSelector(Selector):
+    def turned(self, x: Value, rope: Rope) -> Value:
+        recorder, size = self.builder.recorder, self.config.head_dim
+        heads, plain = x.width // size, size - rope.n_rot
+        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
+        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)
+
+
+ROWS = (
+    Architecture(
+        "hy_v4", "interleaved", read=_read, layers=ConnectionRecorder, selector=TrailingSelector,
+        heads_verified=False, ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
+        cache="latent", indexer=Indexer("interleaved", "types", "rms"), gated="sigmoid", limits="swiglu_clamp",
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+)  # fmt: skip
