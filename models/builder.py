@@ -8,7 +8,7 @@ from typing import TypeVar
 from localllm.models.config import Config
 from localllm.models.properties import Properties
 from localllm.models.tensors import Tensors
-from localllm.plan import Recorder, Value, Weight
+from localllm.plan import Recorder, Rope, Value, Weight
 
 T = TypeVar("T")
 
@@ -31,12 +31,9 @@ class Builder:
     def norm(self, name: str, x: Value, eps: float = 0.0) -> Value:
         """Return the norm of x, of the architecture's kind; a nonzero `eps` overrides the model's."""
         eps = eps or self.config.eps
-        if name in self.tensors:  # PLaMo's norm names have no suffix
-            weight = self.tensors.vector(name, x.width)
-        else:
-            weight = (
-                self.tensors.vector(f"{name}.weight", x.width) if self.row.norm_weights else self.tensors.ones(x.width)
-            )
+        own = name if name in self.tensors else f"{name}.weight"  # PLaMo's norm names have no suffix
+        named = self.row.norm_weights or own == name
+        weight = self.tensors.vector(own, x.width) if named else self.tensors.ones(x.width)
         if self.config.norm == "rms":
             return self.recorder.rms_norm(x, weight, eps)
         return self.recorder.layer_norm(x, weight, self.tensors.optional(f"{name}.bias", x.width), eps)
@@ -48,6 +45,14 @@ class Builder:
     def unit(self, x: Value, groups: int = 1) -> Value:
         """Return the RMS norm of each of `groups` slices, without weights."""
         return self.recorder.rms_norm(x, self.tensors.ones(x.width // groups), self.config.eps, groups)
+
+    def rotate_last(self, x: Value, size: int, rope: Rope) -> Value:
+        """Rotate the last dimensions of every head; the head width is `size`."""
+        heads, plain = x.width // size, size - rope.n_rot
+        if not plain:
+            return self.recorder.rotate(x, size, rope)
+        rotated = self.recorder.rotate(self.recorder.slice(x, plain, size, heads), rope.n_rot, rope)
+        return self.recorder.concat(self.recorder.slice(x, 0, plain, heads), rotated, heads)
 
     def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
         """Return (x @ weight.T) * scale + bias; the scale applies to the matrix, as in NVFP4 GGUFs."""

@@ -131,24 +131,13 @@ class FeedForward:
         gate, up = self.gate_and_up(name, x.width, experts)
         bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
         bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # Hunyuan 3's tensor name
+        down = self.stack(name + "ffn_down_exps", experts, x.width, up.weight.shape[1])
+        gating = experts.gating if bias is None else experts.biased_gating
+        activation = builder.row.limits if builder.row.limits and limit else experts.activation
         return recorder.experts(
-            x,
-            router,
-            gate,
-            up,
-            self.stack(name + "ffn_down_exps", experts, x.width, up.weight.shape[1]),
-            experts.used,
-            experts.gating if bias is None else experts.biased_gating,
-            experts.normalize,
-            experts.scale,
-            builder.row.limits if builder.row.limits and limit else experts.activation,
-            bias,
-            limit,
-            self.weighted_input,
-            groups=experts.groups,
-            groups_used=experts.groups_used,
-            choices=self.choices(layer, router, experts),
-        )
+            x, router, gate, up, down, experts.used, gating, experts.normalize, experts.scale, activation, bias, limit,
+            self.weighted_input, experts.groups, experts.groups_used, self.choices(layer, router, experts),
+        )  # fmt: skip
 
     def choices(self, layer: int, router: Value, experts: ExpertConfig) -> Value | None:
         """Return the experts of every token; None if the router selects them."""

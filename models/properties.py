@@ -27,6 +27,12 @@ class ExpertGating:
     activation: GluActivation = "silu"
 
 
+SOFTMAX, SCALED_SOFTMAX = ExpertGating("softmax", True), ExpertGating("softmax", True, scales=True)
+FILE_SOFTMAX = ExpertGating("softmax", False, from_file=True)
+FILE_SIGMOID = ExpertGating("sigmoid", False, from_file=True)
+SCALED_SIGMOID = ExpertGating("sigmoid", False, from_file=True, scales=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """Sliding-window attention in all layers but every `period`-th."""

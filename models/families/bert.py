@@ -51,7 +51,6 @@ ROWS = (
     ),
     _bert("nomic-bert", "neox"),  # Nomic Embed 1 and 1.5
     _bert(  # Nomic Embed 2
-        "nomic-bert-moe", "neox", "gelu", ffn="plain",
-        routing=ExpertGating("softmax", False, activation="gelu_alone"),
+        "nomic-bert-moe", "neox", "gelu", ffn="plain", routing=ExpertGating("softmax", False, activation="gelu_alone"),
     ),
 )  # fmt: skip

@@ -12,7 +12,16 @@ from localllm.models.config import Config, ExpertConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.layers import LayerRecorder
-from localllm.models.properties import QKV_EXTRAS, ExpertGating, Properties, Recurrent, Sliding
+from localllm.models.properties import (
+    FILE_SIGMOID,
+    QKV_EXTRAS,
+    SCALED_SIGMOID,
+    SOFTMAX,
+    ExpertGating,
+    Properties,
+    Recurrent,
+    Sliding,
+)
 from localllm.models.reading.bounds import MAX_FACTOR
 from localllm.models.reading.config import read_general, read_multipliers, read_softcap
 from localllm.models.reading.keys import Keys
@@ -250,14 +259,12 @@ ROWS = (
         attention_scale=True,
     ),
     Architecture(
-        "arctic", "interleaved", feed_forward=ArcticFeedForward, ignored=("attn_output.bias",),
-        routing=ExpertGating("softmax", True),
+        "arctic", "interleaved", feed_forward=ArcticFeedForward, ignored=("attn_output.bias",), routing=SOFTMAX,
     ),
     Architecture(  # North
         "cohere2moe", "interleaved", read=_cohere2moe, feed_forward=CohereFeedForward, ffn_scales=True, norm="layer",
-        ffn_norm="attn_norm", parallel=True, multipliers="multiplied",
-        sliding=Sliding(4, first=True, only_rope=True),
-        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+        ffn_norm="attn_norm", parallel=True, multipliers="multiplied", sliding=Sliding(4, first=True, only_rope=True),
+        routing=SCALED_SIGMOID,
     ),
     Architecture(  # Falcon 7B and 40B
         "falcon", "neox", "gelu", layers=FalconLayers, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
@@ -267,37 +274,31 @@ ROWS = (
         attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm", logit_softcap=0.0,
         multipliers="multiplied", routing=ExpertGating("softmax", True, activation="gelu"),
     ),
-    Architecture(
-        "grovemoe", "neox", read=_grovemoe, feed_forward=GroveFeedForward, qk_norm=True,
-        routing=ExpertGating("softmax", True),
-    ),
+    Architecture("grovemoe", "neox", read=_grovemoe, feed_forward=GroveFeedForward, qk_norm=True, routing=SOFTMAX),
     _alone("mamba", "interleaved", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
     _alone("mamba2", "interleaved", recurrent=Recurrent("mamba2", "all", alone=True)),
     _nemotron("nemotron_h"),
-    _nemotron(  # Nemotron 3
-        "nemotron_h_moe", routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu")
-    ),
+    # Nemotron 3
+    _nemotron("nemotron_h_moe", routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu")),
     Architecture(  # MiMo V2
         "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, ignored=QKV_EXTRAS,
         sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
     ),
     Architecture(
-        "muse-glimmer", "interleaved", layers=MuseLayers, ignored=("attn_gate.scale",), qk_norm=True,
-        post_norms=True, gated="sigmoid", logit_softcap=0.0, multipliers="multiplied",
-        sliding=Sliding(4, only_rope=True),
+        "muse-glimmer", "interleaved", layers=MuseLayers, ignored=("attn_gate.scale",), qk_norm=True, post_norms=True,
+        gated="sigmoid", logit_softcap=0.0, multipliers="multiplied", sliding=Sliding(4, only_rope=True),
     ),
     Architecture(
-        "plamo2", "neox", recurrence=Plamo2, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"),
-        ffn="fused", post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
+        "plamo2", "neox", recurrence=Plamo2, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",
+        post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
     ),
     Architecture(
         "smallthinker", "neox", feed_forward=SmallThinkerFeedForward, sliding=Sliding(4, first=True, only_rope=True),
         routing=ExpertGating("softmax", True, from_file="gating", activation="relu"),
     ),
     Architecture(  # Step 3.5
-        "step35", "neox", read=_step35, attention=StepAttention, heads_norm=False, gated="sigmoid",
-        limits="silu_clamp", sliding=Sliding(0, stretched=False, rope_base=10000.0),
-        routing=ExpertGating("sigmoid", False, from_file=True),
+        "step35", "neox", read=_step35, attention=StepAttention, heads_norm=False, gated="sigmoid", limits="silu_clamp",
+        sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=FILE_SIGMOID,
     ),
     Architecture(
         "talkie", "neox", read=_talkie, layers=TalkieLayers, ffn_scales=True,

@@ -17,7 +17,7 @@ from localllm.models.config import Config, ExpertConfig
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
-from localllm.models.properties import ExpertGating, Indexer, Properties, Sliding
+from localllm.models.properties import FILE_SOFTMAX, ExpertGating, Indexer, Properties, Sliding
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from localllm.models.reading.config import read_general
 from localllm.models.reading.feed_forward import with_limits_of_experts
@@ -95,9 +95,9 @@ class CompressedAttention(Attention):
         rank = tensors.height(name + "q_a.weight")
         narrow = builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width))
         q = builder.linear(name + "q_b", narrow, heads * size, rank)
-        q = self.turned(builder.unit(q, heads), size, rope)
+        q = self.builder.rotate_last(builder.unit(q, heads), size, rope)
         row = builder.norm(name + "kv_a_norm", builder.linear(name + "kv", x, size, x.width))
-        row = self.turned(row, size, rope)
+        row = self.builder.rotate_last(row, size, rope)
         near = recorder.append(row, row, 1, prefix=True)
         far = selection = None
         if ratio:
@@ -111,7 +111,7 @@ class CompressedAttention(Attention):
             pools=far,
         )  # fmt: skip
         back = replace(rope, inverse_frequency=tuple([-f for f in rope.inverse_frequency]))
-        return self.turned(seen, size, back)
+        return self.builder.rotate_last(seen, size, back)
 
     def output(self, mixed: Value, layer: int) -> Value:
         builder, name, groups, rank = self.builder, f"blk.{layer}.attn_output_", self.own.groups, self.own.rank
@@ -135,7 +135,7 @@ class CompressedAttention(Attention):
         values, scores = (builder.linear(f"{name}_{part}", x, parts * size, x.width) for part in ("kv", "gate"))
         bias = builder.tensors.matrix(f"{name}_ape.weight", ratio, parts * size)
         pooled = builder.norm(f"{name}_norm", builder.recorder.pool(values, scores, bias, parts))
-        return self.turned(pooled, size, replace(rope, shift=1 - ratio))
+        return self.builder.rotate_last(pooled, size, replace(rope, shift=1 - ratio))
 
     def selection(self, name: str, x: Value, narrow: Value, rope: Rope) -> Value | None:
         """Return the pools that each token reads, or None for all."""
@@ -148,18 +148,10 @@ class CompressedAttention(Attention):
         q = builder.linear(f"{name}.attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
         k = self.pooled(f"{name}_compressor", x, own.head_dim, own.block, rope)
         weights = self.selector.weights(f"{name}.", x)
-        q = self.turned(q, own.head_dim, rope)
+        q = self.builder.rotate_last(q, own.head_dim, rope)
         return recorder.indexer_top_k(
             q, weights, recorder.append_index(k, own.block), own.heads, own.count, own.block, pooled=True
         )
-
-    def turned(self, x: Value, size: int, rope: Rope) -> Value:
-        """Rotate the last dimensions of every head; the head width is `size`."""
-        recorder, heads, plain = self.builder.recorder, x.width // size, size - rope.n_rot
-        if not plain:
-            return recorder.rotate(x, size, rope)
-        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
-        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)
 
 
 class HashedFeedForward(FeedForward):
@@ -175,10 +167,8 @@ class HashedFeedForward(FeedForward):
 
 
 ROWS = (
-    Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
-        "deepseek2", "interleaved", read=_read_2, cache="latent", yarn_scores=True,
-        routing=ExpertGating("softmax", False, from_file=True),
-    ),
+    # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
+    Architecture("deepseek2", "interleaved", read=_read_2, cache="latent", yarn_scores=True, routing=FILE_SOFTMAX),
     Architecture(
         "deepseek4", "interleaved", read=_read_4, layers=ConnectionRecorder, attention=CompressedAttention,
         feed_forward=HashedFeedForward, ignored=("exp_probs_b_vl.bias",), cache="shared", limits="swiglu_clamp",

@@ -256,9 +256,7 @@ class AltUpRecorder(PerLayerRecorder):
 
 _row = partial(Architecture, rope_style="neox", activation="gelu", root_width_embedding=True)
 ROWS = (
-    _row(
-        "gemma2", read=partial(_read, 46, 50.0), post_norms=True, logit_softcap=30.0, sliding=Sliding(2, window=4096),
-    ),
+    _row("gemma2", read=partial(_read, 46, 50.0), post_norms=True, logit_softcap=30.0, sliding=Sliding(2, window=4096)),
     _row(
         "gemma3", read=partial(_read, 62, None), post_norms=True, qk_norm=True, logit_softcap=0.0,
         sliding=Sliding(6, stretched=False, rope_base=10000.0),

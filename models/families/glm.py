@@ -9,7 +9,7 @@ from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
 from localllm.models.indexer import Selector
-from localllm.models.properties import QKV_EXTRAS, ExpertGating, Indexer, Properties, Recurrent
+from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Indexer, Properties, Recurrent
 from localllm.models.reading.config import read_general
 from localllm.models.reading.feed_forward import with_limits_of_experts
 from localllm.models.reading.indexer import with_pools
@@ -43,7 +43,6 @@ ROWS = (
         "glm5-next", None, read=_read, layers=ConnectionRecorder, selector=PooledSelector, heads_verified=False,
         cache="latent", limits="swiglu_clamp", ignored=(*QKV_EXTRAS, "attn_output.scale"),
         indexer=Indexer("interleaved", "types", "layer"),
-        recurrent=Recurrent("kda", "without_heads", bounded="negative"),
-        routing=ExpertGating("sigmoid", False, from_file=True),
+        recurrent=Recurrent("kda", "without_heads", bounded="negative"), routing=FILE_SIGMOID,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.indexer import Selector
-from localllm.models.properties import ExpertGating, Indexer, Properties
+from localllm.models.properties import FILE_SIGMOID, Indexer, Properties
 from localllm.models.reading.bounds import MAX_CONTEXT
 from localllm.models.reading.config import read_general
 from localllm.models.reading.keys import Keys
@@ -24,17 +24,13 @@ def _read(keys: Keys, row: Properties, head: int) -> Config:
 
 class TrailingSelector(Selector):
     def turned(self, x: Value, rope: Rope) -> Value:
-        recorder, size = self.builder.recorder, self.config.head_dim
-        heads, plain = x.width // size, size - rope.n_rot
-        turned = recorder.rotate(recorder.slice(x, plain, size, heads), rope.n_rot, rope)
-        return recorder.concat(recorder.slice(x, 0, plain, heads), turned, heads)
+        return self.builder.rotate_last(x, self.config.head_dim, rope)
 
 
 ROWS = (
     Architecture(
-        "hy_v4", "interleaved", read=_read, layers=ConnectionRecorder, selector=TrailingSelector,
-        heads_verified=False, ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"),
-        cache="latent", indexer=Indexer("interleaved", "types", "rms"), gated="sigmoid", limits="swiglu_clamp",
-        routing=ExpertGating("sigmoid", False, from_file=True),
+        "hy_v4", "interleaved", read=_read, layers=ConnectionRecorder, selector=TrailingSelector, heads_verified=False,
+        ignored=("attn_output.scale", "attn_gate.scale", "swiglu_clamp_shexp"), cache="latent",
+        indexer=Indexer("interleaved", "types", "rms"), gated="sigmoid", limits="swiglu_clamp", routing=FILE_SIGMOID,
     ),
 )  # fmt: skip

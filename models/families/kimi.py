@@ -13,7 +13,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.feed_forward import FeedForward
 from localllm.models.layers import LayerRecorder
-from localllm.models.properties import QKV_EXTRAS, ExpertGating, Properties, Recurrent
+from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Properties, Recurrent
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_LAYERS
 from localllm.models.reading.config import read_general
 from localllm.models.reading.keys import Keys
@@ -91,7 +91,6 @@ ROWS = (
     Architecture(
         "kimi-k3", None, read=_read, layers=CheckpointRecorder, feed_forward=SituFeedForward, gated="sigmoid",
         cache="latent", limits="situ", ignored=(*QKV_EXTRAS, "attn_output.scale"),
-        recurrent=Recurrent("kda", "without_heads", bounded="negative"),
-        routing=ExpertGating("sigmoid", False, from_file=True),
+        recurrent=Recurrent("kda", "without_heads", bounded="negative"), routing=FILE_SIGMOID,
     ),
 )  # fmt: skip

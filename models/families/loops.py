@@ -134,8 +134,8 @@ class LoopRecorder(LayerRecorder):
 
 ROWS = (
     Architecture(  # HRM-Text, DFM Mimir
-        "hrm_text", "neox", read=_read_stacks, layers=StackRecorder, ignored=("attn_gate.scale",),
-        norm_weights=False, gated="sigmoid", multipliers="divided",
+        "hrm_text", "neox", read=_read_stacks, layers=StackRecorder, ignored=("attn_gate.scale",), norm_weights=False,
+        gated="sigmoid", multipliers="divided",
     ),
     Architecture("nanbeige", "interleaved", read=_read_loops, layers=LoopRecorder, ffn_scales=True),
 )  # fmt: skip

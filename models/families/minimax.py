@@ -9,7 +9,7 @@ from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
 from localllm.models.indexer import NormedSelector
 from localllm.models.layers import LayerRecorder
-from localllm.models.properties import ExpertGating, Indexer, Properties, Recurrent
+from localllm.models.properties import SOFTMAX, ExpertGating, Indexer, Properties, Recurrent
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_LAYERS
 from localllm.models.reading.config import read_general
 from localllm.models.reading.indexer import read_chooser
@@ -81,11 +81,10 @@ class BlockSelector(NormedSelector):
 ROWS = (
     Architecture(
         "minimax-01", "neox", read=_read_01, layers=Minimax01Layers, recurrence=Lightning, multipliers="divided",
-        recurrent=Recurrent("lightning", "interval", interval=8), routing=ExpertGating("softmax", True),
+        recurrent=Recurrent("lightning", "interval", interval=8), routing=SOFTMAX,
     ),
     Architecture(
         "minimax-m3", "neox", "swiglu_oai", read=_read_m3, selector=BlockSelector, qk_norm=True,
-        indexer=Indexer("neox", "own"),
-        routing=ExpertGating("sigmoid", False, from_file=True, activation="swiglu_oai"),
+        indexer=Indexer("neox", "own"), routing=ExpertGating("sigmoid", False, from_file=True, activation="swiglu_oai"),
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from localllm.models.architecture import Architecture
 from localllm.models.attention import Attention
 from localllm.models.config import Config
 from localllm.models.output import Output
-from localllm.models.properties import ExpertGating, Properties, Recurrent
+from localllm.models.properties import SCALED_SOFTMAX, Properties, Recurrent
 from localllm.models.reading.config import read_general
 from localllm.models.reading.keys import Keys
 from localllm.plan import Value
@@ -74,11 +74,8 @@ ROWS = (
     Architecture("qwen", "neox", read=_read_1),
     Architecture("qwen2vl", "neox", read=_read_2vl, ignored=("output.bias",)),  # text part only
     _gated("qwen35"),
-    _gated("qwen35moe", routing=ExpertGating("softmax", True, scales=True)),
-    _gated(
-        "qwen3next", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"),
-        routing=ExpertGating("softmax", True, scales=True),
-    ),
+    _gated("qwen35moe", routing=SCALED_SOFTMAX),
+    _gated("qwen3next", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), routing=SCALED_SOFTMAX),
     # the language model of Qwen3-TTS, which generates speech codes from text
     Architecture("qwen3tts", "neox", output=LastTokens, qk_norm=True),
 )  # fmt: skip

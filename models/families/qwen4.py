@@ -20,7 +20,7 @@ from localllm.models.connections import HEAD, ConnectionRecorder, Shares, read_s
 from localllm.models.errors import ModelError
 from localllm.models.families.qwen import GatedAttention
 from localllm.models.indexer import NormedSelector
-from localllm.models.properties import ExpertGating, Indexer, Properties, Recurrent
+from localllm.models.properties import SCALED_SOFTMAX, Indexer, Properties, Recurrent
 from localllm.models.reading.bounds import MAX_WIDTH
 from localllm.models.reading.config import read_general
 from localllm.models.reading.indexer import read_chooser, with_pools
@@ -197,6 +197,6 @@ ROWS = (
         "qwen4exp", "neox", read=_read, layers=LowRankRecorder, attention=GatedAttention, selector=MeanSelector,
         heads_verified=False, ffn_scales=True, ignored=tuple([f"attn_{which}.bias" for which in "qkv"]), qk_norm=True,
         attention_norm="", ffn_norm="", output_norm="", indexer=Indexer("neox", "own"),
-        recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
+        recurrent=Recurrent("delta_net", "interval"), routing=SCALED_SOFTMAX,
     ),
 )  # fmt: skip

@@ -81,12 +81,10 @@ ROWS = (
         "exaone4", "neox", read=_exaone4, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, window=4096, only_rope=True),
     ),
-    # Pythia, GPT-NeoX 20B
-    Architecture("gptneox", "neox", "gelu", read=_gptneox, norm="layer", ffn="plain"),
+    Architecture("gptneox", "neox", "gelu", read=_gptneox, norm="layer", ffn="plain"),  # Pythia, GPT-NeoX 20B
     _granites("granite", read=_granite),
     _granites("granite_swa", read=_granite_swa, feed_forward=_FusedSharedExpert, sliding=Sliding(0)),
-    # Granite 4.0 H
-    _granites("granitehybrid", read=_granite, recurrent=Recurrent("mamba2", "without_heads")),
+    _granites("granitehybrid", read=_granite, recurrent=Recurrent("mamba2", "without_heads")),  # Granite 4.0 H
     Architecture("jais", None, read=_jais, norm="layer", alibi=0.0),
     _granites("minicpm", read=_minicpm),  # MiniCPM 1 and 2
     Architecture("minicpm3", "neox", read=_minicpm3, cache="latent"),

@@ -272,4 +272,4 @@ ROWS = (
     _converted("rwkv6qwen2", recurrent=Recurrent("rwkv6", "all")),  # QRWKV6
     _rwkv("rwkv6", recurrent=Recurrent("rwkv6", "all")),  # RWKV-6 Finch
     _rwkv("rwkv7", recurrent=Recurrent("rwkv7", "all")),  # RWKV-7 Goose
-)
+)  # fmt: skip

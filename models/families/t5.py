@@ -201,4 +201,4 @@ _t5 = partial(
 ROWS = (
     _t5("t5", read=_read_both),  # T5, Flan-T5, MADLAD-400, ...
     _t5("t5encoder", read=_read, encoder=True),  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
-)
+)  # fmt: skip

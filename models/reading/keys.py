@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from localllm.models.errors import ModelError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,14 @@ class Keys:
         value = self._value(key, default)
         if longer and not isinstance(value, str) and hasattr(value, "__len__"):
             value = value[: max(layers, 1)] if len(value) > layers else value
-        return self._per_layer(key, value, layers, low, high, reason)
+        return self._per_layer(key, value, layers, partial(self._integer, low=low, high=high, reason=reason))
 
-    def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int, reason: str = "") -> tuple[int, ...]:
+    def _per_layer(self, key: str, value: Any, layers: int, read: Callable[[str, Any], T]) -> tuple[T, ...]:
         if isinstance(value, str) or not hasattr(value, "__len__"):
-            return (self._integer(key, value, low, high, reason),) * layers
+            return (read(key, value),) * layers
         if len(value) != layers:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
-        return tuple(self._integer(key, item, low, high, reason) for item in value)
+        return tuple([read(key, item) for item in value])
 
     def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
         """Return the integers of an array of length `count`."""
@@ -78,12 +81,7 @@ class Keys:
         self, key: str, layers: int, low: float, high: float, default: float | tuple[float, ...] | None = None
     ) -> tuple[float, ...]:
         """Return one number per layer, from an array or from one value for all layers."""
-        value = self._value(key, default)
-        if isinstance(value, str) or not hasattr(value, "__len__"):
-            return (self._real(key, value, low, high),) * layers
-        if len(value) != layers:
-            raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
-        return tuple(self._real(key, item, low, high) for item in value)
+        return self._per_layer(key, self._value(key, default), layers, partial(self._real, low=low, high=high))
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -111,7 +109,7 @@ class Keys:
 
     def _flags(self, key: str, value: Any, layers: int) -> tuple[bool, ...]:
         numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
-        return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
+        return tuple(n != 0 for n in self._per_layer(key, numbers, layers, partial(self._integer, low=0, high=1)))
 
     def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
         return self._real(key, self._value(key, default), low, high)

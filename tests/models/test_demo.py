@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from localllm.template.formats import find_format
 from localllm.tokenizer import Tokenizer
-from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
+from tests.models.support import Driver, bind_reference, open_model, plan_of
+from tests.models.tiny import Model
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_end|>"),
@@ -23,8 +23,6 @@ SPECIAL = (
 )
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 FILES = {"target": DEMO / "demo.gguf", "draft": DEMO / "draft.gguf"}
-
-Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
 
 
 @pytest.fixture(scope="module")

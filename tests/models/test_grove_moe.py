@@ -17,7 +17,8 @@ from tests.models import tiny
 from tests.models.kit import DEPARTURES
 from tests.models.straight_line import dense, forward
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
-from tests.models.tiny import CONTEXT, PROMPT, TOKENS, WIDTH
+from tests.models.test_forward import run
+from tests.models.tiny import TOKENS, WIDTH
 
 EXPERTS, USED, GROUP, INNER, ADJUGATE, SCALE = 6, 3, 2, 24, 20, 0.75
 KEYS = {
@@ -53,12 +54,6 @@ def experts_by_hand(w: dict[str, np.ndarray], name: str, h: np.ndarray) -> np.nd
                 own = {f"{part}.weight": w[f"{name}{part}_{kind}.weight"][number] for part in ("gate", "up", "down")}
                 out[t] += share * scale * dense(own, "", row)
     return out
-
-
-def run(own: tiny.Model) -> np.ndarray:
-    driver = Driver(bind_reference(plan_of(*own), positions=CONTEXT))
-    rows = [driver.step([(0, TOKENS[:PROMPT])])]
-    return np.concatenate(rows + [driver.step([(0, [token])]) for token in TOKENS[PROMPT:]])
 
 
 def test_logits_equal_a_straight_line_float64_forward() -> None:

@@ -12,8 +12,7 @@ import pytest
 from localllm.models import ModelError
 from tests.models.kit import KIT, values
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
-
-Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
+from tests.models.tiny import Model
 
 
 def logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], tokens: list[int]) -> np.ndarray:
