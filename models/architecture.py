@@ -16,6 +16,9 @@ from localllm.models.reading.config import read_general
 from localllm.models.reading.keys import Keys
 from localllm.models.recurrent import Recurrence
 
+# what families need to write a row: the row itself, and the classes that they replace by subclasses
+__all__ = ["Architecture", "Attention", "FeedForward", "LayerRecorder", "Output", "Recurrence", "Selector"]
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Properties):

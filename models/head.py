@@ -38,20 +38,11 @@ class PoolingHead:
     @classmethod
     def read(cls, config: Config, tensors: Tensors) -> PoolingHead:
         """Read the head of a model; raise ModelError for a tensor of unexpected shape."""
-        names, width = ("cls", "cls.output"), config.width
-        found, biases = [], []
-        norm = None
-        for name in names:
-            rows = tensors.height(f"{name}.weight") or (1 if f"{name}.weight" in tensors else 0)
-            most = _MAX_LABELS if name == "cls.output" else config.width
-            if rows > most:
-                raise ModelError(f"{name}.weight: expected at most {most} rows, found {rows}")
-            found.append(_matrix(tensors, f"{name}.weight", rows, width) if rows else None)
-            biases.append(tensors.optional(f"{name}.bias", rows) if rows else None)
-            if name == "cls" and rows:
-                norm = tensors.optional("cls.norm.weight", rows)
-                width = rows
-        return cls(found[0], found[1], biases[0], norm, biases[1], _dense(config, tensors))
+        classifier, bias = _layer(tensors, "cls", config.width, config.width)
+        rows = 0 if classifier is None else classifier.shape[0]
+        output, output_bias = _layer(tensors, "cls.output", rows or config.width, _MAX_LABELS)
+        norm = tensors.optional("cls.norm.weight", rows) if rows else None
+        return cls(classifier, output, bias, norm, output_bias, _dense(config, tensors))
 
     @classmethod
     def of(cls, config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> PoolingHead:
@@ -63,8 +54,16 @@ class PoolingHead:
         return self.classifier is not None or self.output is not None
 
 
-def _matrix(tensors: Tensors, name: str, rows: int, columns: int) -> Weight:
-    return tensors.matrix(name, rows, columns) if tensors.height(name) else tensors.row(name, columns)
+def _layer(tensors: Tensors, name: str, width: int, most: int) -> tuple[Weight | None, Weight | None]:
+    """Return the matrix and the bias of a layer of at most `most` rows; None if the GGUF lacks them."""
+    matrix = f"{name}.weight"
+    rows = tensors.height(matrix)
+    if rows > most:
+        raise ModelError(f"{matrix}: expected at most {most} rows, found {rows}")
+    if matrix not in tensors:
+        return None, None
+    weight = tensors.matrix(matrix, rows, width) if rows else tensors.row(matrix, width)
+    return weight, tensors.optional(f"{name}.bias", rows or 1)
 
 
 def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:

@@ -90,11 +90,6 @@ class Selector:
 class NormedSelector(Selector):
     """An indexer whose queries and keys are both projections of the attention's input, with a norm each."""
 
-    @property
-    def parts(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """The (name, number of heads) of queries and of keys."""
-        return ("q", self.config.heads), ("k", 1)
-
     def projected(self, name: str, x: Value, heads: int) -> Value:
         return self.builder.linear(f"{name}_proj", x, heads * self.config.head_dim, x.width)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, LayerRecorder
 from localllm.models.config import Config
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import ExpertGating, Properties, Sliding
-from localllm.models.reading.config import read_general, read_pooling
-from localllm.models.reading.keys import Keys
+from localllm.models.reading import Keys, read_general
+from localllm.models.reading.config import read_pooling
 from localllm.plan import Value
 
 

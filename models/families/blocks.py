@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from localllm.models.architecture import Architecture
-from localllm.models.attention import Attention
+from localllm.models.architecture import Architecture, Attention, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.errors import ModelError
-from localllm.models.feed_forward import FeedForward
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import (
     FILE_SIGMOID,
     QKV_EXTRAS,
@@ -22,20 +19,19 @@ from localllm.models.properties import (
     Recurrent,
     Sliding,
 )
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR
-from localllm.models.reading.config import read_general, read_multipliers, read_softcap
-from localllm.models.reading.keys import Keys
+from localllm.models.reading.config import read_multipliers, read_softcap
 from localllm.models.recurrent import Parts, Recurrence, scanned
 from localllm.plan import Stack, Value
 
 # -- Apertus ----------------------------------------------------------------------------------------------------------
 
-Xielu = tuple[float, float, float, float]  # positive, negative, beta, eps
-
 
 def _apertus(keys: Keys, row: Properties, head: int) -> Config:
-    """Read a model; `own` has the parameters of xIELU per layer. GGUFs store the raw parameters, before the functions
-    that constrain them."""
+    """Read a model; `own` has (positive, negative, beta, eps) of xIELU per layer. GGUFs store the raw parameters,
+    before the functions that constrain them.
+    """
     config, raw = read_general(keys, row, head), replace(keys, prefix="")
     bounds = {"alpha_p": -MAX_FACTOR, "alpha_n": -MAX_FACTOR, "beta": 0.0, "eps": -1.0}
     found = [raw.reals(f"xielu.{key}", config.layers, low, MAX_FACTOR) for key, low in bounds.items()]

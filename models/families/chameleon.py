@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from localllm.models.architecture import Architecture
-from localllm.models.attention import Attention
+from localllm.models.architecture import Architecture, Attention, LayerRecorder, Output
 from localllm.models.config import Config
-from localllm.models.layers import LayerRecorder
-from localllm.models.output import Output
 from localllm.models.properties import Properties
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
+from localllm.models.reading import Keys, read_general
 from localllm.plan import Value, Weight
 
 IMAGES = range(4, 8196)  # the ids of image tokens

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localllm.models.architecture import Architecture
-from localllm.models.attention import Attention
+from localllm.models.architecture import Architecture, Attention, FeedForward
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
-from localllm.models.feed_forward import FeedForward
 from localllm.models.properties import FILE_SOFTMAX, ExpertGating, Indexer, Properties, Sliding
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
-from localllm.models.reading.config import read_general
 from localllm.models.reading.feed_forward import with_limits_of_experts
-from localllm.models.reading.keys import Keys
 from localllm.plan import Rope, Value
 
 OVERLAPPING = 4  # the ratio whose pools overlap and are selected by an indexer

@@ -13,16 +13,13 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from localllm.models.architecture import Architecture
-from localllm.models.attention import Attention
+from localllm.models.architecture import Architecture, Attention, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.errors import ModelError
-from localllm.models.feed_forward import FeedForward
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import ExpertGating, Properties, Sliding
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_LAYERS, MAX_WIDTH
-from localllm.models.reading.config import check_causal, read_general, read_softcap
-from localllm.models.reading.keys import Keys
+from localllm.models.reading.config import check_causal, read_softcap
 from localllm.plan import Rows, Value
 
 EPS = 1e-5  # minimum mean square of a stream, as in transformers
@@ -137,12 +134,12 @@ class PerLayerRecorder(LayerRecorder):
     inputs: dict[Rows, Value] = field(default_factory=dict)
 
     @property
-    def slice_width(self) -> int:
-        return self.builder.own(GemmaConfig).per_layer_width
+    def own(self) -> GemmaConfig:
+        return self.builder.own(GemmaConfig)
 
     def begin(self, x: Value) -> Value:
         """Record the slices: the token's embedding in the second table plus a projection of its embedding x."""
-        builder, width = self.builder, self.slice_width
+        builder, width = self.builder, self.own.per_layer_width
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         if not width:
             return x
@@ -158,14 +155,14 @@ class PerLayerRecorder(LayerRecorder):
 
     def layer(self, x: Value, layer: int) -> Value:
         x, recorder = LayerRecorder.layer(self, x, layer), self.builder.recorder
-        if self.slice_width:
+        if self.own.per_layer_width:
             x = recorder.add(x, self.branch(x, layer))
         scale = self.builder.tensors.optional_numbers(f"blk.{layer}.layer_output_scale.weight", 1)
         return x if scale is None else recorder.scale(x, float(scale[0]))
 
     def branch(self, x: Value, layer: int) -> Value:
         """Return the branch's contribution to a layer's hidden states x."""
-        builder, name, width = self.builder, f"blk.{layer}.", self.slice_width
+        builder, name, width = self.builder, f"blk.{layer}.", self.own.per_layer_width
         if x.rows not in self.inputs:
             self.inputs[x.rows] = builder.recorder.select_rows(self.inputs["batch"])
         own = builder.recorder.slice(self.inputs[x.rows], layer * width, (layer + 1) * width)
@@ -230,10 +227,6 @@ class AltUpRecorder(PerLayerRecorder):
         own = recorder.mul(self.stream(corrected, active_stream), scale)
         others = tensors.numbers("all but the first stream", [0.0] + [1.0] * (count - 1))
         return recorder.mix(self.branch(own, layer), 1, others, corrected)
-
-    @property
-    def own(self) -> GemmaConfig:
-        return self.builder.own(GemmaConfig)
 
     def stream(self, x: Value, number: int) -> Value:
         width = self.builder.config.width

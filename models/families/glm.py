@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, Selector
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
-from localllm.models.indexer import Selector
 from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Indexer, Properties, Recurrent
-from localllm.models.reading.config import read_general
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.feed_forward import with_limits_of_experts
 from localllm.models.reading.indexer import with_pools
-from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK, Value
 
 

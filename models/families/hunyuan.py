@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, Selector
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
-from localllm.models.indexer import Selector
 from localllm.models.properties import FILE_SIGMOID, Indexer, Properties
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
 from localllm.plan import Rope, Value
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
-from localllm.models.feed_forward import FeedForward
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Properties, Recurrent
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_LAYERS
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
 from localllm.plan import Stack, Value
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, FeedForward
 from localllm.models.attention import Attention, Ropes
 from localllm.models.config import Config
 from localllm.models.errors import ModelError
-from localllm.models.feed_forward import FeedForward
 from localllm.models.properties import ExpertGating, Properties, Sliding
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_EXPERTS
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
 from localllm.plan import Rope
 
 GROWTH, LENGTH = 0.1, 8192  # of the query temperature

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, LayerRecorder
 from localllm.models.config import Config
 from localllm.models.errors import ModelError
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import Properties
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_LAYERS
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
 from localllm.plan import Value
 
 SCALED = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")

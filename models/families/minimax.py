@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, LayerRecorder
 from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
 from localllm.models.indexer import NormedSelector
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import SOFTMAX, ExpertGating, Indexer, Properties, Recurrent
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_LAYERS
-from localllm.models.reading.config import read_general
 from localllm.models.reading.indexer import read_chooser
-from localllm.models.reading.keys import Keys
 from localllm.models.recurrent import Parts, Recurrence
 from localllm.plan import Rope, Value
 
@@ -73,7 +71,8 @@ class BlockSelector(NormedSelector):
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         own, recorder = self.config, self.builder.recorder
-        q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in self.parts)
+        parts = ("q", own.heads), ("k", 1)
+        q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in parts)
         layer = recorder.append_index(k)
         return recorder.indexer_top_k(q, None, layer, own.heads, own.count, own.block, own.local)
 

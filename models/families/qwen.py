@@ -6,13 +6,10 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from localllm.models.architecture import Architecture
-from localllm.models.attention import Attention
+from localllm.models.architecture import Architecture, Attention, Output
 from localllm.models.config import Config
-from localllm.models.output import Output
 from localllm.models.properties import SCALED_SOFTMAX, Properties, Recurrent
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
+from localllm.models.reading import Keys, read_general
 from localllm.plan import Value
 
 _FEW = 32  # columns of a matrix of zeros; any small number works

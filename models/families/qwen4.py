@@ -21,10 +21,9 @@ from localllm.models.errors import ModelError
 from localllm.models.families.qwen import GatedAttention
 from localllm.models.indexer import NormedSelector
 from localllm.models.properties import SCALED_SOFTMAX, Indexer, Properties, Recurrent
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_WIDTH
-from localllm.models.reading.config import read_general
 from localllm.models.reading.indexer import read_chooser, with_pools
-from localllm.models.reading.keys import Keys
 from localllm.plan import BLOCK, Rope, Value
 
 TABLE = "per_layer_token_embd.weight"
@@ -178,9 +177,8 @@ class MeanSelector(NormedSelector):
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
-        (_, heads), (_, one) = self.parts
-        q = self.placed(name + "q", self.projected(name + "q", x, heads), rope)
-        k = self.projected(name + "k", x, one)
+        q = self.placed(name + "q", self.projected(name + "q", x, own.heads), rope)
+        k = self.projected(name + "k", x, 1)
         same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)
         # a pool's key is cached at its last position
         first = None if rope is None else replace(rope, shift=1 - own.block)

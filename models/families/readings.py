@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, FeedForward
 from localllm.models.config import Config
-from localllm.models.feed_forward import FeedForward
 from localllm.models.properties import ExpertGating, Properties, Recurrent, Sliding
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.attention import read_alibi
-from localllm.models.reading.config import read_blocks, read_general, read_multipliers
-from localllm.models.reading.keys import Keys
+from localllm.models.reading.config import read_blocks, read_multipliers
 
 
 def _baichuan(keys: Keys, row: Properties, head: int) -> Config:

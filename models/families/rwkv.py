@@ -10,16 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, LayerRecorder, Recurrence
 from localllm.models.builder import Builder
 from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
-from localllm.models.layers import LayerRecorder
 from localllm.models.properties import Properties, Recurrent
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
-from localllm.models.reading.config import read_general
-from localllm.models.reading.keys import Keys
-from localllm.models.recurrent import Recurrence
 from localllm.plan import Value, Weight
 
 NORM_EPS = 64e-5  # epsilon of the head norms

@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from localllm.models import derived
-from localllm.models.architecture import Architecture
+from localllm.models.architecture import Architecture, FeedForward, LayerRecorder, Output
 from localllm.models.attention import NOT_ROTATED, Attention
 from localllm.models.config import Config, DecoderConfig
-from localllm.models.feed_forward import FeedForward
-from localllm.models.layers import LayerRecorder
-from localllm.models.output import Output
 from localllm.models.properties import Properties
+from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_LAYERS
-from localllm.models.reading.config import read_general, read_vocabulary
-from localllm.models.reading.keys import Keys
+from localllm.models.reading.config import read_vocabulary
 from localllm.plan import Plan, Value, Weight
 
 FARTHEST = 128

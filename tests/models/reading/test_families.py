@@ -68,12 +68,8 @@ def test_windows_as_the_families_have_them() -> None:
     pattern = np.array([True, False, True])
     c = sliding("gemma3", 3, attention__sliding_window=512, attention__sliding_window_pattern=pattern)
     assert c.windows == (512, 0, 512)
-    assert sliding("gemma3", 4, attention__sliding_window=9, attention__sliding_window_pattern=2).windows == (
-        9,
-        0,
-        9,
-        0,
-    )
+    c = sliding("gemma3", 4, attention__sliding_window=9, attention__sliding_window_pattern=2)
+    assert c.windows == (9, 0, 9, 0)
     # llama.cpp ignores the sliding-window key of Mistral 7B v0.1.
     assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7
 
@@ -184,11 +180,8 @@ def test_sliding_layers_of_some_families_are_not_stretched() -> None:
 def test_a_pattern_says_which_layers_of_granite_are_rotated() -> None:
     assert sliding("granite_swa", 3).rotated == (True, True, True)
     assert sliding("granite_swa", 3, attention__rope_pattern=1).rotated == (True, True, True)
-    assert sliding("granite_swa", 3, attention__rope_pattern=np.array([True, False, True])).rotated == (
-        True,
-        False,
-        True,
-    )
+    pattern = np.array([True, False, True])
+    assert sliding("granite_swa", 3, attention__rope_pattern=pattern).rotated == (True, False, True)
     with pytest.raises(ModelError, match=r"^granite_swa\.attention\.rope_pattern: expected 3 numbers, .*found 2$"):
         sliding("granite_swa", 3, attention__rope_pattern=[1, 0])
 
