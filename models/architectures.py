@@ -176,7 +176,6 @@ _PLAIN = (
     Architecture("seed_oss", "neox", ffn_norm="post_attention_norm"),
     Architecture("smollm3", "interleaved", no_rope_every=4),
     Architecture("spark2_5", "neox", "gelu", ignored=("attn_gate.scale",), gated="sigmoid", sliding=Sliding(0)),
-    Architecture("stablelm", "neox", norm="layer"),
     Architecture("starcoder", None, "gelu", norm="layer", ffn="plain"),  # also SantaCoder
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain"),
     Architecture("xverse", "interleaved"),
