@@ -1,7 +1,22 @@
-"""StableLM."""
+"""StableLM. The layers of StableLM 2 12B are parallel: its GGUFs have no norm before the feed-forward, which reads what
+attention reads.
+"""
 
 from __future__ import annotations
 
-from localllm.models.architecture import Architecture
+from dataclasses import replace
 
-ROWS = (Architecture("stablelm", "neox", norm="layer"),)
+from localllm.models.architecture import Architecture, LayerRecorder
+from localllm.plan import Value
+
+
+class StableLmLayers(LayerRecorder):
+    def layer(self, x: Value, layer: int) -> Value:
+        own, row = self.builder, self.builder.row
+        if f"blk.0.{row.ffn_norm}.weight" in own.tensors:
+            return super().layer(x, layer)
+        own = replace(own, config=replace(own.config, parallel=True), row=replace(row, ffn_norm=row.attention_norm))
+        return LayerRecorder.layer(replace(self, builder=own), x, layer)
+
+
+ROWS = (Architecture("stablelm", "neox", layers=StableLmLayers, norm="layer"),)
