@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from localllm.models.architecture import Architecture
 from localllm.models.families import ROWS
-from localllm.models.properties import (
-    FILE_SIGMOID,
-    FILE_SOFTMAX,
-    QKV_EXTRAS,
-    SCALED_SIGMOID,
-    SCALED_SOFTMAX,
-    SOFTMAX,
-    ExpertGating,
-    Indexer,
-    Recurrent,
-    Sliding,
-)
+from localllm.models.properties import QKV_EXTRAS, Indexer, Recurrent, Sliding
+from localllm.models.routing import FILE_SIGMOID, FILE_SOFTMAX, SCALED_SIGMOID, SCALED_SOFTMAX, SOFTMAX, ExpertGating
 
 FFN_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 _PLAIN = (

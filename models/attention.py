@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.indexer import Selector
 from localllm.plan import Rope, Value, Weight
 
@@ -22,10 +22,9 @@ NOT_ROTATED = Ropes(None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Part):
     """Maps normed hidden states (T, width) to head outputs (T, heads * value_dim), and head outputs to (T, width)."""
 
-    builder: Builder
     full: Ropes
     sliding: Ropes  # rotations of sliding-window layers
     selector: Selector | None = None  # sparse attention: selects the positions that layers read
@@ -63,7 +62,7 @@ class Attention:
         return self.gated(x, mixed, layer)
 
     def ropes(self, layer: int) -> Ropes:
-        config = self.builder.config
+        config = self.config
         return (self.sliding if config.windows[layer] else self.full) if config.rotated[layer] else NOT_ROTATED
 
     def values(self, v: Value, kv_heads: int) -> Value:
@@ -87,7 +86,7 @@ class Attention:
         """Return the output projection of the head outputs, normed first if the GGUF has a norm."""
         name = f"blk.{layer}."
         mixed = self.builder.optional_norm(name + "attn_sub_norm", mixed)
-        return self.builder.linear(name + "attn_output", mixed, self.builder.config.width, mixed.width)
+        return self.builder.linear(name + "attn_output", mixed, self.config.width, mixed.width)
 
     def projections(self, x: Value, layer: int) -> list[Value]:
         """Return [queries, keys, values].
@@ -95,7 +94,7 @@ class Attention:
         A layer that reads another layer's KV cache has only queries. Values are omitted if the keys also serve as
         values. The projections have separate matrices, or one fused matrix.
         """
-        builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
+        builder, config, name = self.builder, self.config, f"blk.{layer}.attn_"
         q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
         sizes = {"q": q, "k": k, "v": config.kv_heads[layer] * config.value_dim[layer]}
         parts = self.parts(layer) if config.kv_layer[layer] == layer else "q"
@@ -120,7 +119,7 @@ class Attention:
 
         With `unit`, a norm without weights precedes the GGUF's norm, if it has one.
         """
-        recorder, late = self.builder.recorder, self.builder.row.norms_rotated
+        recorder, late = self.recorder, self.builder.row.norms_rotated
         head_dim = x.width // heads
         if rope is not None and late:
             x = recorder.rotate(x, head_dim, rope)

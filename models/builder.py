@@ -82,3 +82,22 @@ class Builder:
         """Return the value of the tensor `name.scale`, or 1 without such a tensor."""
         scale = self.tensors.optional_numbers(f"{name}.scale", 1)
         return 1.0 if scale is None else float(scale[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a model: it records its operations with a builder."""
+
+    builder: Builder
+
+    @property
+    def config(self) -> Config:
+        return self.builder.config
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.builder.recorder
+
+    @property
+    def tensors(self) -> Tensors:
+        return self.builder.tensors

@@ -51,11 +51,11 @@ class ConnectionRecorder(LayerRecorder):
     def begin(self, x: Value) -> Value:
         """Return the streams, all equal to x."""
         count = self.own.streams
-        return self.builder.recorder.mix(x, 1, self.builder.tensors.numbers(f"ones({count})", [1.0] * count))
+        return self.recorder.mix(x, 1, self.tensors.numbers(f"ones({count})", [1.0] * count))
 
     def end(self, streams: Value) -> Value:
         """Return a weighted sum of the streams, or their mean if the GGUF has no weights for the sum."""
-        recorder, tensors, count = self.builder.recorder, self.builder.tensors, self.own.streams
+        recorder, tensors, count = self.recorder, self.tensors, self.own.streams
         if f"{HEAD}_fn.weight" in tensors:
             return recorder.mix(streams, count, self.coefficients(streams, HEAD, 1))
         return recorder.mix(streams, count, tensors.numbers(f"mean of {count}", [1.0 / count] * count))
@@ -65,7 +65,7 @@ class ConnectionRecorder(LayerRecorder):
         return streams
 
     def layer(self, x: Value, layer: int) -> Value:
-        builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
+        builder, recorder, name = self.builder, self.recorder, f"blk.{layer}."
         shares = self.shares(x, name + "hc_attn")
         (mixer,) = self.mixers(layer)
         mixed = mixer.mixed(self.input_norm(name + builder.row.attention_norm, shares.read), layer)
@@ -79,12 +79,12 @@ class ConnectionRecorder(LayerRecorder):
 
     @property
     def own(self) -> ConnectionConfig:
-        own = self.builder.config.connections
+        own = self.config.connections
         assert own is not None, "not a model with hyper-connections"
         return own
 
     def shares(self, streams: Value, name: str) -> Shares:
-        recorder, count = self.builder.recorder, self.own.streams
+        recorder, count = self.recorder, self.own.streams
         both = self.coefficients(streams, name, 3 if self.own.iterations else 2)
         read, written = (recorder.slice(both, part * count, (part + 1) * count) for part in range(2))
         mixed = recorder.slice(both, 2 * count, both.width) if self.own.iterations else None
@@ -92,18 +92,17 @@ class ConnectionRecorder(LayerRecorder):
 
     def wanted(self, shares: Shares) -> Shares:
         """Return the coefficients for the tokens whose logits are requested; `read` is no longer needed."""
-        select = self.builder.recorder.select_rows
+        select = self.recorder.select_rows
         mixed = None if shares.mixed is None else select(shares.mixed)
         return shares._replace(written=select(shares.written), mixed=mixed)
 
     def written(self, streams: Value, y: Value, shares: Shares) -> Value:
         """Return the streams after a block with output y."""
-        recorder = self.builder.recorder
-        base = streams if shares.mixed is None else recorder.mix(streams, self.own.streams, shares.mixed)
-        return recorder.mix(y, 1, shares.written, base)
+        base = streams if shares.mixed is None else self.recorder.mix(streams, self.own.streams, shares.mixed)
+        return self.recorder.mix(y, 1, shares.written, base)
 
     def coefficients(self, streams: Value, name: str, parts: int) -> Value:
-        recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
+        recorder, tensors, own = self.recorder, self.tensors, self.own
         width = hyper_connection_width(own.streams, parts)
         made = recorder.linear(self.builder.unit(streams), tensors.matrix(f"{name}_fn.weight", width, streams.width))
         scale, bias = tensors.vector(f"{name}_scale.weight", parts), tensors.vector(f"{name}_base.weight", width)

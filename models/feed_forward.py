@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast, get_args
 
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.config import ExpertConfig
 from localllm.plan import Activation, Stack, Value, Weight
 
@@ -14,10 +14,8 @@ _SHARED = "_shexp"  # suffix of a shared expert's tensor names
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForward:
+class FeedForward(Part):
     """Maps normed hidden states (T, width) to the feed-forward's output (T, width)."""
-
-    builder: Builder
 
     parallel: ClassVar[str] = _SHARED  # suffix of the dense feed-forward that runs in parallel with the experts
     sum_scale: ClassVar[float] = 1.0  # factor on the sum of the experts and this feed-forward
@@ -25,8 +23,8 @@ class FeedForward:
 
     def __call__(self, x: Value, layer: int, residual: Value, before: Value) -> Value:
         """Return the feed-forward of x, the normed hidden states of `residual`; `before` is the layer's input."""
-        config, experts = self.builder.config, self.builder.config.experts
-        if experts is None or f"blk.{layer}.ffn_gate_inp.weight" not in self.builder.tensors:
+        config, experts = self.config, self.config.experts
+        if experts is None or f"blk.{layer}.ffn_gate_inp.weight" not in self.tensors:
             return self.dense(layer, x, config.ffn_width[layer])
         return self.mixture(x, layer, residual, before, experts)
 
@@ -60,19 +58,18 @@ class FeedForward:
         """Return the experts' output for x. If the GGUF has latent projections (Nemotron 3 Super, Kimi K3), the experts
         compute in the latent width.
         """
-        builder, tensors = self.builder, self.builder.tensors
-        kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in tensors), "")
+        kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in self.tensors), "")
         if not kind:
             return experts(x)
-        width = tensors.height(f"{name}ffn_{kind}_down.weight")
-        low = experts(builder.linear(f"{name}ffn_{kind}_down", x, width, x.width))
-        return builder.linear(
-            f"{name}ffn_{kind}_up", builder.optional_norm(f"{name}ffn_{kind}_norm", low), x.width, width
+        width = self.tensors.height(f"{name}ffn_{kind}_down.weight")
+        low = experts(self.builder.linear(f"{name}ffn_{kind}_down", x, width, x.width))
+        return self.builder.linear(
+            f"{name}ffn_{kind}_up", self.builder.optional_norm(f"{name}ffn_{kind}_norm", low), x.width, width
         )
 
     def dense(self, layer: int, x: Value, inner: int, suffix: str = "") -> Value:
         """Return the down-projected output of a dense feed-forward with separate, fused or only up matrices."""
-        builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
+        builder, recorder, width = self.builder, self.recorder, self.config.width
         name = f"blk.{layer}."
         up_name = f"{name}ffn_up{suffix}"
         match self.form(layer, suffix, inner):
@@ -92,7 +89,7 @@ class FeedForward:
 
     def form(self, layer: int, suffix: str, inner: int) -> Literal["gated", "fused", "plain"]:
         """Return which matrices a dense feed-forward has."""
-        tensors, name = self.builder.tensors, f"blk.{layer}."
+        tensors, name = self.tensors, f"blk.{layer}."
         if self.builder.row.ffn != "found":
             return self.builder.row.ffn
         if f"{name}ffn_gate{suffix}.weight" in tensors:
@@ -104,16 +101,16 @@ class FeedForward:
         return self.builder.ffn_linear(name, x, inner, x.width)
 
     def gated(self, gate: Value, up: Value, layer: int) -> Value:
-        row, limit = self.builder.row, self.builder.config.limits[layer]
-        activation = row.limits if row.limits and limit else self.builder.config.activation
+        row, limit = self.builder.row, self.config.limits[layer]
+        activation = row.limits if row.limits and limit else self.config.activation
         assert activation != "xielu", "gates nothing"
-        return self.builder.recorder.glu(gate, up, activation, limit)
+        return self.recorder.glu(gate, up, activation, limit)
 
     def activated(self, x: Value, layer: int) -> Value:
         """Return the activation of feed-forwards without a gate."""
-        activation = self.builder.config.activation
+        activation = self.config.activation
         assert activation in get_args(Activation), "needs a gate"
-        return self.builder.recorder.activate(x, cast(Activation, activation))
+        return self.recorder.activate(x, cast(Activation, activation))
 
     def shared(self, layer: int, x: Value, inner: int, suffix: str) -> Value:
         """Return the shared expert's output for every token, gated if the GGUF has a gate."""
@@ -146,10 +143,9 @@ class FeedForward:
     def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """Return the stacks of gate and up matrices, from two tensors or from a fused tensor with
         the gate rows first."""
-        tensors = self.builder.tensors
-        fused = tensors.height(name + "ffn_gate_up_exps.weight")
+        fused = self.tensors.height(name + "ffn_gate_up_exps.weight")
         if not fused:
-            inner = tensors.height(name + "ffn_up_exps.weight")
+            inner = self.tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
             if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads only gate or up
                 return up, up
@@ -160,9 +156,9 @@ class FeedForward:
         return Stack(first, scale), Stack(second, scale)
 
     def stack(self, name: str, experts: ExpertConfig, rows: int, columns: int) -> Stack:
-        weight = self.builder.tensors.stack(name + ".weight", experts.count, rows, columns)
-        bias = self.builder.tensors.optional(name + ".bias", experts.count, rows)
+        weight = self.tensors.stack(name + ".weight", experts.count, rows, columns)
+        bias = self.tensors.optional(name + ".bias", experts.count, rows)
         return Stack(weight, self.stack_scale(name, experts), bias)
 
     def stack_scale(self, name: str, experts: ExpertConfig) -> Weight | None:
-        return self.builder.tensors.optional(name + ".scale", experts.count) if experts.matrix_scales else None
+        return self.tensors.optional(name + ".scale", experts.count) if experts.matrix_scales else None

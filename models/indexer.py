@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.config import IndexerConfig
 from localllm.models.errors import ModelError
 from localllm.models.properties import Indexer
@@ -22,11 +22,10 @@ from localllm.plan import Rope, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Part):
     """Records the selection of positions for each layer."""
 
-    builder: Builder
-    config: IndexerConfig
+    own: IndexerConfig
     row: Indexer
     context: int  # number of positions that the plan serves
     chosen: dict[int, Value] = field(default_factory=dict)  # selection by layer
@@ -39,13 +38,13 @@ class Selector:
 
         `narrow` is the input of the indexer's query matrix, and `rope` is the rotation of the attention keys.
         """
-        chooses = self.config.chooses[layer]
-        if chooses < 0 or self.config.count * self.config.block >= self.context:
+        chooses = self.own.chooses[layer]
+        if chooses < 0 or self.own.count * self.own.block >= self.context:
             return None
-        if rope is not None and rope.n_rot > self.config.head_dim:
+        if rope is not None and rope.n_rot > self.own.head_dim:
             raise ModelError(
-                f"{self.builder.config.architecture}.attention.indexer.key_length: expected at least "
-                f"rope.dimension_count {rope.n_rot}, found {self.config.head_dim}"
+                f"{self.config.architecture}.attention.indexer.key_length: expected at least "
+                f"rope.dimension_count {rope.n_rot}, found {self.own.head_dim}"
             )
         if chooses == layer:
             self.chosen[layer] = self.recorded(f"blk.{layer}.indexer.", x, narrow, rope)
@@ -54,11 +53,11 @@ class Selector:
     @property
     def every(self) -> int:
         """Positions per key in the cache: the pool size if it is 2 or 4, which fill whole SIMD vectors, otherwise 1."""
-        return self.config.block if self.pooled and self.config.block in (2, 4) else 1
+        return self.own.block if self.pooled and self.own.block in (2, 4) else 1
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
         """Record the selection of a layer that has an indexer. The arguments are as in `selection`."""
-        builder, own = self.builder, self.config
+        builder, own = self.builder, self.own
         recorder, tensors = builder.recorder, builder.tensors
         q = builder.linear(name + "attn_q_b", narrow, own.heads * own.head_dim, narrow.width)
         k = builder.linear(name + "attn_k", x, own.head_dim, x.width)
@@ -77,13 +76,13 @@ class Selector:
 
     def weights(self, name: str, x: Value) -> Value:
         """Return the weight of each indexer head in the sum of their scores."""
-        own = self.config
-        proj = self.builder.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
-        return self.builder.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
+        own = self.own
+        proj = self.tensors.matrix(f"{name}proj.weight", own.heads, x.width)
+        return self.recorder.linear(x, proj, None, 1.0 / math.sqrt(own.heads * own.head_dim))
 
     def turned(self, x: Value, rope: Rope) -> Value:
         """Rotate the first dimensions of every head."""
-        return self.builder.recorder.rotate(x, self.config.head_dim, rope)
+        return self.recorder.rotate(x, self.own.head_dim, rope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +90,11 @@ class NormedSelector(Selector):
     """An indexer whose queries and keys are both projections of the attention's input, with a norm each."""
 
     def projected(self, name: str, x: Value, heads: int) -> Value:
-        return self.builder.linear(f"{name}_proj", x, heads * self.config.head_dim, x.width)
+        return self.builder.linear(f"{name}_proj", x, heads * self.own.head_dim, x.width)
 
     def placed(self, name: str, x: Value, rope: Rope | None) -> Value:
         """Return heads, normed and rotated to their positions."""
-        recorder, size = self.builder.recorder, self.config.head_dim
-        weight = self.builder.tensors.vector(f"{name}_norm.weight", size)
-        x = recorder.rms_norm(x, weight, self.builder.config.eps, x.width // size)
+        recorder, size = self.recorder, self.own.head_dim
+        weight = self.tensors.vector(f"{name}_norm.weight", size)
+        x = recorder.rms_norm(x, weight, self.config.eps, x.width // size)
         return x if rope is None else recorder.rotate(x, size, replace(rope, style=self.row.rope_style))

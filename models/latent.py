@@ -56,21 +56,20 @@ class LatentAttention(Attention):
         return Attention.output(self, mixed if self.has_gate(layer) else self.values(mixed, layer), layer)
 
     def has_gate(self, layer: int) -> bool:
-        return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.builder.tensors
+        return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.tensors
 
     def values(self, mixed: Value, layer: int) -> Value:
-        matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer], self.latent(layer))
-        return self.builder.recorder.head_linear(mixed, matrices)
+        matrices = self.value_matrices(f"blk.{layer}.attn_", self.config.heads[layer], self.latent(layer))
+        return self.recorder.head_linear(mixed, matrices)
 
     def latent(self, layer: int) -> LatentConfig:
-        config = self.builder.config
-        latent = config.window_latent if config.windows[layer] else config.latent
+        latent = self.config.window_latent if self.config.windows[layer] else self.config.latent
         assert latent is not None, "not a model with latent attention"
         return latent
 
     def narrow(self, name: str, x: Value) -> Value:
         """Return the input of the query projection: x, or the normed down-projection of x."""
-        builder, rank = self.builder, self.builder.tensors.height(name + "q_a.weight")
+        builder, rank = self.builder, self.tensors.height(name + "q_a.weight")
         return builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width)) if rank else x
 
     def queries(self, name: str, x: Value, heads: int, latent: LatentConfig) -> tuple[Value, Value]:
@@ -93,30 +92,29 @@ class LatentAttention(Attention):
 
     def turned(self, x: Value, rope: Rope | None) -> Value:
         """Rotate all dimensions of every head; the head width is `rope.n_rot`."""
-        return x if rope is None else self.builder.recorder.rotate(x, rope.n_rot, rope)
+        return x if rope is None else self.recorder.rotate(x, rope.n_rot, rope)
 
     def key_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
         """Return the absorbed key matrices (heads, latent width, unrotated width): a tensor, or transposed rows of
         `kv_b`.
         """
-        tensors = self.builder.tensors
-        if name + "kv_b.weight" not in tensors:
+        tensors = self.tensors
+        if name + "kv_b.weight" not in self.tensors:
             return self.matrices(name + "k_b", heads, latent.rank, latent.plain)
         return tensors.transposed(name + "kv_b.weight", heads, latent.plain, latent.plain + latent.value, latent.rank)
 
     def value_matrices(self, name: str, heads: int, latent: LatentConfig) -> Weight:
         """Return the value matrices (heads, value width, latent width)."""
-        tensors = self.builder.tensors
-        if name + "kv_b.weight" not in tensors:
+        if name + "kv_b.weight" not in self.tensors:
             return self.matrices(name + "v_b", heads, latent.value, latent.rank)
         of = latent.plain + latent.value
-        both = tensors.matrix(name + "kv_b.weight", heads * of, latent.rank)
+        both = self.tensors.matrix(name + "kv_b.weight", heads * of, latent.rank)
         return replace(both.rows_of_each(of, latent.plain, of), shape=(heads, latent.value, latent.rank))
 
     def matrices(self, name: str, heads: int, rows: int, columns: int) -> Weight:
         """Return a stack of matrices; GGUFs of models with a single head omit the first dimension."""
         shapes = [(heads, rows, columns), *([(rows, columns)] if heads == 1 else [])]
-        return replace(self.builder.tensors.either(name + ".weight", *shapes), shape=(heads, rows, columns))
+        return replace(self.tensors.either(name + ".weight", *shapes), shape=(heads, rows, columns))
 
 
 def _at_rest(rope: Rope | None, width: int) -> Rope | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from localllm.models.attention import Attention
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.config import Config
 from localllm.models.feed_forward import FeedForward
 from localllm.models.recurrent import Recurrence
@@ -14,10 +14,9 @@ from localllm.plan import Value
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRecorder:
+class LayerRecorder(Part):
     """Records one layer for the hidden states of T tokens. One layer selects the tokens whose logits are requested."""
 
-    builder: Builder
     attention: Attention
     recurrence: Recurrence
     feed_forward: FeedForward
@@ -67,16 +66,15 @@ class LayerRecorder:
 
     def mixers(self, layer: int) -> list[Attention | Recurrence]:
         """Return the mixers of the layer: attention, recurrence, or both."""
-        config = self.builder.config
-        attention: list[Attention | Recurrence] = [self.attention] if config.attends[layer] else []
-        return [*attention, self.recurrence] if config.recurs[layer] else attention
+        attention: list[Attention | Recurrence] = [self.attention] if self.config.attends[layer] else []
+        return [*attention, self.recurrence] if self.config.recurs[layer] else attention
 
     def selects(self, layer: int) -> bool:
         """Return whether later layers read only the hidden states of tokens whose logits are requested.
 
         This is the last layer with its own KV cache; later layers read cached keys and values of all tokens.
         """
-        return not self.every_row and layer == max(self.builder.config.kv_layer)
+        return not self.every_row and layer == max(self.config.kv_layer)
 
     def mixer_input(self, x: Value, normed: Value, layer: int) -> Value:
         """Return what attention and recurrent mixers read."""
@@ -88,12 +86,11 @@ class LayerRecorder:
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """Return x + y; depending on the architecture, y is normed or scaled first."""
-        builder = self.builder
-        if builder.row.post_norms:
+        if self.builder.row.post_norms:
             y = self.post_norm(norm, y)
-        if builder.config.residual_scale != 1.0:
-            y = builder.recorder.scale(y, builder.config.residual_scale)
-        return builder.recorder.add(x, y)
+        if self.config.residual_scale != 1.0:
+            y = self.recorder.scale(y, self.config.residual_scale)
+        return self.recorder.add(x, y)
 
     def post_norm(self, name: str, y: Value) -> Value:
         """Return the norm of a block's output."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.plan import Plan, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Output(Part):
     """Maps the last layer's hidden states (T, width) to logits (T, vocabulary)."""
-
-    builder: Builder
 
     def finish(
         self, x: Value, norm: str, name: str = "output", every_row: bool = False, hidden: Value | None = None
@@ -21,28 +19,27 @@ class Output:
 
         `hidden` is the input of multi-token-prediction heads if it differs from the output's input.
         """
-        builder = self.builder
-        normed = builder.norm(norm, x) if norm else x
-        logits = self.logits(builder.recorder.select_rows(normed) if every_row else normed, name)
-        read = hidden or (normed if builder.row.heads_norm else x)
-        return builder.recorder.finish(logits, builder.tensors.used(), read)
+        normed = self.builder.norm(norm, x) if norm else x
+        logits = self.logits(self.recorder.select_rows(normed) if every_row else normed, name)
+        read = hidden or (normed if self.builder.row.heads_norm else x)
+        return self.recorder.finish(logits, self.tensors.used(), read)
 
     def logits(self, x: Value, name: str) -> Value:
         """Return the logits of normed hidden states; without the named matrix, the output is tied to
         the embedding table."""
-        config, tensors = self.builder.config, self.builder.tensors
+        config, tensors = self.config, self.tensors
         given, rows = f"{name}.weight" in tensors, self.rows(name)
         weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", rows, config.width)
         scale = config.logit_scale * (self.builder.scale(name) if given else self.tied_scale)
-        logits = self.builder.recorder.linear(x, weight, self.bias(name, rows), scale)
-        return self.builder.recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
+        logits = self.recorder.linear(x, weight, self.bias(name, rows), scale)
+        return self.recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
 
     def rows(self, name: str) -> int:
         """Return the number of tokens that have logits."""
-        return self.builder.config.vocabulary
+        return self.config.vocabulary
 
     def bias(self, name: str, rows: int) -> Weight | None:
-        return self.builder.tensors.optional(f"{name}.bias", rows)
+        return self.tensors.optional(f"{name}.bias", rows)
 
     @property
     def tied_scale(self) -> float:

@@ -8,29 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
+from localllm.models.routing import ExpertGating
+from localllm.plan import Activation, GluActivation, NormKind, RopeStyle
 
 # biases and scales of attention matrices that some models ignore
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGating:
-    """How the router weights a token's experts; `plan.Experts` defines the gatings."""
-
-    gating: Gating
-    normalize: bool  # divide the selected weights by their sum
-    # Whether metadata keys override the fields. True: they override `gating` and `normalize`, and may set a scale.
-    # "gating": they override `gating` only. "scaled": they override `gating` and may set a scale.
-    from_file: bool | Literal["gating", "scaled"] = False
-    scales: bool = False  # apply `.scale` tensors of expert matrices
-    activation: GluActivation = "silu"
-
-
-SOFTMAX, SCALED_SOFTMAX = ExpertGating("softmax", True), ExpertGating("softmax", True, scales=True)
-FILE_SOFTMAX = ExpertGating("softmax", False, from_file=True)
-FILE_SIGMOID = ExpertGating("sigmoid", False, from_file=True)
-SCALED_SIGMOID = ExpertGating("sigmoid", False, from_file=True, scales=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ A mixer consists of causal convolutions, and of linear attention or a selective 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.config import RecurrentConfig
 from localllm.models.properties import Mixer
 from localllm.plan import Value, Weight
@@ -23,13 +24,11 @@ OUTPUTS: dict[Mixer, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(Part):
     """Maps normed hidden states (T, width) to the mixer's output (T, inner), and the output to (T, width)."""
 
-    builder: Builder
-
     def mixed(self, x: Value, layer: int) -> Value:
-        sizes = self.builder.config.recurrent
+        sizes = self.config.recurrent
         assert sizes is not None
         return self.mix(Parts(self.builder, sizes, layer), x)
 
@@ -42,7 +41,7 @@ class Recurrence:
     def output(self, mixed: Value, layer: int) -> Value:
         recurrent = self.builder.row.recurrent
         assert recurrent is not None
-        width, prefix = self.builder.config.width, f"blk.{layer}."
+        width, prefix = self.config.width, f"blk.{layer}."
         name = OUTPUTS.get(recurrent.mixer, "ssm_out")
         if name == "attn_output":
             return self.builder.product(prefix + name, mixed, width)
@@ -50,10 +49,9 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Part):
     """Records the parts of one layer's mixer; names are tensor names after `blk.N.`."""
 
-    builder: Builder
     sizes: RecurrentConfig
     layer: int
 
@@ -62,66 +60,58 @@ class Parts:
         return f"blk.{self.layer}."
 
     def has(self, name: str) -> bool:
-        return f"{self.prefix}{name}.weight" in self.builder.tensors
+        return f"{self.prefix}{name}.weight" in self.tensors
 
     def linear(self, name: str, x: Value, rows: int) -> Value:
         return self.builder.linear(self.prefix + name, x, rows, x.width)
 
     def weights(self, name: str, columns: int, sizes: tuple[int, ...], groups: int = 1) -> list[Weight]:
         """Split a matrix into parts with `sizes` rows each; the pattern of parts repeats `groups` times."""
-        of = sum(sizes)
-        weight, start = self.builder.tensors.matrix(f"{self.prefix}{name}.weight", groups * of, columns), 0
-        found = []
-        for size in sizes:
-            stop = start + size
-            found.append(weight.rows_of_each(of, start, stop) if groups > 1 else weight.part(start, stop))
-            start = stop
-        return found
+        weight = self.tensors.matrix(f"{self.prefix}{name}.weight", groups * sum(sizes), columns)
+        if groups == 1:
+            return [weight.part(*ends) for ends in _ranges(sizes)]
+        return [weight.rows_of_each(sum(sizes), *ends) for ends in _ranges(sizes)]
 
     def rows(self, name: str, x: Value, sizes: tuple[int, ...], groups: int = 1) -> list[Value]:
         """Return the products of x with the parts of a matrix."""
-        recorder, scale = self.builder.recorder, self.builder.scale(self.prefix + name)
+        recorder, scale = self.recorder, self.builder.scale(self.prefix + name)
         return [recorder.linear(x, part, None, scale) for part in self.weights(name, x.width, sizes, groups)]
 
     def convolved(self, name: str, parts: list[Value]) -> list[Value]:
         """Convolve every part with its channels of one kernel; the channels follow the order of the parts."""
-        builder, recorder, width = self.builder, self.builder.recorder, sum(part.width for part in parts)
-        weight = builder.tensors.folded(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
-        found, start = [], 0
-        for part in parts:
-            stop = start + part.width
-            bias = builder.tensors.optional_part(f"{self.prefix}{name}.bias", start, stop, width)
-            found.append(recorder.convolve(part, weight.part(start, stop), bias))
-            start = stop
+        builder, width = self.builder, sum(part.width for part in parts)
+        weight, found = builder.tensors.folded(f"{self.prefix}{name}.weight", width, self.sizes.kernel), []
+        for part, ends in zip(parts, _ranges([part.width for part in parts]), strict=True):
+            bias = builder.tensors.optional_part(f"{self.prefix}{name}.bias", *ends, width)
+            found.append(builder.recorder.convolve(part, weight.part(*ends), bias))
         return found
 
     def active(self, values: list[Value]) -> list[Value]:
-        return [self.builder.recorder.activate(value, "silu") for value in values]
+        return [self.recorder.activate(value, "silu") for value in values]
 
     def steps(self, x: Value, weight: Weight, scale: float = 1.0) -> Value:
         """Return the step sizes, one per head: softplus((x @ weight.T) * scale + bias)."""
         recorder, bias = (
-            self.builder.recorder,
-            self.builder.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0]),
+            self.recorder,
+            self.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0]),
         )
         return recorder.activate(recorder.linear(x, weight, bias, scale), "softplus")
 
     def vector(self, name: str, width: int) -> Weight:
         """Return one value per head; some GGUFs store the vector as a column."""
-        return self.builder.tensors.column(self.prefix + name, width)
+        return self.tensors.column(self.prefix + name, width)
 
     def norm(self, name: str, x: Value, groups: int) -> Value:
-        builder = self.builder
         name, width = f"{self.prefix}{name}.weight", x.width // groups
-        weight = builder.tensors.either(name, (width,), (groups, width))
-        return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
+        weight = self.tensors.either(name, (width,), (groups, width))
+        return self.recorder.rms_norm(x, weight, self.config.eps, groups)
 
     def unit(self, x: Value, groups: int, scale: float, eps: float = L2_EPS) -> Value:
         """Return each of `groups` slices divided by its L2 norm, times `scale`."""
         width = x.width // groups
         factor = scale * width**-0.5
-        weight = self.builder.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
-        return self.builder.recorder.rms_norm(x, weight, eps / width, groups)
+        weight = self.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
+        return self.recorder.rms_norm(x, weight, eps / width, groups)
 
     def bare(self, names: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
         """Return the product of x with a matrix, or with its two low-rank factors if the GGUF
@@ -129,13 +119,18 @@ class Parts:
         first, *second = names.split()
         if not second or not self.has(second[0]):
             return self.builder.product(self.prefix + first, x, rows, bias)
-        rank = self.builder.tensors.height(f"{self.prefix}{first}.weight")
+        rank = self.tensors.height(f"{self.prefix}{first}.weight")
         return self.builder.product(self.prefix + second[0], self.bare(first, x, rank), rows, bias)
+
+
+def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (start, stop) of consecutive parts with these sizes."""
+    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def short_conv(parts: Parts, x: Value) -> Value:
     """The short convolution of LFM2, gated before and after."""
-    recorder, width = parts.builder.recorder, parts.builder.config.width
+    recorder, width = parts.recorder, parts.config.width
     before, after, inner = parts.rows("shortconv.in_proj", x, (width,) * 3)
     (mixed,) = parts.convolved("shortconv.conv", [recorder.glu(before, inner, "identity")])
     return recorder.glu(after, mixed, "identity")
@@ -143,7 +138,7 @@ def short_conv(parts: Parts, x: Value) -> Value:
 
 def delta_net(parts: Parts, x: Value) -> Value:
     """The gated delta rule of Qwen3-Next and 3.5, on convolved queries, keys and values."""
-    recorder, sizes = parts.builder.recorder, parts.sizes
+    recorder, sizes = parts.recorder, parts.sizes
     heads, groups, dim = sizes.heads, sizes.groups, sizes.inner // sizes.heads
     each, keys = heads // groups, groups * sizes.state
     if parts.has("attn_qkv"):
@@ -167,7 +162,7 @@ def delta_net(parts: Parts, x: Value) -> Value:
 
 def kda(parts: Parts, x: Value) -> Value:
     """Kimi Delta Attention (arXiv:2510.26692): the delta rule with a decay per channel."""
-    builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
+    builder, recorder, sizes = parts.builder, parts.recorder, parts.sizes
     heads, inner, eps = sizes.heads, sizes.inner, sizes.unit_eps or builder.config.eps
     q, k, v = [
         parts.active(parts.convolved(f"ssm_conv1d_{name}", [parts.bare(f"attn_{name}", x, inner)]))[0] for name in "qkv"
@@ -184,7 +179,7 @@ def kda(parts: Parts, x: Value) -> Value:
 def _channel_steps(parts: Parts, x: Value) -> tuple[Value, Weight]:
     """Return the step of each channel and the decay rate of each head; with bounded log decays, the
     bound is the rate."""
-    recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
+    recorder, sizes, tensors = parts.recorder, parts.sizes, parts.tensors
     if sizes.bound:
         slopes = tensors.repeated(parts.prefix + "ssm_a", sizes.heads, sizes.state, sizes.sign)
         steps = recorder.activate(recorder.scale_columns(x, slopes, sizes.heads), "sigmoid")
@@ -193,7 +188,7 @@ def _channel_steps(parts: Parts, x: Value) -> tuple[Value, Weight]:
 
 
 def mamba2(parts: Parts, x: Value) -> Value:
-    recorder, sizes = parts.builder.recorder, parts.sizes
+    recorder, sizes = parts.recorder, parts.sizes
     shared = sizes.groups * sizes.state
     weights = parts.weights("ssm_in", x.width, (sizes.inner, sizes.inner, shared, shared, sizes.heads))
     scale = parts.builder.scale(f"{parts.prefix}ssm_in")
@@ -205,14 +200,14 @@ def mamba2(parts: Parts, x: Value) -> Value:
 
 
 def scanned(parts: Parts, inner: Value, b: Value, c: Value, steps: Value, groups: int) -> Value:
-    heads, recorder = steps.width, parts.builder.recorder
+    heads, recorder = steps.width, parts.recorder
     rate, skip = parts.vector("ssm_a", heads), parts.vector("ssm_d", heads)
     return recorder.linear_attention(c, b, inner, steps, steps, rate, groups, skip=skip)
 
 
 def mamba(parts: Parts, x: Value) -> Value:
     """The mixer of Mamba-1; Jamba and Falcon Mamba also norm steps, B and C."""
-    builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
+    builder, recorder, sizes = parts.builder, parts.recorder, parts.sizes
     inner, z = parts.rows("ssm_in", x, (sizes.inner, sizes.inner))
     (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
     dt, b, c = parts.rows("ssm_x", inner, (sizes.heads, sizes.state, sizes.state))

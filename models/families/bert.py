@@ -7,9 +7,10 @@ from functools import partial
 
 from localllm.models.architecture import Architecture, LayerRecorder
 from localllm.models.config import Config
-from localllm.models.properties import ExpertGating, Properties, Sliding
+from localllm.models.properties import Properties, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.config import read_pooling
+from localllm.models.routing import ExpertGating
 from localllm.plan import Value
 
 
@@ -32,7 +33,7 @@ class ModernBertLayers(LayerRecorder):
     """The first layer's attention has no input norm if the GGUF lacks the tensor."""
 
     def input_norm(self, name: str, x: Value) -> Value:
-        missing = name.startswith("blk.0.") and f"{name}.weight" not in self.builder.tensors
+        missing = name.startswith("blk.0.") and f"{name}.weight" not in self.tensors
         return x if missing else super().input_norm(name, x)
 
 

@@ -9,20 +9,12 @@ from functools import partial
 from localllm.models.architecture import Architecture, Attention, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.errors import ModelError
-from localllm.models.properties import (
-    FILE_SIGMOID,
-    QKV_EXTRAS,
-    SCALED_SIGMOID,
-    SOFTMAX,
-    ExpertGating,
-    Properties,
-    Recurrent,
-    Sliding,
-)
+from localllm.models.properties import QKV_EXTRAS, Properties, Recurrent, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR
 from localllm.models.reading.config import read_multipliers, read_softcap
 from localllm.models.recurrent import Parts, Recurrence, scanned
+from localllm.models.routing import FILE_SIGMOID, SCALED_SIGMOID, SOFTMAX, ExpertGating
 from localllm.plan import Stack, Value
 
 # -- Apertus ----------------------------------------------------------------------------------------------------------
@@ -45,7 +37,7 @@ def _softplus(x: float) -> float:
 
 class XieluFeedForward(FeedForward):
     def activated(self, x: Value, layer: int) -> Value:
-        return self.builder.recorder.xielu(x, *self.builder.own(tuple)[layer])
+        return self.recorder.xielu(x, *self.builder.own(tuple)[layer])
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------
@@ -100,7 +92,7 @@ class GroveFeedForward(FeedForward):
     """
 
     def added(self, layer: int, y: Value, x: Value, router: Value, experts: ExpertConfig) -> Value:
-        recorder, tensors, name = self.builder.recorder, self.builder.tensors, f"blk.{layer}.ffn_"
+        recorder, tensors, name = self.recorder, self.tensors, f"blk.{layer}.ffn_"
         inner, (group, scale) = tensors.height(f"{name}up_chexps.weight"), self.builder.own(tuple)
         sizes = {"gate": (inner, x.width), "up": (inner, x.width), "down": (x.width, inner)}
         gate, up, down = (
@@ -137,7 +129,7 @@ class GrokFeedForward(FeedForward):
 
 class GrokLayers(LayerRecorder):
     def post_norm(self, name: str, y: Value) -> Value:
-        old = f"{name}.weight" in self.builder.tensors
+        old = f"{name}.weight" in self.tensors
         return self.builder.norm(name if old else name.replace("layer_output_norm", "post_ffw_norm"), y)
 
 
@@ -149,7 +141,7 @@ class FalconLayers(LayerRecorder):
 
     def mixer_input(self, x: Value, normed: Value, layer: int) -> Value:
         name = f"blk.{layer}.attn_norm_2"
-        return self.builder.norm(name, x) if f"{name}.weight" in self.builder.tensors else normed
+        return self.builder.norm(name, x) if f"{name}.weight" in self.tensors else normed
 
 
 def _mimo2(keys: Keys, row: Properties, head: int) -> Config:
@@ -161,7 +153,7 @@ def _mimo2(keys: Keys, row: Properties, head: int) -> Config:
 class MimoAttention(Attention):
     def values(self, v: Value, kv_heads: int) -> Value:
         scale = self.builder.own(float)
-        return v if scale == 1.0 else self.builder.recorder.scale(v, scale)
+        return v if scale == 1.0 else self.recorder.scale(v, scale)
 
 
 def _step35(keys: Keys, row: Properties, head: int) -> Config:
@@ -181,7 +173,7 @@ class Plamo2(Recurrence):
     """The mixer of PLaMo 2: Mamba-2 with one key head; B, C and steps depend on the convolved input, as in Mamba-1."""
 
     def mix(self, parts: Parts, x: Value) -> Value:
-        recorder, sizes, builder = parts.builder.recorder, parts.sizes, parts.builder
+        recorder, sizes, builder = parts.recorder, parts.sizes, parts.builder
         dim, rank = sizes.inner // sizes.heads, max(64, builder.config.width // 16)
         z, inner = parts.rows("ssm_in", x, (dim, dim), sizes.heads)
         (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
@@ -220,9 +212,9 @@ class TalkieLayers(LayerRecorder):
         return self.embedding[0]
 
     def layer(self, x: Value, layer: int) -> Value:
-        x, recorder = LayerRecorder.layer(self, x, layer), self.builder.recorder
+        x, recorder = LayerRecorder.layer(self, x, layer), self.recorder
         name = f"blk.{layer}.layer_output_scale.weight"
-        scale = self.builder.tensors.optional_numbers(name, 1)
+        scale = self.tensors.optional_numbers(name, 1)
         if scale is None:
             raise ModelError(f"{name}: the file does not hold this tensor; expected shape (1)")
         own = self.embedding[0] if self.embedding[0].rows == x.rows else recorder.select_rows(self.embedding[0])

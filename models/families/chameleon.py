@@ -25,7 +25,7 @@ class ChameleonAttention(Attention):
 
 class ChameleonLayers(LayerRecorder):
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        return self.builder.recorder.add(x, self.builder.norm(norm, y) if self.builder.own(bool) else y)
+        return self.recorder.add(x, self.builder.norm(norm, y) if self.builder.own(bool) else y)
 
     def input_norm(self, name: str, x: Value) -> Value:
         return x if self.builder.own(bool) else super().input_norm(name, x)
@@ -34,7 +34,7 @@ class ChameleonLayers(LayerRecorder):
 class WithoutImages(Output):
     def bias(self, name: str, rows: int) -> Weight | None:
         silent = [-math.inf if token in IMAGES else 0.0 for token in range(rows)]
-        return super().bias(name, rows) or self.builder.tensors.numbers(f"silent({rows})", silent)
+        return super().bias(name, rows) or self.tensors.numbers(f"silent({rows})", silent)
 
 
 ROWS = (

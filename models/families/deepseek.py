@@ -15,10 +15,11 @@ from localllm.models.architecture import Architecture, Attention, FeedForward
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
-from localllm.models.properties import FILE_SOFTMAX, ExpertGating, Indexer, Properties, Sliding
+from localllm.models.properties import Indexer, Properties, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from localllm.models.reading.feed_forward import with_limits_of_experts
+from localllm.models.routing import FILE_SOFTMAX, ExpertGating
 from localllm.plan import Rope, Value
 
 OVERLAPPING = 4  # the ratio whose pools overlap and are selected by an indexer
@@ -136,7 +137,7 @@ class CompressedAttention(Attention):
 
     def selection(self, name: str, x: Value, narrow: Value, rope: Rope) -> Value | None:
         """Return the pools that each token reads, or None for all."""
-        builder, own = self.builder, self.builder.config.indexer
+        builder, own = self.builder, self.config.indexer
         assert own is not None
         assert self.selector is not None
         if own.count * own.block >= self.selector.context:
@@ -155,12 +156,11 @@ class HashedFeedForward(FeedForward):
     """Looks up the experts of every token by its id in the first layers."""
 
     def choices(self, layer: int, router: Value, experts: ExpertConfig) -> Value | None:
-        recorder, config = self.builder.recorder, self.builder.config
         if layer >= self.builder.own(CompressionConfig).hashed:
             return None
         table = f"blk.{layer}.ffn_gate_tid2eid.weight"
-        chosen = recorder.embed(self.builder.tensors.integers(table, config.vocabulary, experts.used, experts.count))
-        return recorder.select_rows(chosen) if router.rows == "logits" else chosen
+        chosen = self.recorder.embed(self.tensors.integers(table, self.config.vocabulary, experts.used, experts.count))
+        return self.recorder.select_rows(chosen) if router.rows == "logits" else chosen
 
 
 ROWS = (

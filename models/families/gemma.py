@@ -16,10 +16,11 @@ from functools import partial
 from localllm.models.architecture import Architecture, Attention, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
 from localllm.models.errors import ModelError
-from localllm.models.properties import ExpertGating, Properties, Sliding
+from localllm.models.properties import Properties, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_LAYERS, MAX_WIDTH
 from localllm.models.reading.config import check_causal, read_softcap
+from localllm.models.routing import ExpertGating
 from localllm.plan import Rows, Value
 
 EPS = 1e-5  # minimum mean square of a stream, as in transformers
@@ -99,7 +100,7 @@ class Gemma4Attention(Gemma3nAttention):
 
     def parts(self, layer: int) -> str:
         names = (f"blk.{layer}.attn_{part}.weight" for part in ("v", "qkv"))
-        return "qkv" if any(name in self.builder.tensors for name in names) else "qk"
+        return "qkv" if any(name in self.tensors for name in names) else "qk"
 
 
 class SparseFeedForward(FeedForward):
@@ -107,7 +108,7 @@ class SparseFeedForward(FeedForward):
 
     def gate(self, layer: int, name: str, x: Value, inner: int) -> Value:
         gate, sparsity = super().gate(layer, name, x, inner), self.builder.own(GemmaConfig).sparsity[layer]
-        return gate if sparsity is None else self.builder.recorder.gaussian_top_k(gate, sparsity)
+        return gate if sparsity is None else self.recorder.gaussian_top_k(gate, sparsity)
 
 
 class Gemma4FeedForward(FeedForward):
@@ -154,10 +155,10 @@ class PerLayerRecorder(LayerRecorder):
         return x
 
     def layer(self, x: Value, layer: int) -> Value:
-        x, recorder = LayerRecorder.layer(self, x, layer), self.builder.recorder
+        x, recorder = LayerRecorder.layer(self, x, layer), self.recorder
         if self.own.per_layer_width:
             x = recorder.add(x, self.branch(x, layer))
-        scale = self.builder.tensors.optional_numbers(f"blk.{layer}.layer_output_scale.weight", 1)
+        scale = self.tensors.optional_numbers(f"blk.{layer}.layer_output_scale.weight", 1)
         return x if scale is None else recorder.scale(x, float(scale[0]))
 
     def branch(self, x: Value, layer: int) -> Value:
@@ -176,7 +177,7 @@ class AltUpRecorder(PerLayerRecorder):
 
     def begin(self, x: Value) -> Value:
         """Return all streams: the first is x, the others are projections of x rescaled to the magnitude of x."""
-        x, recorder, tensors = PerLayerRecorder.begin(self, x), self.builder.recorder, self.builder.tensors
+        x, recorder, tensors = PerLayerRecorder.begin(self, x), self.recorder, self.tensors
         streams = self.own.streams
         others = tensors.flat("altup_proj.weight", streams - 1, x.width, x.width)
         made = recorder.match(recorder.linear(x, others), x, EPS, streams - 1)
@@ -188,9 +189,8 @@ class AltUpRecorder(PerLayerRecorder):
         """Return the mean of the streams, after projecting all but the first and rescaling them to the first one's
         magnitude.
         """
-        builder = self.builder
-        recorder, width, count = builder.recorder, builder.config.width, self.own.streams
-        matrices = builder.tensors.flat("altup_unembd_proj.weight", count - 1, width, width)
+        recorder, width, count = self.recorder, self.config.width, self.own.streams
+        matrices = self.tensors.flat("altup_unembd_proj.weight", count - 1, width, width)
         first = total = self.stream(streams, 0)
         for number in range(1, count):
             matrix = matrices.part((number - 1) * width, number * width)
@@ -229,19 +229,19 @@ class AltUpRecorder(PerLayerRecorder):
         return recorder.mix(self.branch(own, layer), 1, others, corrected)
 
     def stream(self, x: Value, number: int) -> Value:
-        width = self.builder.config.width
-        return self.builder.recorder.slice(x, number * width, (number + 1) * width)
+        width = self.config.width
+        return self.recorder.slice(x, number * width, (number + 1) * width)
 
     def modes(self, x: Value, name: str) -> Value:
         """Return values (T, streams) in -1..1, from which the prediction and correction coefficients are computed."""
-        builder, width = self.builder, self.builder.config.width
+        builder, width = self.builder, self.config.width
         router = builder.tensors.matrix(name + "altup_router.weight", self.own.streams, width)
         normed = builder.norm(name + "altup_router_norm", x)
         return builder.recorder.softcap(builder.recorder.linear(normed, router, None, 1.0 / width), 1.0)
 
     def low_rank(self, x: Value, name: str) -> Value:
         """Return x plus the normed product of x with two low-rank matrices."""
-        builder, rank = self.builder, self.builder.tensors.height(name + "laurel_l.weight")
+        builder, rank = self.builder, self.tensors.height(name + "laurel_l.weight")
         y = builder.linear(name + "laurel_l", x, rank, x.width)
         y = builder.linear(name + "laurel_r", y, x.width, rank)
         return builder.recorder.add(builder.norm(name + "laurel_post_norm", y), x)

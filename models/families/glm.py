@@ -8,10 +8,11 @@ from localllm.models.architecture import Architecture, Selector
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
 from localllm.models.errors import ModelError
-from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Indexer, Properties, Recurrent
+from localllm.models.properties import QKV_EXTRAS, Indexer, Properties, Recurrent
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.feed_forward import with_limits_of_experts
 from localllm.models.reading.indexer import with_pools
+from localllm.models.routing import FILE_SIGMOID
 from localllm.plan import BLOCK, Value
 
 
@@ -30,10 +31,10 @@ class PooledSelector(Selector):
     pooled = True
 
     def keys(self, name: str, k: Value, x: Value) -> Value:
-        name, own = name.removesuffix(".") + "_compressor_", self.config
+        name, own = name.removesuffix(".") + "_compressor_", self.own
         gate = self.builder.linear(name + "gate", x, own.head_dim, x.width)
-        bias = self.builder.tensors.matrix(name + "ape.weight", own.block, own.head_dim)
-        return self.builder.recorder.pool(k, gate, bias)
+        bias = self.tensors.matrix(name + "ape.weight", own.block, own.head_dim)
+        return self.recorder.pool(k, gate, bias)
 
 
 ROWS = (

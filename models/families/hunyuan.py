@@ -7,9 +7,10 @@ from dataclasses import replace
 from localllm.models.architecture import Architecture, Selector
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder, read_connections
-from localllm.models.properties import FILE_SIGMOID, Indexer, Properties
+from localllm.models.properties import Indexer, Properties
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT
+from localllm.models.routing import FILE_SIGMOID
 from localllm.plan import Rope, Value
 
 
@@ -22,7 +23,7 @@ def _read(keys: Keys, row: Properties, head: int) -> Config:
 
 class TrailingSelector(Selector):
     def turned(self, x: Value, rope: Rope) -> Value:
-        return self.builder.rotate_last(x, self.config.head_dim, rope)
+        return self.builder.rotate_last(x, self.own.head_dim, rope)
 
 
 ROWS = (

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from localllm.models.architecture import Architecture, FeedForward, LayerRecorder
 from localllm.models.config import Config, ExpertConfig
-from localllm.models.properties import FILE_SIGMOID, QKV_EXTRAS, Properties, Recurrent
+from localllm.models.properties import QKV_EXTRAS, Properties, Recurrent
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_FACTOR, MAX_LAYERS
+from localllm.models.routing import FILE_SIGMOID
 from localllm.plan import Stack, Value
 
 
@@ -44,7 +45,7 @@ class CheckpointRecorder(LayerRecorder):
     def layer(self, x: Value, layer: int) -> Value:
         if not self.builder.own(KimiConfig).interval:
             return LayerRecorder.layer(self, x, layer)
-        builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
+        builder, recorder, name = self.builder, self.recorder, f"blk.{layer}."
         read, starts = self.blend(x, name + "attn_res_score"), layer % builder.own(KimiConfig).interval == 0
         if starts:
             self.kept[:] = [recorder.concat(self.kept[0], x) if self.kept else x]
@@ -60,16 +61,15 @@ class CheckpointRecorder(LayerRecorder):
     def blend(self, x: Value, name: str) -> Value:
         if not self.kept:
             return x
-        builder = self.builder
-        weight = builder.tensors.vector(f"{name}.weight", builder.config.width)
-        return builder.recorder.blend(self.kept[0], x, weight, builder.config.eps)
+        weight = self.tensors.vector(f"{name}.weight", self.config.width)
+        return self.recorder.blend(self.kept[0], x, weight, self.config.eps)
 
 
 class SituFeedForward(FeedForward):
     """Divides up by the ratio of the caps, and multiplies the product by it, as the scale of the experts does."""
 
     def gated(self, gate: Value, up: Value, layer: int) -> Value:
-        recorder, ratio = self.builder.recorder, self.builder.own(KimiConfig).ratio
+        recorder, ratio = self.recorder, self.builder.own(KimiConfig).ratio
         if ratio == 1.0:
             return super().gated(gate, up, layer)
         return recorder.scale(super().gated(gate, recorder.scale(up, 1.0 / ratio), layer), ratio)
@@ -80,7 +80,7 @@ class SituFeedForward(FeedForward):
         if ratio == 1.0:
             return gate, up
         assert up.scale is None, "scaled for the unit alone"
-        scales = self.builder.tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count)
+        scales = self.tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count)
         return gate, replace(up, scale=scales)
 
 

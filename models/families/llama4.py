@@ -8,9 +8,10 @@ from localllm.models.architecture import Architecture, FeedForward
 from localllm.models.attention import Attention, Ropes
 from localllm.models.config import Config
 from localllm.models.errors import ModelError
-from localllm.models.properties import ExpertGating, Properties, Sliding
+from localllm.models.properties import Properties, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_EXPERTS
+from localllm.models.routing import ExpertGating
 from localllm.plan import Rope
 
 GROWTH, LENGTH = 0.1, 8192  # of the query temperature
@@ -30,7 +31,7 @@ class ChunkedAttention(Attention):
 
     def ropes(self, layer: int) -> Ropes:
         """Return the rotations; layers without RoPE get a rotation by angle 0, which applies the temperature."""
-        config, size = self.builder.config, self.builder.config.head_dim[0]
+        config, size = self.config, self.config.head_dim[0]
         if config.rotated[layer]:
             return super().ropes(layer)
         angles = (0.0,) * (size // 2)

@@ -89,10 +89,10 @@ class StackRecorder(LayerRecorder):
         return name if name.endswith(".scale") else _of_block(name, own.block)  # scales are numbered by layer
 
     def begin(self, x: Value) -> Value:
-        start = self.builder.tensors.row("hrm.z_l_init", x.width)
+        start = self.tensors.row("hrm.z_l_init", x.width)
         self.given[True] = x
         # positions past the table's end read its last row
-        self.given[False] = self.builder.recorder.embed(start, positions=True)
+        self.given[False] = self.recorder.embed(start, positions=True)
         return x
 
     def layer(self, x: Value, layer: int) -> Value:
@@ -111,7 +111,7 @@ class StackRecorder(LayerRecorder):
         layer, as in llama.cpp."""
         for name in SCALED:
             own = f"blk.{layer}.{name}.scale"
-            if f"blk.{block}.{name}.scale" in self.builder.tensors and own not in self.builder.tensors:
+            if f"blk.{block}.{name}.scale" in self.tensors and own not in self.tensors:
                 raise ModelError(f"{own}: the file does not hold this scale; scales count all passes of a block")
 
 
@@ -126,7 +126,7 @@ class LoopRecorder(LayerRecorder):
 
     def layer(self, x: Value, layer: int) -> Value:
         own, x = self.builder.own(LoopConfig), super().layer(x, layer)
-        last = (layer + 1) % own.layers == 0 and layer + 1 < self.builder.config.layers
+        last = (layer + 1) % own.layers == 0 and layer + 1 < self.config.layers
         return self.builder.norm(self.builder.row.output_norm, x) if own.normed and last else x
 
 

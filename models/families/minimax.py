@@ -8,11 +8,12 @@ from localllm.models.architecture import Architecture, LayerRecorder
 from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
 from localllm.models.indexer import NormedSelector
-from localllm.models.properties import SOFTMAX, ExpertGating, Indexer, Properties, Recurrent
+from localllm.models.properties import Indexer, Properties, Recurrent
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_LAYERS
 from localllm.models.reading.indexer import read_chooser
 from localllm.models.recurrent import Parts, Recurrence
+from localllm.models.routing import SOFTMAX, ExpertGating
 from localllm.plan import Rope, Value
 
 
@@ -43,8 +44,7 @@ class Minimax01Layers(LayerRecorder):
         return normed
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        recorder = self.builder.recorder
-        return recorder.add(recorder.scale(x, self.builder.config.residual_scale), y)
+        return self.recorder.add(self.recorder.scale(x, self.config.residual_scale), y)
 
 
 class Lightning(Recurrence):
@@ -53,13 +53,13 @@ class Lightning(Recurrence):
     """
 
     def mix(self, parts: Parts, x: Value) -> Value:
-        recorder, sizes = parts.builder.recorder, parts.sizes
-        heads, last = sizes.heads, max(1, parts.builder.config.layers - 1)
+        recorder, sizes = parts.recorder, parts.sizes
+        heads, last = sizes.heads, max(1, parts.config.layers - 1)
         matrices = parts.weights("attn_qkv", x.width, (sizes.state,) * 3, heads)
         q, k, v = parts.active([recorder.linear(x, matrix) for matrix in matrices])
         pace, slope = 1.0 - parts.layer / last + 1e-5, 2.0 ** -(8.0 / heads)
         rates = [-pace * slope ** (head + 1) for head in range(heads)]
-        rate = parts.builder.tensors.numbers(f"rates of {heads} heads, layer {parts.layer} of {last}", rates)
+        rate = parts.tensors.numbers(f"rates of {heads} heads, layer {parts.layer} of {last}", rates)
         seen = recorder.linear_attention(q, k, v, None, None, rate, heads)
         return recorder.glu(parts.bare("attn_gate", x, sizes.inner), parts.norm("attn_norm_2", seen, 1), "sigmoid")
 
@@ -70,7 +70,7 @@ class BlockSelector(NormedSelector):
     by_head = True
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
-        own, recorder = self.config, self.builder.recorder
+        own, recorder = self.own, self.recorder
         parts = ("q", own.heads), ("k", 1)
         q, k = (self.placed(name + part, self.projected(name + part, x, heads), rope) for part, heads in parts)
         layer = recorder.append_index(k)

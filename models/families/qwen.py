@@ -8,8 +8,9 @@ from functools import partial
 
 from localllm.models.architecture import Architecture, Attention, Output
 from localllm.models.config import Config
-from localllm.models.properties import SCALED_SOFTMAX, Properties, Recurrent
+from localllm.models.properties import Properties, Recurrent
 from localllm.models.reading import Keys, read_general
+from localllm.models.routing import SCALED_SOFTMAX
 from localllm.plan import Value
 
 _FEW = 32  # columns of a matrix of zeros; any small number works
@@ -31,14 +32,14 @@ class GatedAttention(Attention):
     """attn_q also contains the output gate of each head, after its query."""
 
     def gated(self, x: Value, mixed: Value, layer: int) -> Value:
-        return self.builder.recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
+        return self.recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
 
     def projection(self, name: str, x: Value, size: int, layer: int) -> Value:
         return self.half(x, layer, 0) if name.endswith("_q") else super().projection(name, x, size, layer)
 
     def half(self, x: Value, layer: int, which: int) -> Value:
         """Return the queries (0) or the output gate (1)."""
-        builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_q"
+        builder, config, name = self.builder, self.config, f"blk.{layer}.attn_q"
         size = config.head_dim[layer]
         of, part = 2 * size * config.heads[layer], (2 * size, which * size, (which + 1) * size)
         weight = builder.tensors.matrix(f"{name}.weight", of, config.width).rows_of_each(*part)
@@ -50,12 +51,12 @@ class LastTokens(Output):
     """The output matrix covers the last token ids of the vocabulary; the others are never generated."""
 
     def rows(self, name: str) -> int:
-        vocabulary = self.builder.config.vocabulary
-        return min(vocabulary, self.builder.tensors.height(f"{name}.weight") or vocabulary)
+        vocabulary = self.config.vocabulary
+        return min(vocabulary, self.tensors.height(f"{name}.weight") or vocabulary)
 
     def logits(self, x: Value, name: str) -> Value:
-        logits, recorder, tensors = super().logits(x, name), self.builder.recorder, self.builder.tensors
-        count, few = self.builder.config.vocabulary - logits.width, min(_FEW, x.width)
+        logits, recorder, tensors = super().logits(x, name), self.recorder, self.tensors
+        count, few = self.config.vocabulary - logits.width, min(_FEW, x.width)
         if not count:
             return logits
         nothing = tensors.constant_rows(f"zeros({few})", [0.0] * few, count)

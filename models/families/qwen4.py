@@ -20,10 +20,11 @@ from localllm.models.connections import HEAD, ConnectionRecorder, Shares, read_s
 from localllm.models.errors import ModelError
 from localllm.models.families.qwen import GatedAttention
 from localllm.models.indexer import NormedSelector
-from localllm.models.properties import SCALED_SOFTMAX, Indexer, Properties, Recurrent
+from localllm.models.properties import Indexer, Properties, Recurrent
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.bounds import MAX_WIDTH
 from localllm.models.reading.indexer import read_chooser, with_pools
+from localllm.models.routing import SCALED_SOFTMAX
 from localllm.plan import BLOCK, Rope, Value
 
 TABLE = "per_layer_token_embd.weight"
@@ -113,13 +114,13 @@ class LowRankRecorder(ConnectionRecorder):
         return self.mean(self.normed(streams, f"{HEAD}_norm"), HEAD)
 
     def layer(self, x: Value, layer: int) -> Value:
-        own = self.builder.config.own
+        own = self.config.own
         if isinstance(own, NgramConfig) and own.layer == layer:
             x = self.with_ngrams(x, own)
         return ConnectionRecorder.layer(self, x, layer)
 
     def shares(self, streams: Value, name: str) -> Shares:
-        recorder, tensors, count = self.builder.recorder, self.builder.tensors, self.own.streams
+        recorder, tensors, count = self.recorder, self.tensors, self.own.streams
         normed = self.normed(streams, f"{name}_norm")
         inject = recorder.linear(
             normed, tensors.matrix(f"{name}_inject.weight", count, streams.width), None, 1.0 / count
@@ -129,7 +130,7 @@ class LowRankRecorder(ConnectionRecorder):
 
     def mean(self, normed: Value, name: str) -> Value:
         """Return the mean of the streams, gated per value."""
-        recorder, tensors, own = self.builder.recorder, self.builder.tensors, self.own
+        recorder, tensors, own = self.recorder, self.tensors, self.own
         low = recorder.linear(
             normed, tensors.matrix(f"{name}_down.weight", own.rank, normed.width), None, 1.0 / own.streams
         )
@@ -141,12 +142,12 @@ class LowRankRecorder(ConnectionRecorder):
     def normed(self, streams: Value, name: str) -> Value:
         """Norm every stream with its own weights."""
         count = self.own.streams
-        weight = self.builder.tensors.streams(f"{name}.weight", count, streams.width // count)
-        return self.builder.recorder.rms_norm(streams, weight, self.builder.config.eps, count)
+        weight = self.tensors.streams(f"{name}.weight", count, streams.width // count)
+        return self.recorder.rms_norm(streams, weight, self.config.eps, count)
 
     def with_ngrams(self, streams: Value, own: NgramConfig) -> Value:
         """Return the streams plus the gated n-gram values."""
-        builder, recorder, name = self.builder, self.builder.recorder, f"blk.{own.layer}.ple_"
+        builder, recorder, name = self.builder, self.recorder, f"blk.{own.layer}.ple_"
         count = builder.tensors.height(TABLE)
         if 0 < count < own.rows:
             raise ModelError(f"{TABLE}: expected at least {own.rows} rows for the hashes of n-grams, found {count}")
@@ -166,8 +167,8 @@ class LowRankRecorder(ConnectionRecorder):
         """Return the sum of each stream's values divided by the square root of their count, (T, streams)."""
         count = self.own.streams
         width = x.width // count
-        ones = self.builder.tensors.constant_stack("sums", [1.0 / math.sqrt(width)] * width, count)
-        return self.builder.recorder.head_linear(x, ones)
+        ones = self.tensors.constant_stack("sums", [1.0 / math.sqrt(width)] * width, count)
+        return self.recorder.head_linear(x, ones)
 
 
 class MeanSelector(NormedSelector):
@@ -176,7 +177,7 @@ class MeanSelector(NormedSelector):
     pooled = True
 
     def recorded(self, name: str, x: Value, narrow: Value, rope: Rope | None) -> Value:
-        own, recorder, tensors = self.config, self.builder.recorder, self.builder.tensors
+        own, recorder, tensors = self.own, self.recorder, self.tensors
         q = self.placed(name + "q", self.projected(name + "q", x, own.heads), rope)
         k = self.projected(name + "k", x, 1)
         same = tensors.constant_rows("no scores", [0.0] * own.head_dim, own.block)

@@ -9,10 +9,11 @@ from typing import Literal
 
 from localllm.models.architecture import Architecture, FeedForward
 from localllm.models.config import Config
-from localllm.models.properties import ExpertGating, Properties, Recurrent, Sliding
+from localllm.models.properties import Properties, Recurrent, Sliding
 from localllm.models.reading import Keys, read_general
 from localllm.models.reading.attention import read_alibi
 from localllm.models.reading.config import read_blocks, read_multipliers
+from localllm.models.routing import ExpertGating
 
 
 def _baichuan(keys: Keys, row: Properties, head: int) -> Config:

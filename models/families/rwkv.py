@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from localllm.models.architecture import Architecture, LayerRecorder, Recurrence
-from localllm.models.builder import Builder
+from localllm.models.builder import Part
 from localllm.models.config import Config, RecurrentConfig
 from localllm.models.errors import ModelError
 from localllm.models.properties import Properties, Recurrent
@@ -61,7 +61,7 @@ class TimeMix(Recurrence):
         return mix(_Parts(self.builder, f"blk.{layer}.time_mix_", self.first_values), x)
 
     def output(self, mixed: Value, layer: int) -> Value:
-        return self.builder.linear(f"blk.{layer}.time_mix_output", mixed, self.builder.config.width, mixed.width)
+        return self.builder.linear(f"blk.{layer}.time_mix_output", mixed, self.config.width, mixed.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,73 +83,70 @@ class RwkvLayers(LayerRecorder):
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Part):
     """Records the parts of a mix; names are tensor names after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
 
-    builder: Builder
     prefix: str
     first_values: list[Value]
 
     @property
     def sizes(self) -> RecurrentConfig:
-        sizes = self.builder.config.recurrent
+        sizes = self.config.recurrent
         assert sizes is not None
         return sizes
 
     def has(self, name: str) -> bool:
-        return f"{self.prefix}{name}.weight" in self.builder.tensors
+        return f"{self.prefix}{name}.weight" in self.tensors
 
     def linear(self, name: str, x: Value, rows: int = 0) -> Value:
-        return self.builder.linear(self.prefix + name, x, rows or self.builder.config.width, x.width)
+        return self.builder.linear(self.prefix + name, x, rows or self.config.width, x.width)
 
     def low_rank(self, names: str, x: Value, between: Callable[[Value], Value], bias: Weight | None = None) -> Value:
         """Multiply x by the low-rank matrices `names` + "1" and `names` + "2", with `between` applied in between."""
-        rank = self.builder.tensors.height(f"{self.prefix}{names}1.weight")
+        rank = self.tensors.height(f"{self.prefix}{names}1.weight")
         if not rank:
             raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")
         inner = between(self.linear(names + "1", x, rank))
-        second = self.builder.tensors.matrix(f"{self.prefix}{names}2.weight", self.builder.config.width, rank)
-        return self.builder.recorder.linear(inner, second, bias)
+        second = self.tensors.matrix(f"{self.prefix}{names}2.weight", self.config.width, rank)
+        return self.recorder.linear(inner, second, bias)
 
     def vector(self, name: str) -> Weight:
         """Return one value per channel, from any of the shapes that GGUFs use."""
-        width = self.builder.config.width
+        width = self.config.width
         stored = (width,), (1, 1, width)
-        return self.builder.tensors.shaped(f"{self.prefix}{name}.weight", (width,), *stored)
+        return self.tensors.shaped(f"{self.prefix}{name}.weight", (width,), *stored)
 
     def lerps(self, names: str) -> list[Weight]:
         """Return one vector of token-shift weights per letter; a GGUF may fuse them in one tensor."""
-        width, count = self.builder.config.width, len(names)
+        width, count = self.config.width, len(names)
         if not self.has("lerp_fused"):
             return [self.vector(f"lerp_{name}") for name in names]
         name = f"{self.prefix}lerp_fused.weight"
-        fused = self.builder.tensors.shaped(name, (count * width,), (count, 1, 1, width))
+        fused = self.tensors.shaped(name, (count * width,), (count, 1, 1, width))
         return [fused.part(i * width, (i + 1) * width) for i in range(count)]
 
     def by_head(self, name: str) -> Weight:
         """Return a matrix with one row per head."""
         heads, size = self.sizes.heads, self.sizes.state
-        return self.builder.tensors.shaped(
-            f"{self.prefix}{name}.weight", (heads, 1, size), (heads, size), (heads * size,)
-        )
+        return self.tensors.shaped(f"{self.prefix}{name}.weight", (heads, 1, size), (heads, size), (heads * size,))
 
     def shift(self, x: Value) -> Value:
         """Return the token shift: the previous token's hidden state minus x."""
-        kernel = self.builder.tensors.constant_rows("shift", (1.0, -1.0), x.width)
-        return self.builder.recorder.convolve(x, kernel)
+        kernel = self.tensors.constant_rows("shift", (1.0, -1.0), x.width)
+        return self.recorder.convolve(x, kernel)
 
     def shifted(self, x: Value, shift: Value, lerp: Weight) -> Value:
-        return self.builder.recorder.add(x, self.builder.recorder.mul(shift, lerp))
+        return self.recorder.add(x, self.recorder.mul(shift, lerp))
 
     def product(self, a: Value, b: Value) -> Value:
-        return self.builder.recorder.glu(a, b, "identity")
+        return self.recorder.glu(a, b, "identity")
 
     def subtract(self, a: Value, b: Value) -> Value:
         """Return a - b."""
-        return self.builder.recorder.add(a, self.builder.recorder.scale(b, -1.0))
+        return self.recorder.add(a, self.recorder.scale(b, -1.0))
 
     def tanh(self, x: Value) -> Value:
-        return self.builder.recorder.softcap(x, 1.0)
+        return self.recorder.softcap(x, 1.0)
 
     def repeated(self, x: Value) -> Value:
         """Repeat each group's slice for all heads of the group."""
@@ -157,28 +154,28 @@ class _Parts:
         if heads == groups:
             return x
         wanted = [float(head * groups // heads == group) for head in range(heads) for group in range(groups)]
-        numbers = self.builder.tensors.numbers(f"repeated({heads}/{groups})", wanted)
-        return self.builder.recorder.mix(x, groups, numbers)
+        numbers = self.tensors.numbers(f"repeated({heads}/{groups})", wanted)
+        return self.recorder.mix(x, groups, numbers)
 
     def head_norm(self, x: Value) -> Value:
         """Return the layer norm of each head, or x if the GGUF has no such norm."""
         if not self.has("ln"):
             return x
-        heads, size, tensors = self.sizes.heads, self.sizes.state, self.builder.tensors
+        heads, size, tensors = self.sizes.heads, self.sizes.state, self.tensors
         weight, bias = (
             tensors.shaped(f"{self.prefix}ln.{kind}", (heads, size), (heads * size,)) for kind in ("weight", "bias")
         )
-        return self.builder.recorder.layer_norm(x, weight, bias, NORM_EPS, heads)
+        return self.recorder.layer_norm(x, weight, bias, NORM_EPS, heads)
 
     def bonus(self, q: Value, k: Value, v: Value, weight: str) -> Value:
         """Return (q . weight k) v for each head: the contribution of the token's own key and value."""
-        own = self.builder.recorder.head_linear(self.product(q, k), self.by_head(weight))  # (T, heads)
+        own = self.recorder.head_linear(self.product(q, k), self.by_head(weight))  # (T, heads)
         return self.product(own, v)
 
 
 def rwkv6(parts: _Parts, x: Value) -> Value:
     """The time mix of RWKV-6, and of Qwen2 with gated linear attention, which has no bonus."""
-    recorder, sizes, shift = parts.builder.recorder, parts.sizes, parts.shift(x)
+    recorder, sizes, shift = parts.recorder, parts.sizes, parts.shift(x)
     to_w, to_k, to_v, to_r, to_g = _by_row(parts, x, shift)
     keys = sizes.groups * sizes.state
     r, k, v = parts.linear("receptance", to_r), parts.linear("key", to_k, keys), parts.linear("value", to_v, keys)
@@ -214,7 +211,7 @@ def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
 
 def rwkv7(parts: _Parts, x: Value) -> Value:
     """The time mix of RWKV-7; gate and norm are optional in the GGUF."""
-    recorder, sizes, gated = parts.builder.recorder, parts.sizes, parts.has("g1")
+    recorder, sizes, gated = parts.recorder, parts.sizes, parts.has("g1")
     shift = parts.shift(x)
     to_r, to_w, to_k, to_v, to_a, *to_g = (
         parts.shifted(x, shift, lerp) for lerp in parts.lerps("rwkvag" if gated else "rwkva")
@@ -244,19 +241,18 @@ def _unit(parts: _Parts, x: Value) -> Value:
     """Return each head's slice divided by its L2 norm."""
     size = parts.sizes.state
     factor = size**-0.5
-    weight = parts.builder.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)
-    return parts.builder.recorder.rms_norm(x, weight, UNIT_EPS**2 / size, parts.sizes.heads)
+    weight = parts.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)
+    return parts.recorder.rms_norm(x, weight, UNIT_EPS**2 / size, parts.sizes.heads)
 
 
 def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
     """The feed-forward of RWKV: squared ReLU after token shift; RWKV-6 also has a gate."""
-    recorder = parts.builder.recorder
     key = parts.linear("key", parts.shifted(x, shift, parts.vector("lerp_k")), inner)
-    value = parts.linear("value", recorder.activate(key, "relu2"))
+    value = parts.linear("value", parts.recorder.activate(key, "relu2"))
     if not parts.has("receptance"):
         return value
     gate = parts.linear("receptance", parts.shifted(x, shift, parts.vector("lerp_r")))
-    return recorder.glu(gate, value, "sigmoid")
+    return parts.recorder.glu(gate, value, "sigmoid")
 
 
 _rwkv = partial(

@@ -52,15 +52,14 @@ def _in_stack(stack: str, name: str) -> str:
 class T5Attention(Attention):
     def distances(self, layer: int, heads: int) -> Weight | None:
         """Return the relative position bias of the layer, or the first layer's bias if it is shared."""
-        tensors, config = self.builder.tensors, self.builder.config
         own = f"blk.{layer}.attn_rel_b.weight"
-        name = own if own in tensors else "blk.0.attn_rel_b.weight"
-        return _by_distance(tensors.matrix(name, self.builder.own(int), heads), config.causal)
+        name = own if own in self.tensors else "blk.0.attn_rel_b.weight"
+        return _by_distance(self.tensors.matrix(name, self.builder.own(int), heads), self.config.causal)
 
 
 class T5FeedForward(FeedForward):
     def activated(self, x: Value, layer: int) -> Value:
-        return self.builder.recorder.activate(x, "relu")
+        return self.recorder.activate(x, "relu")
 
 
 class T5Layers(LayerRecorder):
@@ -72,20 +71,19 @@ class T5Layers(LayerRecorder):
 
     @property
     def decodes(self) -> bool:
-        return self.builder.config.decoder is not None and not self.embeddings
+        return self.config.decoder is not None and not self.embeddings
 
     def selects(self, layer: int) -> bool:
         return not self.decodes and super().selects(layer)
 
     def layer(self, x: Value, layer: int) -> Value:
         x = super().layer(x, layer)
-        if not self.decodes or layer < self.builder.config.layers - 1:
+        if not self.decodes or layer < self.config.layers - 1:
             return x
-        builder = self.builder
-        tensors = builder.tensors.renamed(partial(_in_stack, "dec"))
-        own = replace(builder, config=_decoder_config(builder.config), tensors=tensors)
+        tensors = self.tensors.renamed(partial(_in_stack, "dec"))
+        own = replace(self.builder, config=_decoder_config(self.config), tensors=tensors)
         decoder = DecoderRecorder(own, FromText(own, NOT_ROTATED, NOT_ROTATED), self.recurrence, T5FeedForward(own))
-        return decoder.record(builder.norm(builder.row.output_norm, x))
+        return decoder.record(self.builder.norm(self.builder.row.output_norm, x))
 
 
 def _decoder_config(config: Config) -> Config:
@@ -109,7 +107,7 @@ class FromText(T5Attention):
 
     def remember(self, text: Value, layer: int) -> int:
         """Cache the cross-attention keys and values of the encoder's output; return their cache layer."""
-        config, recorder, name = self.builder.config, self.builder.recorder, f"blk.{layer}.cross_attn_"
+        config, recorder, name = self.config, self.recorder, f"blk.{layer}.cross_attn_"
         heads = config.kv_heads[layer]
         k, v = (
             self.builder.linear(name + part, text, heads * width, config.width)
@@ -119,9 +117,9 @@ class FromText(T5Attention):
 
     def across(self, x: Value, layer: int, stored: int) -> Value:
         """Return the head outputs of cross-attention, (T, heads * value_dim)."""
-        config, heads = self.builder.config, self.builder.config.heads[layer]
+        config, heads = self.config, self.config.heads[layer]
         q = self.builder.linear(f"blk.{layer}.cross_attn_q", x, heads * config.head_dim[layer], config.width)
-        return self.builder.recorder.attention(q, stored, heads, config.attention_scale[layer], causal=False)
+        return self.recorder.attention(q, stored, heads, config.attention_scale[layer], causal=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +130,10 @@ class DecoderRecorder(LayerRecorder):
 
     def record(self, text: Value) -> Value:
         """Record all layers; `text` is the encoder's output."""
-        recorder, config = self.builder.recorder, self.builder.config
+        recorder, config = self.recorder, self.config
         stored = [self.attention.remember(text, layer) for layer in range(config.layers)]
         recorder.end_encoder()
-        x = recorder.embed(self.builder.tensors.matrix("token_embd.weight", config.vocabulary, config.width))
+        x = recorder.embed(self.tensors.matrix("token_embd.weight", config.vocabulary, config.width))
         for layer in range(config.layers):
             recorder.begin_layer()
             x = self.decoded(x, layer, stored[layer])
@@ -161,7 +159,7 @@ class T5Output(Output):
 
     @property
     def tied_scale(self) -> float:
-        return float(self.builder.config.width**-0.5)  # T5 was trained with this scale
+        return float(self.config.width**-0.5)  # T5 was trained with this scale
 
 
 def bucket(distance: int, buckets: int, causal: bool) -> int:

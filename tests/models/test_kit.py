@@ -16,7 +16,7 @@ import pytest
 from localllm.backends import reference_operations
 from localllm.backends.reference_state import ReferenceState
 from localllm.models import ARCHITECTURES
-from localllm.models.properties import ExpertGating
+from localllm.models.routing import ExpertGating
 from localllm.plan import Norm
 from tests.models.kit import CHAOTIC, DEPARTURES, EMBEDDERS, KIT
 from tests.models.support import Driver, bind_reference, nmse, plan_of
