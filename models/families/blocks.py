@@ -40,6 +40,12 @@ class XieluFeedForward(FeedForward):
         return self.recorder.xielu(x, *self.builder.own(tuple)[layer])
 
 
+APERTUS = Architecture(
+    "apertus", "neox", "xielu", read=_apertus, feed_forward=XieluFeedForward, ffn="plain", qk_norm=True,
+    attention_scale=True,
+)  # fmt: skip
+
+
 # -- experts ----------------------------------------------------------------------------------------------------------
 
 
@@ -58,6 +64,13 @@ class CohereFeedForward(FeedForward):
     sum_scale = 0.5
 
 
+COHERE2MOE = Architecture(  # North
+    "cohere2moe", "interleaved", read=_cohere2moe, feed_forward=CohereFeedForward, ffn_scales=True, norm="layer",
+    ffn_norm="attn_norm", parallel=True, multipliers="multiplied", sliding=Sliding(4, first=True, only_rope=True),
+    routing=SCALED_SIGMOID,
+)  # fmt: skip
+
+
 class ArcticFeedForward(FeedForward):
     """A dense feed-forward runs in parallel with the experts, which have their own norm of the layer's input."""
 
@@ -67,11 +80,22 @@ class ArcticFeedForward(FeedForward):
         return self.builder.norm(name + "ffn_norm_exps", before)
 
 
+ARCTIC = Architecture(
+    "arctic", "interleaved", feed_forward=ArcticFeedForward, ignored=("attn_output.bias",), routing=SOFTMAX,
+)  # fmt: skip
+
+
 class SmallThinkerFeedForward(FeedForward):
     """The router reads the layer's input without a norm."""
 
     def router_input(self, x: Value, before: Value) -> Value:
         return before
+
+
+SMALLTHINKER = Architecture(
+    "smallthinker", "neox", feed_forward=SmallThinkerFeedForward, sliding=Sliding(4, first=True, only_rope=True),
+    routing=ExpertGating("softmax", True, from_file="gating", activation="relu"),
+)  # fmt: skip
 
 
 def _grovemoe(keys: Keys, row: Properties, head: int) -> Config:
@@ -105,6 +129,11 @@ class GroveFeedForward(FeedForward):
         return recorder.add(y, own)
 
 
+GROVEMOE = Architecture(
+    "grovemoe", "neox", read=_grovemoe, feed_forward=GroveFeedForward, qk_norm=True, routing=SOFTMAX
+)
+
+
 # -- Grok -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +162,13 @@ class GrokLayers(LayerRecorder):
         return self.builder.norm(name if old else name.replace("layer_output_norm", "post_ffw_norm"), y)
 
 
+GROK = Architecture(  # Grok 1 and 2
+    "grok", "neox", "gelu", read=_grok, layers=GrokLayers, feed_forward=GrokFeedForward, post_norms=True,
+    attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm", logit_softcap=0.0,
+    multipliers="multiplied", routing=ExpertGating("softmax", True, activation="gelu"),
+)  # fmt: skip
+
+
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +178,11 @@ class FalconLayers(LayerRecorder):
     def mixer_input(self, x: Value, normed: Value, layer: int) -> Value:
         name = f"blk.{layer}.attn_norm_2"
         return self.builder.norm(name, x) if f"{name}.weight" in self.tensors else normed
+
+
+FALCON = Architecture(  # Falcon 7B and 40B
+    "falcon", "neox", "gelu", layers=FalconLayers, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
+)  # fmt: skip
 
 
 def _mimo2(keys: Keys, row: Properties, head: int) -> Config:
@@ -156,6 +197,12 @@ class MimoAttention(Attention):
         return v if scale == 1.0 else self.recorder.scale(v, scale)
 
 
+MIMO2 = Architecture(  # MiMo V2
+    "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, ignored=QKV_EXTRAS,
+    sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
+)  # fmt: skip
+
+
 def _step35(keys: Keys, row: Properties, head: int) -> Config:
     """Read a model; full-attention layers rotate half of the dimensions."""
     config = read_general(keys, row, head)
@@ -167,6 +214,12 @@ def _step35(keys: Keys, row: Properties, head: int) -> Config:
 
 class StepAttention(Attention):
     sliding_factors = False
+
+
+STEP35 = Architecture(  # Step 3.5
+    "step35", "neox", read=_step35, attention=StepAttention, heads_norm=False, gated="sigmoid", limits="silu_clamp",
+    sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=FILE_SIGMOID,
+)  # fmt: skip
 
 
 class Plamo2(Recurrence):
@@ -184,6 +237,12 @@ class Plamo2(Recurrence):
         return recorder.glu(z, seen, "silu")
 
 
+PLAMO2 = Architecture(
+    "plamo2", "neox", recurrence=Plamo2, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",
+    post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
+)  # fmt: skip
+
+
 # -- norms ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +254,12 @@ class MuseLayers(LayerRecorder):
 
     def post_norm(self, name: str, y: Value) -> Value:
         return self.builder.norm(name, y, 1e-08)
+
+
+MUSE = Architecture(
+    "muse-glimmer", "interleaved", layers=MuseLayers, ignored=("attn_gate.scale",), qk_norm=True, post_norms=True,
+    gated="sigmoid", logit_softcap=0.0, multipliers="multiplied", sliding=Sliding(4, only_rope=True),
+)  # fmt: skip
 
 
 def _talkie(keys: Keys, row: Properties, head: int) -> Config:
@@ -221,6 +286,12 @@ class TalkieLayers(LayerRecorder):
         return recorder.add(x, recorder.scale(own, float(scale[0])))
 
 
+TALKIE = Architecture(
+    "talkie", "neox", read=_talkie, layers=TalkieLayers, ffn_scales=True,
+    ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, norms_rotated=True, multipliers="multiplied",
+)  # fmt: skip
+
+
 class AloneLayers(LayerRecorder):
     """Records a layer with a single block: attention, a recurrent mixer, or a feed-forward (Mamba, Nemotron H)."""
 
@@ -242,54 +313,10 @@ _nemotron = partial(
     recurrent=Recurrent("mamba2", "without_heads", alone=True),
 )  # fmt: skip
 ROWS = (
-    Architecture(
-        "apertus", "neox", "xielu", read=_apertus, feed_forward=XieluFeedForward, ffn="plain", qk_norm=True,
-        attention_scale=True,
-    ),
-    Architecture(
-        "arctic", "interleaved", feed_forward=ArcticFeedForward, ignored=("attn_output.bias",), routing=SOFTMAX,
-    ),
-    Architecture(  # North
-        "cohere2moe", "interleaved", read=_cohere2moe, feed_forward=CohereFeedForward, ffn_scales=True, norm="layer",
-        ffn_norm="attn_norm", parallel=True, multipliers="multiplied", sliding=Sliding(4, first=True, only_rope=True),
-        routing=SCALED_SIGMOID,
-    ),
-    Architecture(  # Falcon 7B and 40B
-        "falcon", "neox", "gelu", layers=FalconLayers, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
-    ),
-    Architecture(  # Grok 1 and 2
-        "grok", "neox", "gelu", read=_grok, layers=GrokLayers, feed_forward=GrokFeedForward, post_norms=True,
-        attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm", logit_softcap=0.0,
-        multipliers="multiplied", routing=ExpertGating("softmax", True, activation="gelu"),
-    ),
-    Architecture("grovemoe", "neox", read=_grovemoe, feed_forward=GroveFeedForward, qk_norm=True, routing=SOFTMAX),
+    APERTUS, ARCTIC, COHERE2MOE, FALCON, GROK, GROVEMOE, MIMO2, MUSE, PLAMO2, SMALLTHINKER, STEP35, TALKIE,
     _alone("mamba", "interleaved", recurrent=Recurrent("mamba", "all", alone=True)),  # also Falcon Mamba
     _alone("mamba2", "interleaved", recurrent=Recurrent("mamba2", "all", alone=True)),
     _nemotron("nemotron_h"),
     # Nemotron 3
     _nemotron("nemotron_h_moe", routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu")),
-    Architecture(  # MiMo V2
-        "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, ignored=QKV_EXTRAS,
-        sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
-    ),
-    Architecture(
-        "muse-glimmer", "interleaved", layers=MuseLayers, ignored=("attn_gate.scale",), qk_norm=True, post_norms=True,
-        gated="sigmoid", logit_softcap=0.0, multipliers="multiplied", sliding=Sliding(4, only_rope=True),
-    ),
-    Architecture(
-        "plamo2", "neox", recurrence=Plamo2, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",
-        post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
-    ),
-    Architecture(
-        "smallthinker", "neox", feed_forward=SmallThinkerFeedForward, sliding=Sliding(4, first=True, only_rope=True),
-        routing=ExpertGating("softmax", True, from_file="gating", activation="relu"),
-    ),
-    Architecture(  # Step 3.5
-        "step35", "neox", read=_step35, attention=StepAttention, heads_norm=False, gated="sigmoid", limits="silu_clamp",
-        sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=FILE_SIGMOID,
-    ),
-    Architecture(
-        "talkie", "neox", read=_talkie, layers=TalkieLayers, ffn_scales=True,
-        ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, norms_rotated=True, multipliers="multiplied",
-    ),
 )  # fmt: skip
