@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from localllm.models import ModelError
-from localllm.models.families.blocks import GroveFeedForward
+from localllm.models.families.mixtures import GroveFeedForward
 from localllm.models.tensors import Tensors
 from tests.models import tiny
 from tests.models.kit import DEPARTURES
