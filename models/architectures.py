@@ -13,7 +13,7 @@ from localllm.models.properties import QKV_EXTRAS, Indexer, Recurrent, Sliding
 from localllm.models.routing import FILE_SIGMOID, FILE_SOFTMAX, SCALED_SIGMOID, SCALED_SOFTMAX, SOFTMAX, ExpertGating
 
 FFN_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
-_PLAIN = (
+PLAIN = (
     # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
     Architecture("llama", "interleaved", ffn_scales=True, routing=SCALED_SOFTMAX),
     Architecture(  # Trinity
@@ -171,5 +171,5 @@ _PLAIN = (
     Architecture("xverse", "interleaved"),
 )  # fmt: skip
 
-_ALL = {row.name: row for row in (*_PLAIN, *ROWS)}
+_ALL = {row.name: row for row in (*PLAIN, *ROWS)}
 ARCHITECTURES: dict[str, Architecture] = {name: _ALL[name] for name in ("llama", *sorted(_ALL.keys() - {"llama"}))}

@@ -91,11 +91,8 @@ class Parts(Part):
 
     def steps(self, x: Value, weight: Weight, scale: float = 1.0) -> Value:
         """Return the step sizes, one per head: softplus((x @ weight.T) * scale + bias)."""
-        recorder, bias = (
-            self.recorder,
-            self.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0]),
-        )
-        return recorder.activate(recorder.linear(x, weight, bias, scale), "softplus")
+        bias = self.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0])
+        return self.recorder.activate(self.recorder.linear(x, weight, bias, scale), "softplus")
 
     def vector(self, name: str, width: int) -> Weight:
         """Return one value per head; some GGUFs store the vector as a column."""

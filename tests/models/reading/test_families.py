@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from localllm.models import ARCHITECTURES, ModelError, read_config
+from localllm.models.architectures import PLAIN
 from localllm.models.config import LatentConfig
+from localllm.models.families import ROWS
 from localllm.models.families.gemma import TOP_TWENTIETH
 from localllm.models.families.loops import LoopRecorder
 from localllm.models.reading.bounds import MAX_LAYERS
@@ -207,6 +209,7 @@ def test_rows_are_in_the_order_of_their_names() -> None:
     first, *others = ARCHITECTURES
     assert first == "llama"
     assert others == sorted(others)
+    assert len(ARCHITECTURES) == len(PLAIN) + len(ROWS)  # no two rows have the same name
 
 
 @pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
