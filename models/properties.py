@@ -109,6 +109,7 @@ class Properties:
     output_norm: str = "output_norm"  # "": no norm before the output
     heads_norm: bool = True  # multi-token-prediction heads read hidden states after the output norm; False: before it
     encoder: bool = False  # bidirectional attention; the model returns embeddings instead of logits
+    decoder: bool = False  # an encoder and a decoder; the program cannot draft tokens for it
     diffusion: bool = False  # bidirectional attention; the model fills in masked tokens instead of appending
     routing: ExpertGating | None = None
 

@@ -194,6 +194,6 @@ _t5 = partial(
     rope_style=None, activation="gelu", ffn="found", score_scale=1.0, output_norm="enc.output_norm",
 )  # fmt: skip
 ROWS = (
-    _t5("t5", read=_read_both),  # T5, Flan-T5, MADLAD-400, ...
+    _t5("t5", read=_read_both, decoder=True),  # T5, Flan-T5, MADLAD-400, ...
     _t5("t5encoder", read=_read, encoder=True),  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
 )  # fmt: skip
