@@ -1,9 +1,24 @@
-"""Metadata keys of multi-head latent attention (DeepSeek 2, 3 and similar models)."""
+"""Tensors and metadata keys of multi-head latent attention (DeepSeek 2, 3 and similar models)."""
 
 from __future__ import annotations
 
+from localllm.convert.changes import in_turn, of_heads, turned
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Key
+from localllm.convert.recipe import Key, taken
+
+
+def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return the number of heads in latent attention, and the rows per head of the keys without rope and of the
+    values."""
+    widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
+    return config.needed("num_attention_heads"), widths
+
+
+OUTPUT_FIRST = "ffn_norm attn_output"  # in the order of tensors
+LATENT = {
+    "attn_k_b.weight": taken("self_attn.kv_b_proj.weight", in_turn(of_heads(key_and_value, 0), turned)),
+    "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", of_heads(key_and_value, 1)),
+}
 
 
 def gating(config: HfConfig) -> int:

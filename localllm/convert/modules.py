@@ -96,3 +96,12 @@ def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
     """Return the widths of the dense layers, under keys without the architecture prefix."""
     widths = {x.name.removesuffix(".weight"): x.shape for x in tensors if len(x.shape) == 2}
     return {f"{name}_feat_{way}": n for name, (out, into) in widths.items() for way, n in (("in", into), ("out", out))}
+
+
+def dropped(modules: tuple[Module, ...], architecture: str) -> list[str]:
+    """Return notes about dense layers, if GGUF files of the architecture cannot store them."""
+    return [
+        f"{module.folder.name} is left out: files of {architecture} hold no dense layer behind the pooling"
+        for module in modules
+        if module.kind == "Dense"
+    ]

@@ -11,9 +11,6 @@ import numpy as np
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json, steps
-from localllm.convert.tokens import BYTE, NORMAL
-from localllm.plan import Tensor
-from localllm.quant import dequantize
 from localllm.tokenizer.vocab import read_vocab
 
 _KEY = "tokenizer.ggml."
@@ -52,14 +49,6 @@ def special_keys(
     if suppressed := list(_numbers(generation.get("suppress_tokens"), len(tokens))):
         found[_KEY + "suppress_tokens"] = np.array(suppressed, np.int32)
     return found | _further_ends(generation, {**keys, **found})
-
-
-def untrained_keys(embedding: Tensor, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return suppress_tokens: the list in generation_config.json, and special tokens with a zero embedding."""
-    special = np.flatnonzero(~np.isin(keys[_KEY + "token_type"], (NORMAL, BYTE))).tolist()
-    rows = [i for i in special if not dequantize(embedding.read(i, i + 1), embedding.format).any()]
-    listed = np.union1d(keys.get(_KEY + "suppress_tokens", ()), rows).astype(np.int32)
-    return {_KEY + "suppress_tokens": listed} if len(listed) else {}
 
 
 def _optional(path: Path) -> dict[str, Any]:

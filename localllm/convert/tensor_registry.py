@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.quantized import Packing, fp4, unpack_quantized
-from localllm.convert.recipe import Parts, Pieces
+from localllm.convert.recipe import Parts, Raw
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 
@@ -40,7 +39,7 @@ _BARE = (
 _COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq",
     ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
-    ".key_decay", ".diagonal_decay",
+    ".key_decay", ".diagonal_decay", "position_ids", "token_type_ids", ".attention.bias",
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
@@ -60,28 +59,24 @@ class TensorRegistry:
         shards: Iterable[Shard],
         layers: int,
         packing: Packing = _NOT_PACKED,
-        pieces: Mapping[str, Pieces] = MappingProxyType({}),
         parts: Parts = _ONE_MODEL,
-        scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None] = lambda codes, scales: None,
+        raw: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> None:
-        """Create a registry of the tensors in these shards. `scaled` dequantizes FP8 tensors whose scales are not in
-        regular blocks of rows."""
+        """Create a registry of the tensors in these shards. `raw` changes them before they are dequantized."""
         self.notes: list[str] = []
         shards = list(shards)
         within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
-        found: dict[str, list[LazyTensor]] = {}
+        found: Raw = {}
         for name, tensor in self._named(shards, layers, parts.inside if within else "", parts.others):
             found.setdefault(name, []).append(tensor)
-        self._tensors = {name: _whole(name, tensors, pieces) for name, tensors in found.items()}
-        self._apply_fp8_scales(packing.fp8_blocks, scaled)
+        self._tensors = {name: _whole(name, tensors) for name, tensors in raw(found).items()}
+        self._apply_fp8_scales(packing.fp8_blocks)
         self._apply_fp4_scales()
         self._unpack(packing)
         self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest index + 1
         for name in self._tensors:
-            layer = _LAYER.match(name)
-            prefix = layer[0] if layer else ""
-            if number := _NUMBER.search(name, max(len(prefix) - 1, 0)):
-                key = (prefix, name[len(prefix) : number.start(1)] + "{}" + name[number.end() :])
+            if number := _numbered(name)[1]:
+                key = self.group(name)
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[1]))
         self._taken: set[str] = set()
 
@@ -112,9 +107,7 @@ class TensorRegistry:
         if beyond:
             self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
 
-    def _apply_fp8_scales(
-        self, blocks: tuple[int, int] | None, scaled: Callable[[LazyTensor, LazyTensor], LazyTensor | None]
-    ) -> None:
+    def _apply_fp8_scales(self, blocks: tuple[int, int] | None) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
             base = name.removesuffix("weight")
             scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
@@ -123,7 +116,7 @@ class TensorRegistry:
             stored = self._tensors.pop(scale)
             scales = t.powers(stored) if stored.format == "F8_E8M0" else t.as_float32(stored)
             codes = self._tensors[name]
-            self._tensors[name] = scaled(codes, scales) or t.scaled_fp8(codes, scales, blocks)
+            self._tensors[name] = t.scaled_fp8(codes, scales, blocks)
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 
@@ -149,10 +142,6 @@ class TensorRegistry:
             raise ConvertError(f"tensor '{printable(base)}.weight_scale' is missing; download the model again")
         return fp4(codes, scales, f"{base}.weight")
 
-    def drop(self, unread: Callable[[str], bool]) -> None:
-        """Drop tensors that no model reads."""
-        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not unread(name)}
-
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """Take the tensors with these names (`{}` counts up from 0); return None if the first tensor is missing."""
         found: list[LazyTensor] = []
@@ -169,18 +158,35 @@ class TensorRegistry:
                 found.append(tensor)
         return found or None
 
+    def group(self, name: str) -> tuple[str, str]:
+        """Return the prefix of a tensor's layer and the rest of its name, with `{}` for a number as of an expert."""
+        prefix, number = _numbered(name)
+        if number is None:
+            return prefix, name[len(prefix) :]
+        return prefix, name[len(prefix) : number.start(1)] + "{}" + name[number.end() :]
+
+    def is_taken(self, name: str) -> bool:
+        return name in self._taken
+
     def rest(self) -> list[str]:
         return [name for name in self._tensors if name not in self._taken]
 
+    def stored(self, name: str) -> str:
+        """Return the name of a tensor in its file, where prefixes may differ."""
+        return self._tensors[name].name
 
-def _whole(name: str, parts: list[LazyTensor], pieces: Mapping[str, Pieces]) -> LazyTensor:
-    """Return a tensor, merged if the checkpoint stores it in tensor-parallel shards."""
-    if len(parts) == 1:
-        return parts[0]
-    sides = next((sides for end, sides in pieces.items() if name.endswith(end)), None)
-    if sides is None:
+
+def _numbered(name: str) -> tuple[str, re.Match[str] | None]:
+    """Return the prefix of a tensor's layer, and the first number after it."""
+    layer = _LAYER.match(name)
+    prefix = layer[0] if layer else ""
+    return prefix, _NUMBER.search(name, max(len(prefix) - 1, 0))
+
+
+def _whole(name: str, parts: list[LazyTensor]) -> LazyTensor:
+    if len(parts) > 1:
         raise ConvertError(f"tensor '{printable(name)}' is there in {len(parts)} pieces; only Grok's experts may be")
-    return (t.concatenated if sides == "rows" else t.side_by_side)(parts)
+    return parts[0]
 
 
 def _tensors(count: int) -> str:

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, taken
+from localllm.convert.recipe import Key, Recipe, Sizes, must_be
 from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -63,18 +62,12 @@ def _gating(config: HfConfig) -> int:
     return functions[name]
 
 
-_BAILING: Layer = {
-    **of.NORMS, "attn_output": taken("attention.dense"), **of.GATED, **of.ROUTED, **of.SHARED,
-}  # fmt: skip
-_LING1: Layer = {**_BAILING, **neighbours("attention.query_key_value", one_after_other)}
-_LING2: Layer = {
-    **_BAILING,
-    "attn_qkv": taken("attention.query_key_value"),
-    "attn_q_norm": taken("attention.query_layernorm"),
-    "attn_k_norm": taken("attention.key_layernorm"),
-    "exp_probs_b.bias": taken("mlp.gate.expert_bias"),
+_LING1 = {
+    **neighbours("attention.query_key_value", one_after_other),
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
-_LING_TOP = {"token_embd": From(("model.word_embeddings",)), "output": From(("lm_head",), _unit_columns)}
+_LING2_ORDER = "ffn_down_shexp attn_qkv attn_q_norm attn_k_norm"
+_OUTPUT = {"output": _unit_columns}
 _LING2_KEYS: dict[str, Key] = {
     "expert_shared_count": _shared, "expert_shared_feed_forward_length": _shared_width, "expert_gating_func": _gating,
 }  # fmt: skip
@@ -83,18 +76,18 @@ _LING_CHECKS = (must_be("use_rmsnorm", True), must_be("use_bias", False), must_b
 
 ROWS = (
     Recipe(
-        "bailingmoe", ("BailingMoeForCausalLM",), _LING1, top=_LING_TOP,
+        "bailingmoe", ("BailingMoeForCausalLM",), _LING1, changes=_OUTPUT, order="ffn_down_shexp attn_q attn_k attn_v",
         keys={"expert_shared_count": _shared, "expert_weights_scale": 1.0},
         checks=(*_LING_CHECKS, must_be("score_function", "softmax"), must_be("norm_softmax", False),
                 must_be("first_k_dense_replace", 0)),
     ),
     Recipe(
-        "bailingmoe2", ("BailingMoeV2ForCausalLM",), _LING2, top=_LING_TOP, keys=_LING2_KEYS,
+        "bailingmoe2", ("BailingMoeV2ForCausalLM",), changes=_OUTPUT, keys=_LING2_KEYS, order=_LING2_ORDER,
         checks=(*_LING_CHECKS, must_be("use_qk_norm", True)), defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
         "bailingmoe2", ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
-        {**_LING2, "exp_probs_b.bias": taken("mlp.gate.expert_bias", _centred)}, top=_LING_TOP,
+        changes={**_OUTPUT, "exp_probs_b": _centred}, order=_LING2_ORDER,
         keys={**_LING2_KEYS, "rope.dimension_count": head_width}, checks=(*_LING_CHECKS, must_be("use_qk_norm", True)),
     ),
 )  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Layer, Recipe, taken
+from localllm.convert.recipe import Recipe
 from localllm.convert.recipes.gated_delta import kv_heads
 from localllm.convert.recipes.mamba import mamba2, product, steps_unbounded
 from localllm.convert.recipes.shared import queries_and_keys
@@ -26,20 +25,12 @@ def _attends(config: HfConfig) -> NDArray[np.bool_]:
     return np.isin(np.arange(layers), found)
 
 
-_BAMBA: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "ffn_norm": taken("pre_ff_layernorm"),
-    **of.QKV,
-    **queries_and_keys(_neighbours),
-    **of.OUT,
-    **mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups")),
-    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
-}
+_BAMBA = {**queries_and_keys(_neighbours), **mamba2(product("mamba_expand", "hidden_size", "mamba_n_groups"))}
 
 
 ROWS = (
     Recipe(
-        "granitehybrid", ("BambaForCausalLM",), _BAMBA, top={"output_norm": From(("model.final_layernorm",))},
+        "granitehybrid", ("BambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"}, changes=_BAMBA,
         keys={
             "attention.head_count_kv": kv_heads(_attends), "rope.scaling.finetuned": True,
             "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),

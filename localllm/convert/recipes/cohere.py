@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, by_name, must_be, taken
-from localllm.convert.recipes.shared import leading, named_kinds, slides_of
-
-_COHERE: Layer = {
-    "attn_norm": taken("input_layernorm"), **of.QKV, **of.OUT, **of.GATED, **of.ROUTED, **of.SHARED,
-}  # fmt: skip
+from localllm.convert.recipe import Recipe, by_name, must_be
+from localllm.convert.recipes.shared import EARLY_NORMS, leading, named_kinds, slides_of
 
 
 def _cohere_kinds(config: HfConfig) -> list[str]:
@@ -64,10 +59,10 @@ def _turned_as_told(config: HfConfig) -> str | None:
 
 
 ROWS = (
-    Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
-    Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
+    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r", eps="layer_norm_eps", order=EARLY_NORMS),
+    Recipe("command-r", ("CohereForCausalLM",), eps="layer_norm_eps", order=EARLY_NORMS),
     Recipe(
-        "cohere2moe", ("Cohere2MoeForCausalLM",), _COHERE, eps="layer_norm_eps",
+        "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1", eps="layer_norm_eps",
         keys={
             "attention.layer_norm_epsilon": lambda config: _layer_eps(config) if _rms_eps(config) is None else None,
             "attention.layer_norm_rms_epsilon": _rms_eps, "leading_dense_block_count": leading,

@@ -5,9 +5,9 @@ Models that transformers does not support keep the tensor names of their referen
 
 from __future__ import annotations
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT_KEYS, gating, one_mscale
+from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, gating, one_mscale
 from localllm.convert.recipe import Parts, Recipe, must_be
 
 
@@ -29,15 +29,13 @@ ROWS = (
             "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
         ),
-        of.LATENT,
-        keys=LATENT_KEYS, checks=(must_be("rope_interleave", True), one_mscale, _softmax_as_is),
+        LATENT, order=OUTPUT_FIRST, keys=LATENT_KEYS,
+        checks=(must_be("rope_interleave", True), one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
+    Recipe("dots1", ("Dots1ForCausalLM",), keys={"expert_gating_func": 2}),
     Recipe(
-        "dots1", ("Dots1ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2},
-    ),
-    Recipe(
-        "deepseek", ("DeepseekForCausalLM",), {**of.LLAMA, **of.ROUTED, **of.SHARED},
+        "deepseek", ("DeepseekForCausalLM",), changes=PERMUTED,
         keys={"expert_weights_scale": 1.0, "expert_weights_norm": None, "expert_gating_func": 1},
         checks=(
             must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"), must_be("moe_layer_freq", 1),
@@ -45,7 +43,7 @@ ROWS = (
         ),
     ),
     Recipe(
-        "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), of.LATENT,
+        "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), LATENT, order=OUTPUT_FIRST,
         keys={
             **LATENT_KEYS, "leading_dense_block_count": _every_layer, "expert_shared_count": 0,
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,

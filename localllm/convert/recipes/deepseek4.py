@@ -12,76 +12,64 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
+from localllm.convert.changes import of_one, stacked
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, must_be, only, stacked, take_half
-from localllm.convert.tensor import LazyTensor
+from localllm.convert.recipe import Key, Layer, Raw, Recipe, must_be, taken
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _CORRECTION = re.compile(r"model\.layers\.(\d+)\.(ffn|mlp)\.gate\.(bias|e_score_correction_bias)")
 
 
-def _integers(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return t.as_int32(parts[0])
-
-
-def _either(*names: str, change: Change = only) -> tuple[From, ...]:
-    return tuple([From((name,), change) for name in names])
+_INTEGERS = of_one(t.as_int32)
 
 
 def _compressor(ours: str, own: str, other: str) -> Layer:
     """Return the sources of a key compressor: GGUF prefix `ours`, reference name `own`, and transformers' name
     `other`."""
     return {
-        f"{ours}_compressor_kv": _either(f"{own}.wkv", f"{other}.kv_proj"),
-        f"{ours}_compressor_gate": _either(f"{own}.wgate", f"{other}.gate_proj"),
-        f"{ours}_compressor_norm": _either(f"{own}.norm", f"{other}.kv_norm"),
-        f"{ours}_compressor_ape.weight": _either(f"{own}.ape", f"{other}.position_bias"),
+        f"{ours}_compressor_kv": (f"{own}.wkv", f"{other}.kv_proj"),
+        f"{ours}_compressor_gate": (f"{own}.wgate", f"{other}.gate_proj"),
+        f"{ours}_compressor_norm": (f"{own}.norm", f"{other}.kv_norm"),
+        f"{ours}_compressor_ape.weight": (f"{own}.ape", f"{other}.position_bias"),
     }
 
 
 _LAYER: Layer = {
-    "attn_norm": _either("attn_norm", "input_layernorm"),
-    "ffn_norm": _either("ffn_norm", "post_attention_layernorm"),
-    "attn_q_a": _either("attn.wq_a", "self_attn.q_a_proj"),
-    "attn_q_a_norm": _either("attn.q_norm", "self_attn.q_a_norm"),
-    "attn_q_b": _either("attn.wq_b", "self_attn.q_b_proj"),
-    "attn_kv": _either("attn.wkv", "self_attn.kv_proj"),
-    "attn_kv_a_norm": _either("attn.kv_norm", "attn.norm", "self_attn.kv_norm"),  # second name: transformers 5.23
-    "attn_output_a": _either("attn.wo_a", "self_attn.o_a_proj"),
-    "attn_output_b": _either("attn.wo_b", "self_attn.o_b_proj"),
-    "attn_sinks.weight": _either("attn.attn_sink", "self_attn.sinks"),
+    "attn_norm": ("attn_norm", "input_layernorm"),
+    "ffn_norm": ("ffn_norm", "post_attention_layernorm"),
+    "attn_q_a": ("attn.wq_a", "self_attn.q_a_proj"),
+    "attn_q_a_norm": ("attn.q_norm", "self_attn.q_a_norm"),
+    "attn_q_b": ("attn.wq_b", "self_attn.q_b_proj"),
+    "attn_kv": ("attn.wkv", "self_attn.kv_proj"),
+    "attn_kv_a_norm": ("attn.kv_norm", "attn.norm", "self_attn.kv_norm"),  # second name: transformers 5.23
+    "attn_output_a": ("attn.wo_a", "self_attn.o_a_proj"),
+    "attn_output_b": ("attn.wo_b", "self_attn.o_b_proj"),
+    "attn_sinks.weight": ("attn.attn_sink", "self_attn.sinks"),
     **_compressor("attn", "attn.compressor", "self_attn.compressor"),
     **_compressor("indexer", "attn.indexer.compressor", "self_attn.compressor.indexer"),
-    "indexer.attn_q_b": _either("attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"),
-    "indexer.proj": _either("attn.indexer.weights_proj", "self_attn.compressor.indexer.scorer.weights_proj"),
+    "indexer.attn_q_b": ("attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"),
+    "indexer.proj": ("attn.indexer.weights_proj", "self_attn.compressor.indexer.scorer.weights_proj"),
     **{
-        f"hc_{x}_{part}.weight": _either(f"hc_{x}_{part}", f"{x}_hc.{part}")
+        f"hc_{x}_{part}.weight": (f"hc_{x}_{part}", f"{x}_hc.{part}")
         for x in ("attn", "ffn")
         for part in ("fn", "base", "scale")
     },
-    "ffn_gate_inp.weight": _either("ffn.gate.weight", "mlp.gate.weight"),
-    "exp_probs_b.bias": _either("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
-    "exp_probs_b_vl.bias": _either("ffn.gate.bias_vl"),  # bias for images, which localllm's forward pass does not use
-    "ffn_gate_tid2eid.weight": _either("ffn.gate.tid2eid", "mlp.gate.tid2eid", change=_integers),
+    "ffn_gate_inp.weight": ("ffn.gate.weight", "mlp.gate.weight"),
+    "exp_probs_b.bias": ("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
+    "exp_probs_b_vl.bias": "ffn.gate.bias_vl",  # bias for images, which localllm's forward pass does not use
+    "ffn_gate_tid2eid.weight": (taken("ffn.gate.tid2eid", _INTEGERS), taken("mlp.gate.tid2eid", _INTEGERS)),
     **{
-        f"ffn_{ours}_exps.weight": (From((f"ffn.experts.{{}}.{own}.weight",), stacked), *others)
-        for ours, own, others in (
-            ("gate", "w1", _either("mlp.experts.gate_up_proj", change=take_half(0))),
-            ("up", "w3", _either("mlp.experts.gate_up_proj", change=take_half(1))),
-            ("down", "w2", _either("mlp.experts.down_proj")),
-        )
+        f"ffn_{x}_exps.weight": taken(f"ffn.experts.{{}}.{own}.weight", stacked)
+        for x, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
-    **{
-        f"ffn_{ours}_shexp": _either(f"ffn.shared_experts.{own}", f"mlp.shared_experts.{ours}_proj")
-        for ours, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-    },
+    **{f"ffn_{x}_shexp": f"ffn.shared_experts.{own}" for x, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
 }
 
 
-def _unread(name: str, config: HfConfig) -> bool:
-    """Return whether a tensor is an unused router bias, in a layer that chooses experts by token id."""
-    found = _CORRECTION.fullmatch(name)
-    return found is not None and int(found[1]) < _hashed(config)
+def _read(raw: Raw, config: HfConfig) -> Raw:
+    """Drop the unused router biases of layers that choose experts by token id."""
+    biases = {name: found for name in raw if (found := _CORRECTION.fullmatch(name))}
+    return {name: parts for name, parts in raw.items() if name not in biases or int(biases[name][1]) >= _hashed(config)}
 
 
 def _hashed(config: HfConfig) -> int:
@@ -158,6 +146,10 @@ def _limits(config: HfConfig) -> np.ndarray:
     return np.full(config.needed("num_hidden_layers"), config.real("swiglu_limit") or 0.0, np.float32)
 
 
+_ORDER = (
+    "hc_ffn_scale ffn_gate_inp exp_probs_b exp_probs_b_vl ffn_gate_tid2eid ffn_gate_exps ffn_up_exps ffn_down_exps "
+    "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+)
 _KEYS: dict[str, Key] = {
     "feed_forward_length": "moe_intermediate_size",
     "embedding_length_out": lambda config: config.needed("hidden_size") * config.needed("hc_mult"),
@@ -192,12 +184,13 @@ _DEFAULTS: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, unread=_unread,
+        "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, raw=_read, like="deepseek2",
+        order=_ORDER,
         top={
-            "token_embd": _either("embed", "model.embed_tokens"),
-            "output": _either("head", "lm_head"),
+            "token_embd": ("embed", "model.embed_tokens"),
+            "output": ("head", "lm_head"),
             **{
-                f"output_hc_{part}.weight": _either(f"hc_head_{part}", f"model.hc_head.hc_{part}")
+                f"output_hc_{part}.weight": (f"hc_head_{part}", f"model.hc_head.hc_{part}")
                 for part in ("fn", "base", "scale")
             },
         },

@@ -7,27 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from localllm.convert import sources as of
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, by_name, must_be, permuted, taken
+from localllm.convert.changes import PERMUTED
+from localllm.convert.recipe import Key, Recipe, by_name, layers_at, must_be
 
 _BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
 _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its own token, not the next token
-_LLADA: Layer = {
-    "attn_norm": taken("attn_norm"),
-    "ffn_norm": taken("ff_norm"),
-    "attn_q": taken("q_proj", permuted(lambda sizes: sizes.heads)),
-    "attn_k": taken("k_proj", permuted(lambda sizes: sizes.kv_heads)),
-    "attn_v": taken("v_proj"),
-    "attn_output": taken("attn_out"),
-    "ffn_gate": taken("ff_proj"),
-    "ffn_up": taken("up_proj"),
-    "ffn_down": taken("ff_out"),
-}
-
-
-def _blocks(config: HfConfig) -> list[str]:
-    return [f"model.transformer.blocks.{layer}." for layer in range(config.needed("num_hidden_layers"))]
 
 
 _SIZES: dict[str, Any] = {
@@ -40,14 +24,11 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 ROWS = (
-    Recipe("dream", ("DreamModel",), of.QWEN, keys=_BOTH_WAYS),
+    Recipe("dream", ("DreamModel",), keys=_BOTH_WAYS),
     Recipe(
-        "llada", ("LLaDAModelLM",), _LLADA, layers=_blocks, keys=_BOTH_WAYS, defaults=_SIZES,
+        "llada", ("LLaDAModelLM",), changes=PERMUTED, raw=layers_at("model.transformer.blocks."), keys=_BOTH_WAYS,
+        defaults=_SIZES,
         whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
-        top={
-            "token_embd": From(("model.transformer.wte",)), "output_norm": From(("model.transformer.ln_f",)),
-            "output": From(("model.transformer.ff_out",)),
-        },
         checks=(
             must_be("block_type", "llama"), must_be("layer_norm_type", "rms"), must_be("alibi", False),
             must_be("rope", True), must_be("input_emb_norm", False), must_be("attention_layer_norm", False),
@@ -56,13 +37,12 @@ ROWS = (
     ),
     Recipe(
         "llada-moe", ("LLaDAMoEModel", "LLaDAMoEModelLM"),
-        {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
         keys={**_BOTH_WAYS, "expert_feed_forward_length": by_name("expert_intermediate_size", "moe_intermediate_size")},
         whole_keys={_SHIFT: False}, defaults={"mask_token_id": 156895},
         checks=(must_be("norm_topk_prob", False), must_be("num_shared_experts", 0)),
     ),
     Recipe(
-        "rnd1", ("RND1", "RND1LM"), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE}, keys=_BOTH_WAYS,
+        "rnd1", ("RND1", "RND1LM"), keys=_BOTH_WAYS,
         checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
     ),
 )  # fmt: skip

@@ -6,16 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from localllm.convert import tensor as t
+from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, of_groups, score_scale
-from localllm.convert.recipes.shared import GEMMA3_DEFAULTS
+from localllm.convert.modules import dense_keys
+from localllm.convert.names import BY_NAME
+from localllm.convert.recipe import Key, Recipe, Sizes, must_be, without
+from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.tensor import LazyTensor
 
+# llama.cpp requires this key even of models without token types, such as DistilBERT.
+_NO_TYPES = {"tokenizer.ggml.token_type_count": 1}
 _CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
 _CAUSAL: dict[str, Key] = {"attention.causal": False}
 _PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
 _BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
-_MASKED = ("cls.", "lm_head.", "pooler.")  # the masked-LM head, and a pooler that embeddings do not use
+_MASKED = without(
+    *(
+        model + head
+        for model in ("", "bert.", "roberta.", "camembert.", "nomic_bert.")
+        for head in ("cls.", "lm_head.", "pooler.")
+    )
+)  # the masked-LM head, and a pooler that embeddings do not use
 
 
 def _labels(config: HfConfig) -> list[str] | None:
@@ -110,7 +121,7 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 
 _NEO: dict[str, Any] = {
-    "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
+    "order": BY_NAME, "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
     "checks": (must_be("rope", True), must_be("rms_norm", True), must_be("ngpt", False)),
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
 }  # fmt: skip
@@ -119,12 +130,12 @@ _NEO_KEYS: dict[str, Key] = {**_CAUSAL, "feed_forward_length": _neo_width}
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
 _ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
-    "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
+    "order": BY_NAME, "whole_keys": _NO_TYPES, "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
     "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
 }  # fmt: skip
 _COUNTED = {"position_embd.weight": _counted}
 _MODERN: dict[str, Any] = {
-    "eps": "norm_eps", "checks": (must_be("classifier_activation", "gelu"),),
+    "order": BY_NAME, "eps": "norm_eps", "checks": (must_be("classifier_activation", "gelu"),),
     "defaults": {
         "norm_eps": 1e-5, "local_attention": 128,
         "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
@@ -135,43 +146,48 @@ _MODERN_KEYS: dict[str, Key] = {
     **_CAUSAL, "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
     "hidden_activation": _activation,
 }  # fmt: skip
-_JINA: dict[str, Any] = {"eps": "layer_norm_eps", "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5}}
+_JINA: dict[str, Any] = {
+    "order": BY_NAME,
+    "eps": "layer_norm_eps",
+    "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5},
+}
 
 ROWS = (
     Recipe(
-        "bert", ("BertModel", "BertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN, checks=_BERT_CHECKS,
-        defaults={"layer_norm_eps": 1e-12}, mapped=Mapped(("bert.",), skipped=_MASKED),
+        "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, checks=_BERT_CHECKS,
+        whole_keys=_NO_TYPES,
+        defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
-        "bert", ("BertForSequenceClassification",), {}, eps="layer_norm_eps", keys=_ranker(_PLAIN),
-        checks=_BERT_CHECKS, defaults={"layer_norm_eps": 1e-12},
-        mapped=Mapped(("bert.",), {"pooler.dense": "cls", "classifier": "cls.output"}),
+        "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN),
+        checks=_BERT_CHECKS, whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
+        top={"cls": "bert.pooler.dense", "cls.output": "classifier"}, order=BY_NAME,
     ),
     Recipe(
-        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
-        checks=(must_be("activation", "gelu"),),
+        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
+        checks=(must_be("activation", "gelu"),), whole_keys=_NO_TYPES,
         defaults={
             "num_hidden_layers": _older("n_layers"), "hidden_size": _older("dim"),
             "num_attention_heads": _older("n_heads"), "intermediate_size": _older("hidden_dim"),
             "layer_norm_eps": 1e-12,
         },
-        mapped=Mapped(("distilbert.",), skipped=("vocab_",)),
+        raw=without("vocab_"), order=BY_NAME,
     ),
     Recipe(
         "bert",
         ("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
          "CamembertForMaskedLM"),
-        {}, keys=_ROBERTA_KEYS, mapped=Mapped(("roberta.", "camembert."), skipped=_MASKED, changes=_COUNTED),
+        keys=_ROBERTA_KEYS, raw=_MASKED, changes=_COUNTED,
         **_ROBERTA,
     ),
     Recipe(
         "bert",
         ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
          "CamembertForSequenceClassification"),
-        {}, keys=_ranker(_ROBERTA_KEYS), mapped=Mapped(("roberta.", "camembert."), changes=_COUNTED), **_ROBERTA,
+        keys=_ranker(_ROBERTA_KEYS), changes=_COUNTED, **_ROBERTA,
     ),
     Recipe(
-        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), {}, eps="layer_norm_eps",
+        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), eps="layer_norm_eps",
         keys={**_CAUSAL, "context_length": _trained},
         checks=(
             _no_experts, must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
@@ -183,51 +199,50 @@ ROWS = (
             "max_position_embeddings": _older("n_positions"), "rope_theta": 1000.0,
             "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12,
         },
-        mapped=Mapped(("nomic_bert.", "bert."), skipped=_MASKED),
+        raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
-        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), {}, keys=_MODERN_KEYS,
-        mapped=Mapped(("model.",), skipped=("head.", "decoder.")), **_MODERN,
+        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), keys=_MODERN_KEYS,
+        raw=without("head.", "decoder."), **_MODERN,
     ),
     Recipe(
-        "modern-bert", ("ModernBertForSequenceClassification",), {},
+        "modern-bert", ("ModernBertForSequenceClassification",),
         keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
-        mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
+        top={"cls.output": "classifier"}, **_MODERN,
     ),
     Recipe(  # transformers does not support this architecture
-        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), {}, keys=_NEO_KEYS,
-        mapped=Mapped(("model.",), skipped=("decoder.", "freqs_cis"), changes=_NEO_CHANGES), **_NEO,
+        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), keys=_NEO_KEYS,
+        raw=without("decoder.", "freqs_cis", "model.freqs_cis"), changes=_NEO_CHANGES, **_NEO,
     ),
     Recipe(
-        "neo-bert", ("NeoBERTForSequenceClassification",), {}, keys=_ranker(_NEO_KEYS),
-        mapped=Mapped(
-            ("model.",), {"dense": "cls", "classifier": "cls.output"}, skipped=("freqs_cis",), changes=_NEO_CHANGES
-        ),
+        "neo-bert", ("NeoBERTForSequenceClassification",), keys=_ranker(_NEO_KEYS),
+        raw=without("freqs_cis", "model.freqs_cis"), top={"cls": "dense", "cls.output": "classifier"},
+        changes=_NEO_CHANGES,
         **_NEO,
     ),
     Recipe(  # transformers does not support this architecture
-        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
+        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
         checks=(
             must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),
             must_be("feed_forward_type", "geglu"),
         ),
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
-        mapped=Mapped(("bert.",), skipped=_MASKED),
+        raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), {}, keys=_CAUSAL,
-        mapped=Mapped(("roberta.",), skipped=_MASKED), **_JINA,
+        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL,
+        raw=_MASKED, **_JINA,
     ),
     Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), {}, keys=_ranker(_CAUSAL),
-        mapped=Mapped(("roberta.",), {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}), **_JINA,
+        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker(_CAUSAL),
+        top={"cls": "classifier.dense", "cls.output": "classifier.out_proj"}, **_JINA,
     ),
     Recipe(
-        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), {}, keys=_CAUSAL,
-        mapped=Mapped(("model.",), skipped=("lm_head.",)),
+        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), keys=_CAUSAL,
+        raw=without("lm_head."), order=BY_NAME,
     ),
     Recipe(
-        "gemma-embedding", ("Gemma3TextModel",), {}, norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
-        checks=(score_scale(0), must_be("use_bidirectional_attention", True)), mapped=Mapped(("model.",)),
+        "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
+        checks=(score_scale(0), must_be("use_bidirectional_attention", True)), order=BY_NAME, dense=dense_keys,
     ),
 )  # fmt: skip

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, by_name, slides_at_64_layers, taken
-from localllm.convert.recipes.shared import LN, WTE
+from localllm.convert.recipe import Recipe, by_name
+from localllm.convert.recipes.shared import EARLY_NORMS
 
 
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
@@ -25,23 +24,26 @@ def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
     return {"layer_types": [kinds[letters[layer % len(letters)]] for layer in range(layers)]}
 
 
-_EXAONE: Layer = {
-    **LN,
-    **{f"attn_{x}": taken(f"attn.attention.{x}_proj") for x in "qkv"},
-    "attn_output": taken("attn.attention.out_proj"),
-    **{f"ffn_{x}": taken(f"mlp.{name}") for x, name in (("gate", "c_fc_0"), ("up", "c_fc_1"), ("down", "c_proj"))},
-}
+def slides_at_64_layers(config: HfConfig) -> str | None:
+    """Require sliding-window attention in models with 64 layers, and in no others."""
+    slides = config.integer("sliding_window") is not None and "sliding_attention" in (config.get("layer_types") or ())
+    if slides == (config.needed("num_hidden_layers") == 64):
+        return None
+    return "the GGUF architecture has windows in models of 64 layers and no others; layer_types differs"
 
 
 ROWS = (
-    Recipe("exaone4", ("Exaone4ForCausalLM",), of.EXAONE4, rope_tensors=True, checks=(slides_at_64_layers,)),
+    Recipe(
+        "exaone4", ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"), order=EARLY_NORMS, rope_tensors=True,
+        checks=(slides_at_64_layers,),
+    ),
     Recipe(
         "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
-        {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2}, words=_kinds_of_letters,
+        keys={"expert_gating_func": 2}, words=_kinds_of_letters,
         defaults={"first_k_dense_replace": lambda config: config.integer("first_last_k_dense_replace")},
     ),
     Recipe(
-        "exaone", ("ExaoneForCausalLM",), _EXAONE, eps="layer_norm_epsilon", top=WTE, rope_tensors=True,
+        "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,
         defaults={
             "num_hidden_layers": by_name("num_layers"), "layer_norm_epsilon": 1e-5,
             "hidden_act": lambda config: config.get("activation_function"),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, must_be, taken
+from localllm.convert.recipe import Recipe, must_be
 
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
@@ -45,26 +45,16 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
     return None
 
 
-_SMALL: Layer = {
-    **of.NORMS, **of.QKV, **of.OUT, "ffn_gate_inp": taken("block_sparse_moe.primary_router"),
-    **of.expert_sources(*(f"block_sparse_moe.experts.{{}}.{x}" for x in ("gate", "up", "down"))),
-}  # fmt: skip
-_ARCTIC: Layer = {
-    "attn_norm": taken("input_layernorm"), **of.QKV_PERMUTED, **of.OUT,
-    "ffn_norm": taken("residual_layernorm"), "ffn_norm_exps": taken("post_attention_layernorm"),
-    **{f"ffn_{x}": taken(f"residual_mlp.{name}") for x, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
-    **of.MIXTRAL,
-}  # fmt: skip
-
-
 ROWS = (
     Recipe(
-        "arctic", ("ArcticForCausalLM",), _ARCTIC,
+        "arctic", ("ArcticForCausalLM",),
+        {"ffn_norm": "residual_layernorm", "ffn_norm_exps": "post_attention_layernorm"},
+        changes=PERMUTED, order="attn_output ffn_norm ffn_norm_exps",
         checks=(must_be("parallel_attn_mlp_res", True), must_be("use_residual", True)),
         defaults={"parallel_attn_mlp_res": False},
     ),
     Recipe(
-        "maple", ("MapleForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
+        "maple", ("MapleForCausalLM",), like="qwen3moe",
         keys={"swiglu_clamp_exp": lambda config: np.full(config.needed("num_hidden_layers"), 7.0, np.float32)},
         checks=(
             must_be("num_shared_experts", 0), must_be("norm_topk_prob", True),
@@ -73,7 +63,7 @@ ROWS = (
         defaults={"nope_on_global_attention": False},
     ),
     Recipe(
-        "smallthinker", ("SmallThinkerForCausalLM",), _SMALL,
+        "smallthinker", ("SmallThinkerForCausalLM",),
         keys={
             "expert_count": "moe_num_primary_experts", "expert_used_count": "moe_num_active_primary_experts",
             "feed_forward_length": "moe_ffn_hidden_size", "expert_feed_forward_length": "moe_ffn_hidden_size",

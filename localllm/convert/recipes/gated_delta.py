@@ -6,25 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import decay, height, in_turn, numbered, of_groups, squeezed
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Change,
-    From,
-    Key,
-    Layer,
-    Recipe,
-    Sizes,
-    decay,
-    height,
-    in_turn,
-    must_be,
-    numbered,
-    of_groups,
-    squeezed,
-    taken,
-)
+from localllm.convert.modules import width_keys
+from localllm.convert.recipe import Change, Key, Recipe, Sizes, must_be, taken
+from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
 
@@ -90,37 +77,21 @@ DELTA_KEYS: dict[str, Key] = {
     "full_attention_interval": lambda config: config.integer("full_attention_interval") or 4,
     RECURRENT_KEY: is_kind("linear_attention"),
 }
-_ATTENTION: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_attention_layernorm"),
-    **of.QKV,
-    **of.OUT,
-    **of.HEAD_NORMS,
-}
-_QWEN3_NEXT: Layer = {
-    **_ATTENTION,
+DELTA_ORDER = f"{EARLY_NORMS} attn_qkv attn_gate"
+_QWEN3_NEXT = {
     "attn_qkv": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 0, 1, 2)),
     "attn_gate": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 3)),
-    "ssm_ba": taken("linear_attn.in_proj_ba"),
-    "ssm_conv1d": taken("linear_attn.conv1d", squeezed),
-    "ssm_dt.bias": taken("linear_attn.dt_bias"),
-    "ssm_a": taken("linear_attn.A_log", decay),
-    "ssm_norm": taken("linear_attn.norm"),
-    "ssm_out": taken("linear_attn.out_proj"),
 }
-QWEN35: Layer = {
-    **_ATTENTION,
-    "attn_qkv": taken("linear_attn.in_proj_qkv", tiled(2, rows=True)),
-    "attn_gate": taken("linear_attn.in_proj_z", tiled(0, rows=True)),
-    "ssm_beta": taken("linear_attn.in_proj_b", tiled(0, rows=False)),
-    "ssm_alpha": taken("linear_attn.in_proj_a", tiled(0, rows=False)),
-    "ssm_conv1d": taken("linear_attn.conv1d", in_turn(squeezed, tiled(2, rows=True))),
-    "ssm_dt.bias": taken("linear_attn.dt_bias", tiled(0, rows=False)),
-    "ssm_a": taken("linear_attn.A_log", in_turn(decay, tiled(0, rows=False))),
-    "ssm_norm": taken("linear_attn.norm"),
-    "ssm_out": taken("linear_attn.out_proj", tiled_columns),
+QWEN35 = {
+    "attn_qkv": tiled(2, rows=True),
+    "attn_gate": tiled(0, rows=True),
+    "ssm_beta": tiled(0, rows=False),
+    "ssm_alpha": tiled(0, rows=False),
+    "ssm_conv1d": in_turn(squeezed, tiled(2, rows=True)),
+    "ssm_dt": tiled(0, rows=False),
+    "ssm_a": in_turn(decay, tiled(0, rows=False)),
+    "ssm_out": tiled_columns,
 }
-EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.startswith("ffn_") and key != "ffn_norm"}
 
 
 def sections(config: HfConfig) -> np.ndarray:
@@ -145,27 +116,6 @@ def attending(config: HfConfig) -> np.ndarray:
     return found
 
 
-_LFM2: Layer = {
-    "attn_norm": taken("operator_norm"),
-    "ffn_norm": taken("ffn_norm"),
-    **of.QKV,
-    "attn_output": taken("self_attn.out_proj"),
-    "attn_q_norm": taken("self_attn.q_layernorm"),
-    "attn_k_norm": taken("self_attn.k_layernorm"),
-    "shortconv.in_proj": taken("conv.in_proj"),
-    "shortconv.conv": taken("conv.conv", squeezed),
-    "shortconv.out_proj": taken("conv.out_proj"),
-    "ffn_gate": taken("feed_forward.w1"),
-    "ffn_up": taken("feed_forward.w3"),
-    "ffn_down": taken("feed_forward.w2"),
-}
-_LFM2_MOE: Layer = {
-    **_LFM2,
-    "ffn_gate_inp": taken("feed_forward.gate"),
-    "exp_probs_b.bias": taken("feed_forward.expert_bias"),
-    **of.expert_sources(*(f"feed_forward.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
-}
-_LFM2_TOP = {"token_embd_norm": From(("model.embedding_norm",))}
 _LFM2_KEYS: dict[str, Key] = {
     "attention.head_count_kv": kv_heads(attending),
     "shortconv.l_cache": "conv_L_cache",
@@ -184,28 +134,30 @@ def _adjusted_width(config: HfConfig) -> int:
 
 ROWS = (
     Recipe(
-        "qwen3next", ("Qwen3NextForCausalLM",), {**_QWEN3_NEXT, **EXPERTS}, norm_offset=1.0,
+        "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, order=DELTA_ORDER, norm_offset=1.0,
         plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS,
         checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
     ),
     Recipe(
-        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), {**QWEN35, **of.GATED}, norm_offset=1.0,
+        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), changes=QWEN35, order=DELTA_ORDER,
+        norm_offset=1.0,
         plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
         keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
-        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), {**QWEN35, **EXPERTS},
+        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), changes=QWEN35, order=DELTA_ORDER,
         norm_offset=1.0, plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
         keys={**DELTA_KEYS, "rope.dimension_sections": sections},
     ),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"), _LFM2,
-        eps="norm_eps", top=_LFM2_TOP, keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
-        checks=(must_be("conv_bias", False),),
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
+        order=EARLY_NORMS,
+        eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
+        checks=(must_be("conv_bias", False),), dense=width_keys,
     ),
     Recipe(
-        "lfm2moe", ("Lfm2MoeForCausalLM",), _LFM2_MOE, eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
-        top=_LFM2_TOP,
+        "lfm2moe", ("Lfm2MoeForCausalLM",), order=f"{EARLY_NORMS}, {EARLY_BIAS}", eps="norm_eps",
+        keys={**_LFM2_KEYS, "expert_gating_func": 2},
         checks=(
             must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0), must_be("conv_bias", False),
         ),

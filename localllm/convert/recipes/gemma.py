@@ -8,11 +8,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, score_scale, stacked, taken
-from localllm.convert.recipes.shared import GEMMA3_DEFAULTS
+from localllm.convert.recipe import Check, Key, Recipe, Sizes, must_be
 from localllm.convert.tensor import LazyTensor
 
 
@@ -21,45 +19,37 @@ def padded_vocabulary(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.padded_rows(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
 
 
-_TOP = {
-    "token_embd": From(("model.embed_tokens",), padded_vocabulary),
-    "per_layer_token_embd": From(("model.embed_tokens_per_layer",), padded_vocabulary),
-    "per_layer_model_proj": From(("model.per_layer_model_projection",)),
-    "per_layer_proj_norm": From(("model.per_layer_projection_norm",)),
-}
-_PER_LAYER: Layer = {
-    **of.GEMMA3,
-    "inp_gate": taken("per_layer_input_gate"),
-    "proj": taken("per_layer_projection"),
-    "post_norm": taken("post_per_layer_input_norm"),
-}
-_GEMMA3N: Layer = {
-    **_PER_LAYER,
-    "laurel_l": taken("laurel.linear_left"),
-    "laurel_r": taken("laurel.linear_right"),
-    "laurel_post_norm": taken("laurel.post_laurel_norm"),
-    "altup_correct_scale.weight": taken("altup.correct_output_scale"),
-    "altup_correct_coef": taken("altup.correction_coefs"),
-    "altup_predict_coef": taken("altup.prediction_coefs"),
-    "altup_router": taken("altup.modality_router"),
-    "altup_router_norm": taken("altup.router_norm"),
-}
-_GEMMA4: Layer = {
-    **_PER_LAYER,
-    "layer_output_scale.weight": taken("layer_scalar"),
-    "ffn_gate_inp": taken("router.proj"),
-    "ffn_gate_inp.scale": taken("router.scale"),
-    "ffn_down_exps.scale": taken("router.per_expert_scale"),
-    "ffn_gate_up_exps.weight": taken("experts.gate_up_proj"),
-    "ffn_down_exps.weight": taken("experts.down_proj"),
-    "post_ffw_norm_1": taken("post_feedforward_layernorm_1"),
-    "post_ffw_norm_2": taken("post_feedforward_layernorm_2"),
-    "pre_ffw_norm_2": taken("pre_feedforward_layernorm_2"),
+GEMMA3_DEFAULTS = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_PADDED = {"token_embd": padded_vocabulary, "per_layer_token_embd": padded_vocabulary}
+_GEMMA4 = {
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
 }
 _PER_LAYER_KEYS: dict[str, Key] = {
     "embedding_length_per_layer_input": lambda config: config.integer("hidden_size_per_layer_input") or 0,
     "attention.shared_kv_layers": lambda config: config.integer("num_kv_shared_layers") or 0,
 }
+
+
+def score_scale(wide_layers: int) -> Check:
+    """Require attention scores scaled by 1/sqrt(head width) or, in models with `wide_layers` layers, by
+    1/sqrt(width/heads)."""
+
+    def check(config: HfConfig) -> str | None:
+        width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
+        wide = config.needed("num_hidden_layers") == wide_layers
+        fixed = width // heads if wide else config.integer("head_dim") or width // heads
+        value = config.real("query_pre_attn_scalar")
+        if value is None or value == fixed:
+            return None
+        return f"query_pre_attn_scalar is {value:g}; the GGUF architecture has it fixed at {fixed}"
+
+    return check
 
 
 def _by_layer(config: HfConfig, name: str) -> np.ndarray:
@@ -119,21 +109,17 @@ def _kv_heads(config: HfConfig) -> np.ndarray:
 
 
 ROWS = (
-    Recipe("gemma", ("GemmaForCausalLM",), of.QWEN, norm_offset=1.0),
+    Recipe("gemma", ("GemmaForCausalLM",), norm_offset=1.0),
     Recipe(
-        "gemma2", ("Gemma2ForCausalLM",), {**of.FOUR_NORMS, **of.QKV, **of.OUT, **of.GATED}, norm_offset=1.0,
+        "gemma2", ("Gemma2ForCausalLM",), norm_offset=1.0,
         checks=(score_scale(46),),
     ),
     Recipe(
-        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), of.GEMMA3, norm_offset=1.0,
+        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), norm_offset=1.0,
         defaults=GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
     ),
     Recipe(
-        "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _GEMMA3N,
-        top={
-            **_TOP, "altup_proj": From(("model.altup_projections.{}",), stacked),
-            "altup_unembd_proj": From(("model.altup_unembed_projections.{}",), stacked),
-        },
+        "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), changes=_PADDED,
         keys={
             **_PER_LAYER_KEYS, "feed_forward_length": _widths,
             "altup.active_idx": lambda config: config.integer("altup_active_idx") or 0,
@@ -143,7 +129,7 @@ ROWS = (
     Recipe(
         "gemma4",
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), _GEMMA4,
-        top=_TOP, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
+        changes=_PADDED, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
         checks=(must_be("use_bidirectional_attention", False, "vision"),),
         keys={
             **_PER_LAYER_KEYS, "feed_forward_length": _widths, "attention.head_count_kv": _kv_heads,

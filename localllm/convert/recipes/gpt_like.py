@@ -6,31 +6,18 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Change,
-    From,
-    Key,
-    Layer,
-    Mapped,
-    Recipe,
-    Sizes,
-    by_name,
-    must_be,
-    of_groups,
-    only,
-    take_half,
-    taken,
-    turned,
-)
-from localllm.convert.recipes.shared import GPT, LN, NOT_ROTATED, WTE, head_width, number
+from localllm.convert.names import BY_NAME
+from localllm.convert.recipe import Change, Layer, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipes.openai import TURNED
+from localllm.convert.recipes.shared import NOT_ROTATED, head_width, number
 from localllm.convert.tensor import LazyTensor
 
 _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
@@ -57,18 +44,13 @@ def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
     return heads, (config.needed("hidden_size") // heads,) * 3
 
 
-def _apart(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Mapped:
+def _apart(layout: Layout) -> Mapping[str, Change]:
     """Reorder a fused QKV matrix to all queries, then all keys, then all values."""
-    change = of_groups(layout, 0, 1, 2)
-    return Mapped(changes={"attn_qkv.weight": change, "attn_qkv.bias": change})
+    return {"attn_qkv": of_groups(layout, 0, 1, 2)}
 
 
 def _inner(config: HfConfig) -> int:
     return config.integer("n_inner", "ffn_hidden_size") or 4 * config.needed("hidden_size")
-
-
-_BLOOM = _apart(_by_head)
-_NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": None}
 
 
 def _refact_ffn(config: HfConfig) -> int:
@@ -96,27 +78,11 @@ def _times(*names: str) -> Change:
     return change
 
 
-_JAIS: Layer = {
-    **LN,
-    **{
-        f"{key}.{suffix}": taken(f"{name}.{suffix}", turned if suffix == "weight" else only)
-        for key, name in (
-            ("attn_qkv", "attn.c_attn"), ("attn_output", "attn.c_proj"), ("ffn_up", "mlp.c_fc"),
-            ("ffn_gate", "mlp.c_fc2"), ("ffn_down", "mlp.c_proj"),
-        )
-        for suffix in ("weight", "bias")
-    },
-}  # fmt: skip
-_CODESHELL: Layer = {**GPT, "ffn_up": taken("mlp.c_fc"), "ffn_down": taken("mlp.c_proj")}
 _REFACT: Layer = {
-    **LN,
-    "attn_q": taken("attn.q"),
+    "attn_q": "attn.q",
     "attn_k": taken("attn.kv", _key_and_value(0)),
     "attn_v": taken("attn.kv", _key_and_value(1)),
-    "attn_output": taken("attn.c_proj"),
-    "ffn_gate": taken("mlp.gate_up_proj", take_half(0)),
-    "ffn_up": taken("mlp.gate_up_proj", take_half(1)),
-    "ffn_down": taken("mlp.c_proj"),
+    **halves("mlp.gate_up_proj"),
 }
 _NAMES_OF_GPT: dict[str, Any] = {
     "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"), "num_attention_heads": by_name("n_head"),
@@ -125,12 +91,10 @@ _NAMES_OF_GPT: dict[str, Any] = {
 
 
 ROWS = (
+    Recipe("jais2", ("Jais2ForCausalLM",), eps="layer_norm_eps"),
+    Recipe("starcoder2", ("Starcoder2ForCausalLM",), eps="norm_epsilon"),
     Recipe(
-        "jais2", ("Jais2ForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, eps="layer_norm_eps",
-    ),
-    Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
-    Recipe(
-        "bloom", ("BloomForCausalLM", "BloomModel"), {}, eps="layer_norm_epsilon",
+        "bloom", ("BloomForCausalLM", "BloomModel"), eps="layer_norm_epsilon",
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
         checks=(must_be("apply_residual_connection_post_layernorm", False),),
         defaults={
@@ -138,10 +102,11 @@ ROWS = (
             "hidden_size": number("n_embed", "n_embd"), "layer_norm_epsilon": 1e-5,
             "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
         },
-        mapped=Mapped(("transformer.",), changes=_BLOOM.changes),
+        changes=_apart(_by_head), order=BY_NAME,
     ),
     Recipe(
-        "falcon", ("FalconForCausalLM", "RWForCausalLM"), {}, eps="layer_norm_epsilon", mapped=_apart(_falcon),
+        "falcon", ("FalconForCausalLM", "RWForCausalLM"), eps="layer_norm_epsilon", changes=_apart(_falcon),
+        order=BY_NAME,
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
         checks=(must_be("alibi", False), must_be("parallel_attn", True), must_be("activation", *_GELUS)),
         defaults={
@@ -153,7 +118,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "gptneox", ("GPTNeoXForCausalLM",), {}, eps="layer_norm_eps", mapped=_apart(_by_head),
+        "gptneox", ("GPTNeoXForCausalLM",), eps="layer_norm_eps", changes=_apart(_by_head), order=BY_NAME,
         keys={
             "attention.head_count_kv": "num_attention_heads",
             "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,
@@ -161,7 +126,7 @@ ROWS = (
         defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25, "layer_norm_eps": 1e-5},
     ),
     Recipe(
-        "starcoder", ("GPTBigCodeForCausalLM",), {}, eps="layer_norm_epsilon", mapped=Mapped(),
+        "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
         checks=(
             must_be("multi_query", True), must_be("scale_attn_weights", True), must_be("activation_function", *_GELUS),
@@ -173,7 +138,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "codeshell", ("CodeShellForCausalLM",), _CODESHELL, eps="layer_norm_epsilon", top=WTE,
+        "codeshell", ("CodeShellForCausalLM",), eps="layer_norm_epsilon",
         keys={
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
@@ -185,13 +150,13 @@ ROWS = (
         defaults=_NAMES_OF_GPT,
     ),
     Recipe(
-        "jais", ("JAISLMHeadModel",), _JAIS, eps="layer_norm_epsilon",
-        top={
-            **WTE, "token_embd": From(("model.wte",), _times("mup_embeddings_scale", "embeddings_scale")),
-            "output": From(("lm_head",), _times("mup_output_alpha*mup_width_scale", "width_scale")),
+        "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
+        changes={
+            **TURNED, "token_embd": _times("mup_embeddings_scale", "embeddings_scale"),
+            "output": _times("mup_output_alpha*mup_width_scale", "width_scale"),
         },
         keys={
-            **_NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
+            **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
         },
         checks=(
@@ -202,8 +167,8 @@ ROWS = (
         defaults=_NAMES_OF_GPT,
     ),
     Recipe(
-        "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon", top=WTE,
-        keys={**_NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
+        "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon",
+        keys={**NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
         checks=(must_be("multi_query", True), must_be("scale_attn_weights", True)),
         whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},
         defaults=_NAMES_OF_GPT,

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED, halves
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Layer, Recipe, take_half, taken
+from localllm.convert.recipe import Layer, Recipe
 from localllm.convert.recipes.shared import named_kinds
 
-_GRANITE: Layer = {
-    **of.LLAMA,
-    "attn_sinks.weight": taken("self_attn.sinks"),
-    "ffn_gate_inp": (From(("block_sparse_moe.router",)), From(("block_sparse_moe.router.layer",))),
-    **{
-        f"ffn_{x}_exps.weight": (
-            From(("block_sparse_moe.experts.gate_up_proj",), take_half(which)),
-            From(("block_sparse_moe.input_linear.weight",), take_half(which)),
-        )
-        for which, x in enumerate(("gate", "up"))
-    },
-    "ffn_down_exps.weight": (
-        From(("block_sparse_moe.experts.down_proj",)), From(("block_sparse_moe.output_linear.weight",)),
-    ),
-    "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up in one matrix
-    "ffn_down_shexp": taken("shared_mlp.output_linear"),
+GRANITE_MOE: Layer = {
+    "ffn_gate_inp": ("block_sparse_moe.router.layer", "block_sparse_moe.router"),
+    **halves("block_sparse_moe.input_linear.weight", "_exps.weight"),
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+}
+GRANITE_SHARED: Layer = {**GRANITE_MOE, **halves("shared_mlp.input_linear", "_shexp")}
+
+
+_GRANITE_SWA: Layer = {
+    **GRANITE_MOE, "attn_sinks.weight": "self_attn.sinks", "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }  # fmt: skip
 
 
@@ -56,12 +51,14 @@ def _granite_kinds(config: HfConfig) -> list[str]:
 
 
 ROWS = (
-    Recipe("granite", ("GraniteForCausalLM",), of.LLAMA, rope_tensors=True),
+    Recipe("granite", ("GraniteForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(
-        "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), of.GRANITE_MOE, rope_tensors=True
+        "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), GRANITE_SHARED, changes=PERMUTED,
+        rope_tensors=True,
     ),
     Recipe(
-        "granite_swa", ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"), _GRANITE, rope_tensors=True,
+        "granite_swa", ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"), _GRANITE_SWA, changes=PERMUTED,
+        rope_tensors=True,
         keys={
             "rope.freq_base": _granite_base,
             "attention.rope_pattern": lambda config: np.array([base > 0 for base in _layer_bases(config)]),

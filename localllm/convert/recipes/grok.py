@@ -1,46 +1,31 @@
 """The recipes of Grok 1, with the tensor names of its port to transformers, and of Grok 2, with the names that SGLang
 loads.
 
-transformers supports neither model. Grok 2 is published as eight tensor-parallel shards, which `Recipe.pieces` merges.
+transformers supports neither model. Grok 2 is published as eight tensor-parallel shards, which `_merged` joins.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, From, Key, Layer, Recipe, by_name, must_be, stacked
+from localllm.convert.recipe import Check, Key, Raw, Recipe, by_name, must_be
 from localllm.convert.recipes.minicpm import ratio
 from localllm.convert.recipes.shared import head_width
 
 _ROPES = ("original", "yarn")  # type "original": rope_theta alone applies
-_PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
-_EXPERTS = {"gate": ("w1", "linear"), "up": ("w3", "linear_v"), "down": ("w2", "linear_1")}  # Grok 2's name, Grok 1's
+_TOP = {"token_embd": ("model.embed_tokens", "model.in_out_embed"), "output_norm": ("model.norm", "model.rms_norm")}
+_LAYER = {"ffn_norm": ("pre_moe_norm", "rms_norm_2")}
 
 
-def _either(*names: str) -> tuple[From, ...]:
-    """Return one source per name; the first that exists is used."""
-    return tuple([From((name,)) for name in names])
-
-
-_LAYER: Layer = {
-    "attn_norm": _either("pre_attn_norm", "rms_norm"),
-    **{f"attn_{x}": _either(f"self_attn.{x}_proj", f"multi_head_attention.{own}") for x, own in _PROJECTIONS.items()},
-    "attn_output": _either("self_attn.o_proj", "multi_head_attention.linear"),
-    "attn_output_norm": _either("post_attn_norm", "rms_norm_1"),
-    "ffn_norm": _either("pre_moe_norm", "rms_norm_2"),
-    "layer_output_norm": _either("rms_norm_3"),
-    "post_ffw_norm": _either("post_moe_norm"),
-    **{f"ffn_{x}": _either(f"mlp.{x}_proj") for x in _EXPERTS},
-    "ffn_gate_inp": _either("block_sparse_moe.gate", "router"),
-    **{
-        f"ffn_{x}_exps.weight": (
-            From((f"block_sparse_moe.experts.{{}}.{newer}.weight",), stacked),
-            From((f"moe.{{}}.{older}.weight",), stacked),
-        )
-        for x, (newer, older) in _EXPERTS.items()
-    },
-}
+def _merged(raw: Raw, config: HfConfig) -> Raw:
+    """Merge the experts of a tensor-parallel checkpoint, whose files hold shares of their inner values."""
+    ways = {"w1.weight": t.concatenated, "w3.weight": t.concatenated, "w2.weight": t.side_by_side}
+    return {
+        name: [ways[end](parts)] if len(parts) > 1 and (end := name[-9:]) in ways else parts
+        for name, parts in raw.items()
+    }
 
 
 def _stretched(config: HfConfig) -> bool:
@@ -94,12 +79,9 @@ _CHECKS: tuple[Check, ...] = (
 
 ROWS = (
     Recipe(
-        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, keys=_KEYS, checks=_CHECKS, words=_words,
-        top={
-            "token_embd": _either("model.embed_tokens", "model.in_out_embed"),
-            "output_norm": _either("model.norm", "model.rms_norm"),
-        },
+        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, _TOP, keys=_KEYS, checks=_CHECKS, words=_words,
+        order="attn_output_norm ffn_norm layer_output_norm post_ffw_norm",
         defaults={"attn_logit_softcapping": lambda config: config.real("max_attn_value") or 30.0},
-        pieces={".w1.weight": "rows", ".w3.weight": "rows", ".w2.weight": "columns"},
+        raw=_merged,
     ),
 )  # fmt: skip

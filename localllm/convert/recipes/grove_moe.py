@@ -6,23 +6,11 @@ transformers does not support it. Values that config.json lacks are constants of
 
 from __future__ import annotations
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Layer, Recipe, must_be, stacked, taken
+from localllm.convert.recipe import Key, Raw, Recipe, must_be
 
 _GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale and width of the shared expert
 
-_LAYER: Layer = {
-    **of.NORMS,
-    **of.QKV,
-    **of.OUT,
-    **of.HEAD_NORMS,
-    **of.ROUTED,
-    **{
-        f"ffn_{x}_chexps.weight": taken(f"mlp.chunk_experts.{{}}.{x}_proj.weight", stacked)
-        for x in ("gate", "up", "down")
-    },
-}
 _KEYS: dict[str, Key] = {
     "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # the reference's default
     "experts_per_group": _GROUP,
@@ -30,14 +18,14 @@ _KEYS: dict[str, Key] = {
 }
 
 
-def _unread(name: str, config: HfConfig) -> bool:
-    return name.endswith(".expert_bias")
+def _read(raw: Raw, config: HfConfig) -> Raw:
+    return {name: parts for name, parts in raw.items() if not name.endswith(".expert_bias")}
 
 
 ROWS = (
     Recipe(
-        "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), _LAYER, keys=_KEYS,
-        unread=_unread,
+        "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), keys=_KEYS,
+        raw=_read,
         checks=(
             must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []),
             must_be("attention_bias", False),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from localllm.convert.changes import decay
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, decay, must_be, taken
+from localllm.convert.latent import LATENT, OUTPUT_FIRST
+from localllm.convert.recipe import Key, Layer, Recipe, must_be, taken
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.linear_attention import KDA, of_own, one_count, own_table
+from localllm.convert.recipes.linear_attention import of_own, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
     GLM_DEFAULTS,
-    GROUPED,
     ROUTING,
     TYPED_KEYS,
     one,
@@ -27,22 +28,24 @@ def _limits(config: HfConfig) -> np.ndarray | None:
 
 
 _HUNYUAN: Layer = {
-    **GROUPED,
+    **LATENT,
     # transformers 5.23 saves these tensors under another name than it loads
     **{
-        key: (From((f"{module}.gate_proj",)), From((f"{module}.linear_gate",)))
+        key: (f"{module}.gate_proj", f"{module}.linear_gate")
         for key, module in (("ffn_gate", "mlp"), ("ffn_gate_shexp", "mlp.shared_experts"))
     },
-    **rotated_indexer(trailing=True),
-    "attn_q_b": taken("self_attn.q_b_proj", rotated(lambda config: config.needed("num_attention_heads"), True)),
-    "attn_kv_a_mqa": taken("self_attn.kv_a_proj_with_mqa", rotated(one, True)),
-    "attn_gate": (From(("self_attn.linear_gate",)), From(("self_attn.gate_proj",))),
-    "attn_sinks.weight": (From(("self_attn.learnable_sink_param",)), From(("self_attn.sinks",))),
+    "attn_gate": ("self_attn.linear_gate", "self_attn.gate_proj"),
+    "attn_sinks.weight": ("self_attn.learnable_sink_param", "self_attn.sinks"),
     **{
-        f"hc_{ours}_{part}.weight": taken(f"hc_{theirs}_layer.hc_{part}")
+        f"hc_{ours}_{part}.weight": f"hc_{theirs}_layer.hc_{part}"
         for ours, theirs in (("attn", "attn"), ("ffn", "mlp"))
         for part in ("fn", "base", "scale")
     },
+}
+_HUNYUAN_CHANGES = {
+    **rotated_indexer(trailing=True),
+    "attn_q_b": rotated(lambda config: config.needed("num_attention_heads"), True),
+    "attn_kv_a_mqa": rotated(one, True),
 }
 _CONNECTION_KEYS: dict[str, Key] = {
     "hyper_connection.count": "hc_mult",
@@ -68,13 +71,16 @@ def _bound(config: HfConfig) -> float:
 
 
 _GLM_NEXT: Layer = {
-    **GROUPED,
-    **KDA,
+    **LATENT,
     "ssm_a": taken("self_attn.A_log", decay),
-    "indexer_compressor_gate.weight": taken("self_attn.indexer.index_kpool_compress_gate"),
-    "indexer_compressor_ape.weight": taken("self_attn.indexer.index_kpool_compress_ape"),
-    **{f"hc_{x}_{part}.weight": taken(f"hc_{x}_{part}") for x in ("attn", "ffn") for part in ("fn", "base", "scale")},
+    "indexer_compressor_gate.weight": "self_attn.indexer.index_kpool_compress_gate",
+    "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
+    **{f"hc_{x}_{part}.weight": f"hc_{x}_{part}" for x in ("attn", "ffn") for part in ("fn", "base", "scale")},
 }
+_GLM_NEXT_ORDER = (
+    f"{OUTPUT_FIRST}, indexer.proj attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a ssm_f_b "
+    "ssm_beta ssm_g_a ssm_g_b ssm_norm indexer_compressor_gate indexer_compressor_ape"
+)
 _GLM_NEXT_KEYS: dict[str, Key] = {
     **TYPED_KEYS,
     **_CONNECTION_KEYS,
@@ -96,21 +102,22 @@ _GLM_NEXT_KEYS: dict[str, Key] = {
 
 ROWS = (
     Recipe(
-        "hy_v4", ("HYV4ForCausalLM",), _HUNYUAN,
+        "hy_v4", ("HYV4ForCausalLM",), _HUNYUAN, changes=_HUNYUAN_CHANGES, like="glm-dsa",
+        order=f"{OUTPUT_FIRST}, indexer.proj attn_gate attn_sinks",
         keys={
             **TYPED_KEYS, **_CONNECTION_KEYS,
             "hyper_connection.magnitude": lambda config: config.real("hc_magnitude"),
         },
-        checks=(*ROUTING, must_be("n_group", 1)), top={
-            f"output_hc_{part}.weight": From((f"model.hc_head.hc_head_{part}",)) for part in ("fn", "base", "scale")
-        },
+        checks=(*ROUTING, must_be("n_group", 1)),
+        top={f"output_hc_{part}.weight": f"model.hc_head.hc_head_{part}" for part in ("fn", "base", "scale")},
         defaults={
             "first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "norm_topk_prob": True, "index_topk_freq": 4,
             "hc_magnitude": 2.0, "hc_eps": 1e-6,
         },
     ),
     Recipe(
-        "glm5-next", ("Glm5NextForConditionalGeneration",), _GLM_NEXT, keys=_GLM_NEXT_KEYS,
+        "glm5-next", ("Glm5NextForConditionalGeneration",), _GLM_NEXT, keys=_GLM_NEXT_KEYS, like="kimi-linear glm-dsa",
+        order=_GLM_NEXT_ORDER,
         checks=(
             *ROUTING, one_count, must_be("qk_rope_head_dim", 0), must_be("mhc", True), must_be("mla_use_nope", True),
             must_be("linear_attn_config.safe_gate", True),

@@ -6,10 +6,12 @@ transformers does not support it. The published weights are packed as MXFP4 by c
 from __future__ import annotations
 
 from localllm.convert import tensor as t
+from localllm.convert.changes import decay, flat
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, by_name, decay, flat, must_be, taken
+from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, by_name, must_be, taken
 from localllm.convert.recipes.linear_attention import (
     KIMI,
+    KIMI_ORDER,
     LATENT_KEYS,
     kimi_attends,
     of_own,
@@ -31,21 +33,25 @@ def _rates(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return decay([t.strided(flat(parts, sizes), 0, sizes.heads)], sizes)
 
 
-def _score(name: str) -> tuple[From, ...]:
-    return (From((f"{name}_norm.weight", f"{name}_proj.weight"), _product),)
+def _score(name: str) -> From:
+    return From((f"{name}_norm.weight", f"{name}_proj.weight"), _product)
 
 
 _LAYER: Layer = {
-    **{key: source for key, source in KIMI.items() if key not in ("ssm_g_a", "ssm_g_b")},
+    **KIMI,
     "attn_res_score.weight": _score("self_attention_res"),
     "ffn_res_score.weight": _score("mlp_res"),
     # Both kinds of layers use the same name for their gate; another tensor shows the kind of the layer.
-    "attn_gate.weight": (From(("self_attn.kv_b_proj.weight", "self_attn.g_proj.weight"), second),),
-    "ssm_g.weight": (From(("self_attn.A_log", "self_attn.g_proj.weight"), second),),
+    "attn_gate.weight": From(("self_attn.kv_b_proj.weight", "self_attn.g_proj.weight"), second),
+    "ssm_g.weight": From(("self_attn.A_log", "self_attn.g_proj.weight"), second),
     "ssm_a": taken("self_attn.A_log", _rates),
-    **{f"ffn_routed_{x}": taken(f"block_sparse_moe.routed_expert_{x}_proj") for x in ("down", "up")},
-    "ffn_routed_norm": taken("block_sparse_moe.routed_expert_norm"),
+    **{f"ffn_routed_{x}": f"block_sparse_moe.routed_expert_{x}_proj" for x in ("down", "up")},
+    "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
 }
+_ORDER = (
+    f"{KIMI_ORDER}, ffn_down_shexp attn_res_score ffn_res_score attn_gate ssm_g ffn_routed_down ffn_routed_up "
+    "ffn_routed_norm"
+)
 _KEYS: dict[str, Key] = {
     **LATENT_KEYS,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
@@ -69,8 +75,9 @@ def _cap(config: HfConfig, name: str) -> float:
 
 ROWS = (
     Recipe(
-        "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS,
-        top={"output_res_score.weight": (*_score("model.output_attn_res"), *_score("output_attn_res"))},
+        "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
+        order=_ORDER,
+        top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
         checks=(must_be("mla_use_nope", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),

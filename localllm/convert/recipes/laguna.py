@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, must_be, taken
-from localllm.convert.recipes.shared import SIGMOID, leading
-
-_LAGUNA: Layer = {
-    **of.QWEN,
-    **of.HEAD_NORMS,
-    "attn_gate": taken("self_attn.g_proj"),
-    "ffn_gate_inp": taken("mlp.gate"),
-    "exp_probs_b.bias": taken("mlp.experts.e_score_correction_bias"),
-    **of.NUMBERED,
-    **{f"ffn_{x}_shexp": taken(f"mlp.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
-}
+from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
 
 
 def _all_sparse(config: HfConfig) -> str | None:
@@ -41,9 +30,15 @@ def _rotated_when_sliding(config: HfConfig) -> int:
     return int(config.needed("head_dim") * (1.0 if share is None else share))
 
 
+_LAGUNA = {
+    "attn_gate": "self_attn.g_proj",
+    "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
+}  # fmt: skip
+
+
 ROWS = (
     Recipe(
-        "laguna", ("LagunaForCausalLM",), _LAGUNA,
+        "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1", order=EARLY_BIAS,
         keys={
             **SIGMOID, "expert_weights_scale": lambda config: config.real("moe_routed_scaling_factor"),
             "leading_dense_block_count": leading, "attention.head_count": _heads,
@@ -52,7 +47,7 @@ ROWS = (
         checks=(must_be("moe_router_logit_softcapping", 0), must_be("moe_apply_router_weight_on_input", False)),
     ),
     Recipe(
-        "mellum", ("MellumForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE},
+        "mellum", ("MellumForCausalLM",), like="qwen3moe",
         checks=(must_be("norm_topk_prob", True), _all_sparse),
     ),
 )  # fmt: skip

@@ -5,32 +5,21 @@ The checkpoints have the format of the reference implementations, which transfor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import column, decay, in_turn, of_one
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT_WIDTHS
-from localllm.convert.recipe import (
-    Check,
-    From,
-    Key,
-    Layer,
-    Parts,
-    Recipe,
-    Sizes,
-    by_name,
-    column,
-    decay,
-    in_turn,
-    must_be,
-    taken,
-)
+from localllm.convert.latent import LATENT, LATENT_WIDTHS, OUTPUT_FIRST
+from localllm.convert.recipe import Check, From, Key, Layer, Parts, Raw, Recipe, Sizes, by_name, must_be, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.tensor import LazyTensor
+from localllm.convert.tokens import BYTE, NORMAL
 from localllm.models.reading.mixers import BOUND_KEY, RECURRENT_KEY
+from localllm.quant import dequantize
 
 
 def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
@@ -96,11 +85,6 @@ def ling_attends(config: HfConfig) -> np.ndarray:
     return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
 
 
-def _slopes(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    """Return exp(x), the slopes of a bounded decay."""
-    return t.computed(parts[0], np.exp)
-
-
 def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return the second tensor. Both kinds of layers have it; the first tensor only identifies the kind of the
     layer."""
@@ -120,28 +104,13 @@ _KIMI_KEYS: dict[str, Key] = {
     "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
     "kda.head_dim": of_own("linear_head_dim", "head_dim"),
 }
-_CONVOLVED: Layer = {f"ssm_conv1d_{x}": taken(f"self_attn.{x}_conv1d") for x in "qkv"}
-KDA: Layer = {
-    "attn_k": taken("self_attn.k_proj"),
-    "attn_v": taken("self_attn.v_proj"),
-    **_CONVOLVED,
-    "ssm_a": taken("self_attn.A_log", in_turn(column, decay)),
-    "ssm_dt.bias": taken("self_attn.dt_bias"),
-    "ssm_f_a": taken("self_attn.f_a_proj"),
-    "ssm_f_b": taken("self_attn.f_b_proj"),
-    "ssm_beta": taken("self_attn.b_proj"),
-    "ssm_g_a": taken("self_attn.g_a_proj"),
-    "ssm_g_b": taken("self_attn.g_b_proj"),
-    "ssm_norm": taken("self_attn.o_norm"),
-}
+KDA = {"ssm_a": in_turn(column, decay)}
+KIMI_ORDER = f"{OUTPUT_FIRST}, ssm_a ssm_dt, ssm_f_b ssm_beta, ffn_down_exps exp_probs_b"
 KIMI: Layer = {
-    **{key: source for key, source in of.LATENT.items() if key not in {**of.GATED, **of.CORRECTED}},
-    **KDA,
+    **LATENT,
     # transformers names the tensors of the dense layers like the tensors of expert layers
-    **{f"ffn_{x}": (From((f"mlp.{x}_proj",)), From((f"block_sparse_moe.{x}_proj",))) for x in ("gate", "up", "down")},
-    **of.MIXTRAL,
-    "exp_probs_b.bias": taken("block_sparse_moe.gate.e_score_correction_bias"),
-    **{f"ffn_{x}_shexp": taken(f"block_sparse_moe.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
+    **{f"ffn_{x}": (f"mlp.{x}_proj", f"block_sparse_moe.{x}_proj") for x in ("gate", "up", "down")},
+    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
 }
 _LING_KEYS: dict[str, Key] = {
     **LATENT_KEYS,
@@ -170,30 +139,25 @@ def _limits(config: HfConfig, name: str) -> np.ndarray | None:
     return np.array([float(n or 0) for n in [*found, *[None] * layers][:layers]], np.float32)
 
 
-def _below(layer: Layer, old: str, new: str) -> Layer:
-    """Return the same sources with another module name."""
-    return {
-        key: tuple(From(tuple(name.replace(old, new) for name in each.names), each.change) for each in sources)
-        for key, sources in layer.items()
-    }
-
-
 _LING: Layer = {
-    **_below({key: source for key, source in of.LATENT.items() if key != "attn_output"}, "self_attn.", "attention."),
-    "attn_output": taken("attention.dense"),
-    "attn_gate.weight": (From(("attention.kv_a_layernorm.weight", "attention.g_proj.weight"), second),),
-    **_below({"attn_k": KDA["attn_k"], "attn_v": KDA["attn_v"], **_CONVOLVED}, "self_attn.", "attention."),
-    "ssm_a": taken("attention.A_log", in_turn(column, _slopes)),
-    "ssm_dt.bias": taken("attention.dt_bias"),
-    "ssm_f_a": taken("attention.f_proj"),
-    "ssm_g_a.weight": (From(("attention.A_log", "attention.g_proj.weight"), second),),
-    "ssm_beta": taken("attention.b_proj"),
-    "ssm_norm": taken("attention.o_norm"),
-    "exp_probs_b.bias": taken("mlp.gate.expert_bias"),
+    **LATENT,
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_gate.weight": From(("self_attn.kv_a_layernorm.weight", "self_attn.g_proj.weight"), second),
+    "ssm_a": taken("self_attn.A_log", in_turn(column, of_one(lambda tensor: t.computed(tensor, np.exp)))),  # slopes
+    "ssm_f_a": "self_attn.f_proj",
+    "ssm_g_a.weight": From(("self_attn.A_log", "self_attn.g_proj.weight"), second),
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
 }
+_LING_ORDER = (
+    "exp_probs_b attn_output attn_gate attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a "
+    "ssm_g_a ssm_beta ssm_norm"
+)
 
 
-_LING_TOP = {"token_embd": From(("model.word_embeddings",))}
+def _ling_names(raw: Raw, config: HfConfig) -> Raw:
+    return {name.replace(".attention.", ".self_attn."): parts for name, parts in raw.items()}
+
+
 _LING_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": by_name("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
     "norm_topk_prob": True, "short_conv_kernel_size": 4,
@@ -252,13 +216,10 @@ def _head_dim(config: HfConfig) -> int:
 
 
 _MINIMAX: Layer = {
-    **of.NORMS,
-    **of.QKV,
-    "attn_output": (From(("self_attn.o_proj",)), From(("self_attn.out_proj",))),
-    "attn_qkv": taken("self_attn.qkv_proj"),
-    "attn_gate": taken("self_attn.output_gate"),
-    "attn_norm_2": taken("self_attn.norm"),
-    **of.MIXTRAL,
+    "attn_output": ("self_attn.o_proj", "self_attn.out_proj"),
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_gate": "self_attn.output_gate",
+    "attn_norm_2": "self_attn.norm",
 }
 _MINIMAX_KEYS: dict[str, Key] = {
     "attention.key_length": _head_dim,
@@ -268,24 +229,38 @@ _MINIMAX_KEYS: dict[str, Key] = {
     RECURRENT_KEY: _decays,
 }
 
+
+def untrained(config: HfConfig, keys: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> np.ndarray | None:
+    """Return suppress_tokens: the list in generation_config.json, and special tokens with a zero embedding, which were
+    never trained."""
+    table = tensors["token_embd.weight"]
+    special = np.flatnonzero(~np.isin(keys["tokenizer.ggml.token_type"], (NORMAL, BYTE))).tolist()
+    rows = [i for i in special if not dequantize(table.read(i, i + 1), table.format).any()]
+    listed = np.union1d(keys.get("tokenizer.ggml.suppress_tokens", ()), rows).astype(np.int32)
+    return listed if len(listed) else None
+
+
 ROWS = (
     Recipe(
-        "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, keys=_KIMI_KEYS,
+        "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
+        order=KIMI_ORDER,
         defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
         checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
     ),
     Recipe(
-        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, top=_LING_TOP,
-        defaults=_LING_DEFAULTS, checks=_LING_CHECKS,
+        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, raw=_ling_names,
+        like="kimi-linear", order=_LING_ORDER, defaults=_LING_DEFAULTS, checks=_LING_CHECKS,
     ),
     Recipe(
-        "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, top=_LING_TOP, defaults=_LING_DEFAULTS,
+        "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, raw=_ling_names, defaults=_LING_DEFAULTS,
+        like="kimi-linear", order=_LING_ORDER,
         keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, checks=_LING_CHECKS,
         parts=Parts(others=("linear_proj.",)),
     ),
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,
-        keys=_MINIMAX_KEYS, checks=(_of_residual("alpha"), _of_residual("beta"), must_be("postnorm", True)),
-        zeros_unused=True,
+        like="minimax-m2", order="attn_output attn_qkv, attn_gate attn_norm_2", keys=_MINIMAX_KEYS,
+        checks=(_of_residual("alpha"), _of_residual("beta"), must_be("postnorm", True)),
+        whole_keys={"tokenizer.ggml.suppress_tokens": untrained},
     ),
 )  # fmt: skip

@@ -6,15 +6,25 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED, in_turn, permuted, share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, Sizes, every_fourth_without_rope, must_be, permuted, taken
+from localllm.convert.recipe import Recipe, Sizes, Take, must_be, number, taken
 from localllm.convert.recipes.shared import head_width
 from localllm.convert.tensor import LazyTensor
+
+
+def _every_fourth(config: HfConfig) -> str | None:
+    layers = config.needed("num_hidden_layers")
+    rotated = config.get("no_rope_layers") or [int((i + 1) % (config.get("no_rope_layer_interval") or 4) != 0)
+                                               for i in range(layers)]  # fmt: skip
+    if rotated == [int((i + 1) % 4 != 0) for i in range(layers)]:
+        return None
+    return "no_rope_layers is not every fourth layer; the GGUF architecture has it fixed so"
 
 
 def _experts_by_step(config: HfConfig) -> str | None:
@@ -79,52 +89,66 @@ def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return permuted(lambda _: heads)(parts, sizes)
 
 
+_LLAMA4 = {
+    "ffn_gate_exps.weight": taken("feed_forward.experts.gate_up_proj", in_turn(turned, share(0))),
+    "ffn_up_exps.weight": taken("feed_forward.experts.gate_up_proj", in_turn(turned, share(1))),
+    "ffn_down_exps.weight": taken("feed_forward.experts.down_proj", turned),
+}
+
+
+def _xielu(take: Take, sizes: Sizes) -> dict[str, Any]:
+    """Return the learned numbers of each layer's activation."""
+    parts, layers = ("alpha_p", "alpha_n", "beta", "eps"), range(sizes.layers)
+    return {f"xielu.{x}": np.array([number(take, f"model.layers.{n}.mlp.act_fn.{x}") for n in layers], np.float32)
+            for x in parts}  # fmt: skip
+
+
 ROWS = (
     Recipe(
         "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
-        {**of.LLAMA, **of.MIXTRAL}, rope_tensors=True,
+        changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",), of.AFMOE,
+        "afmoe", ("AfmoeForCausalLM",), order="attn_gate ffn_gate ffn_up ffn_down",
         keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         checks=(must_be("mup_enabled", True),),
     ),
     Recipe(
-        "apertus", ("ApertusForCausalLM",), of.APERTUS, rope_tensors=True, defaults={"rope_theta": 12e6},
-        numbers={f"xielu.{x}": f"mlp.act_fn.{x}" for x in ("alpha_p", "alpha_n", "beta", "eps")},
+        "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
+        order="attn_k_norm ffn_up ffn_down", defaults={"rope_theta": 12e6},
+        values=_xielu,
     ),
-    Recipe("arcee", ("ArceeForCausalLM",), {**of.NORMS, **of.QKV_PERMUTED, **of.OUT, **of.UP_DOWN}, rope_tensors=True),
+    Recipe("arcee", ("ArceeForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(
-        "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), of.LLAMA4, rope_tensors=True,
+        "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4, rope_tensors=True,
         keys={
             "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
             "attention.sliding_window": "attention_chunk_size",
             "interleave_moe_layer_step": lambda config: config.integer("interleave_moe_layer_step") or 1,
         },
-        checks=(every_fourth_without_rope, _experts_by_step, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
+        checks=(_every_fourth, _experts_by_step, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
     ),
-    Recipe("seed_oss", ("SeedOssForCausalLM",), {
-        "attn_norm": taken("input_layernorm"), "post_attention_norm": taken("post_attention_layernorm"),
-        **of.QKV, **of.OUT, **of.GATED,
-    }),
-    Recipe("smollm3", ("SmolLM3ForCausalLM",), of.LLAMA, checks=(every_fourth_without_rope,)),
+    Recipe("seed_oss", ("SeedOssForCausalLM",)),
+    Recipe("smollm3", ("SmolLM3ForCausalLM",), changes=PERMUTED, checks=(_every_fourth,)),
     Recipe(
-        "deci", ("DeciLMForCausalLM",), {**of.LLAMA, "attn_k": taken("self_attn.k_proj", _by_own_heads)},
-        rope_tensors=True,
+        "deci", ("DeciLMForCausalLM",), changes={**PERMUTED, "attn_k": _by_own_heads}, rope_tensors=True,
         keys={
             "attention.head_count_kv": lambda config: np.array(_deci_kv_heads(config), np.int32),
             "feed_forward_length": _deci_ffn, "attention.key_length": head_width, "attention.value_length": head_width,
         },
     ),
     Recipe(
-        "nanbeige", ("NanbeigeForCausalLM",), of.LLAMA, rope_tensors=True,
+        "nanbeige", ("NanbeigeForCausalLM",), changes=PERMUTED, rope_tensors=True,
         keys={
             "num_loops": lambda config: config.integer("num_loops") or 1,
             "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
         },
     ),
-    Recipe("llama", ("IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LlamaModel"), of.LLAMA, rope_tensors=True),
     Recipe(
-        "llama-embed", ("LlamaBidirectionalModel",), of.LLAMA, rope_tensors=True, keys={"attention.causal": False},
+        "llama", ("IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LlamaModel"), changes=PERMUTED, rope_tensors=True,
+    ),
+    Recipe(
+        "llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True,
+        keys={"attention.causal": False},
     ),
 )  # fmt: skip

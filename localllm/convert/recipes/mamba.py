@@ -8,60 +8,20 @@ from collections.abc import Callable
 import numpy as np
 
 from localllm.base.printable import printable
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import (
-    Change,
-    Check,
-    From,
-    Key,
-    Layer,
-    Recipe,
-    Sizes,
-    by_name,
-    decay,
-    height,
-    in_turn,
-    must_be,
-    numbered,
-    shaped,
-    squeezed,
-    stacked,
-    take_half,
-    taken,
-)
+from localllm.convert.recipe import Change, Check, Key, Layer, Recipe, Sizes, by_name, must_be
 from localllm.convert.recipes.gated_delta import attending, kv_heads
+from localllm.convert.recipes.granite import GRANITE_SHARED
+from localllm.convert.recipes.shared import EARLY_BIAS
 from localllm.convert.tensor import LazyTensor
 
 
-def _mamba(prefix: str) -> Layer:
-    return {
-        "ssm_in": taken(f"{prefix}.in_proj"),
-        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
-        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
-        "ssm_x": taken(f"{prefix}.x_proj"),
-        "ssm_dt": taken(f"{prefix}.dt_proj"),
-        "ssm_a": taken(f"{prefix}.A_log", decay),
-        "ssm_d": taken(f"{prefix}.D"),
-        "ssm_out": taken(f"{prefix}.out_proj"),
-        **{f"ssm_{x}_norm": taken(f"{prefix}.{x}_layernorm") for x in ("dt", "b", "c")},
-    }
-
-
-def mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
-    """Return the sources of Mamba-2. The norm applies to groups of equal width."""
+def mamba2(group: Callable[[HfConfig], int]) -> dict[str, Change]:
+    """Return the changes of Mamba-2. The norm applies to groups of equal width."""
     column = shaped(lambda sizes: 1)
-    return {
-        "ssm_in": taken(f"{prefix}.in_proj"),
-        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
-        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
-        "ssm_dt.bias": taken(f"{prefix}.dt_bias"),
-        "ssm_a": taken(f"{prefix}.A_log", in_turn(decay, column)),
-        "ssm_d": taken(f"{prefix}.D", column),
-        "ssm_norm": taken(f"{prefix}.norm", shaped(lambda sizes: group(sizes.config))),
-        "ssm_out": taken(f"{prefix}.out_proj"),
-    }
+    return {"ssm_a": in_turn(decay, column), "ssm_d": column, "ssm_norm": shaped(lambda sizes: group(sizes.config))}
 
 
 def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
@@ -101,9 +61,7 @@ def inner(config: HfConfig) -> int:
     return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
 
 
-_MAMBA_TOP = {
-    "token_embd": From(("model.embeddings",)), "output_norm": From(("model.norm_f",)), "output": From(("lm_head",)),
-}  # fmt: skip
+_NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
 _NO_ATTENTION: dict[str, Key] = {
     "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
     "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None,
@@ -114,13 +72,8 @@ _MAMBA_KEYS: dict[str, Key] = {
     "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
     "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
 }  # fmt: skip
-_GRANITE_ATTENTION: Layer = {**of.NORMS, **of.QKV_PERMUTED, **of.OUT}
-_GRANITE_FFN: Layer = {
-    "ffn_gate": taken("shared_mlp.input_linear", take_half(0)),
-    "ffn_up": taken("shared_mlp.input_linear", take_half(1)),
-    "ffn_down": taken("shared_mlp.output_linear"),
-}
-_GRANITE_MAMBA: Layer = mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
+_GRANITE_FFN: Layer = {**halves("shared_mlp.input_linear"), "ffn_down": "shared_mlp.output_linear"}
+_GRANITE = {**PERMUTED, **mamba2(product("mamba_expand", "hidden_size", "mamba_n_groups"))}
 _GRANITE_ROPE: dict[str, Key] = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
@@ -154,16 +107,6 @@ def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
     return layers
 
 
-_JAMBA: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "ffn_norm": taken("pre_ff_layernorm"),
-    **of.QKV,
-    **of.OUT,
-    **_mamba("mamba"),
-    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
-    "ffn_gate_inp": taken("feed_forward.router"),
-    **of.expert_sources(*(f"feed_forward.experts.{{}}.{x}_proj" for x in ("gate", "up", "down"))),
-}
 _NEMOTRON_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _SAME_KIND = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -195,29 +138,8 @@ def _with_experts(config: HfConfig) -> bool:
     return "moe" in _blocks(config)
 
 
-_NEMOTRON_H: Layer = {
-    "attn_norm": taken("norm"),
-    **{f"attn_{x}": taken(f"mixer.{x}_proj") for x in "qkv"},
-    "attn_output": taken("mixer.o_proj"),
-    **mamba2("mixer", product("mamba_num_heads", "mamba_head_dim", "n_groups")),
-    "ffn_up": taken("mixer.up_proj"),
-    "ffn_down": taken("mixer.down_proj"),
-}
-_NEMOTRON_H_MOE: Layer = {
-    **_NEMOTRON_H,
-    "ffn_gate_inp": taken("mixer.gate"),
-    "exp_probs_b.bias": taken("mixer.gate.e_score_correction_bias"),
-    **{
-        f"ffn_{x}_exps.weight": (
-            From((f"mixer.experts.{{}}.{x}_proj.weight",), stacked),
-            From((f"mixer.experts.{x}_proj",)),
-        )
-        for x in ("up", "down")
-    },
-    **{f"ffn_{x}_shexp": taken(f"mixer.shared_experts.{x}_proj") for x in ("up", "down")},
-    "ffn_latent_down": taken("mixer.fc1_latent_proj"),
-    "ffn_latent_up": taken("mixer.fc2_latent_proj"),
-}
+_NEMOTRON_H = {"ssm_out": "mixer.out_proj"}
+_NEMOTRON_H_CHANGES = mamba2(product("mamba_num_heads", "mamba_head_dim", "n_groups"))
 _NEMOTRON_H_DEFAULTS = {"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5}
 _NEMOTRON_H_KEYS: dict[str, Key] = {
     "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
@@ -273,48 +195,47 @@ def _own_output(config: HfConfig) -> str | None:
     return "embedding_multiplier and lm_head_multiplier differ, but the matrix is one"
 
 
-_FALCON_H1: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "ffn_norm.": taken("pre_ff_layernorm.weight"),  # GGUF omits .weight for this tensor only
-    "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
-    "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
-    "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),
-    "attn_output.weight": taken("self_attn.o_proj.weight", scaled("attention_out_multiplier")),
-    **mamba2("mamba", product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
-    "ssm_in": taken("mamba.in_proj", _sections_scaled),
-    "ssm_out": taken("mamba.out_proj", scaled("ssm_out_multiplier")),
-    "ffn_gate.weight": taken("feed_forward.gate_proj.weight", scaled("mlp_multipliers.0")),
-    "ffn_up.weight": taken("feed_forward.up_proj.weight"),
-    "ffn_down.weight": taken("feed_forward.down_proj.weight", scaled("mlp_multipliers.1")),
+_FALCON_H1 = {
+    "attn_q": scaled("attention_in_multiplier"),
+    "attn_k": scaled("attention_in_multiplier", "key_multiplier"),
+    "attn_v": scaled("attention_in_multiplier"),
+    "attn_output": scaled("attention_out_multiplier"),
+    **mamba2(product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
+    "ssm_in": _sections_scaled,
+    "ssm_out": scaled("ssm_out_multiplier"),
+    "ffn_gate": scaled("mlp_multipliers.0"),
+    "ffn_down": scaled("mlp_multipliers.1"),
+    "token_embd": scaled("embedding_multiplier"),
+    "output": scaled("lm_head_multiplier"),
 }
 
 
 ROWS = (
     Recipe(
-        "granite", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN}, rope_tensors=True,
+        "granite", _GRANITE_CLASS, _GRANITE_FFN, changes=PERMUTED, rope_tensors=True,
         keys={**_GRANITE_ROPE, "feed_forward_length": "shared_intermediate_size"},
         when=lambda config: _granite_attends(config) and _granite_dense(config),
     ),
     Recipe(
-        "granitemoe", _GRANITE_CLASS, of.GRANITE_MOE, rope_tensors=True, when=_granite_attends,
+        "granitemoe", _GRANITE_CLASS, GRANITE_SHARED, changes=PERMUTED, rope_tensors=True, when=_granite_attends,
         checks=(must_be("position_embedding_type", "rope"),),
     ),
     Recipe(
-        "granitehybrid", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN, **_GRANITE_MAMBA}, rope_tensors=True,
+        "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE, order="attn_output ffn_gate ffn_up ffn_down",
         keys={**_GRANITE_KEYS, "feed_forward_length": "shared_intermediate_size"}, when=_granite_dense,
-        checks=(steps_unbounded,),
+        rope_tensors=True, checks=(steps_unbounded,),
     ),
     Recipe(
-        "granitehybrid", _GRANITE_CLASS, {**of.GRANITE_MOE, **_GRANITE_MAMBA}, rope_tensors=True, keys=_GRANITE_KEYS,
-        checks=(steps_unbounded,),
+        "granitehybrid", _GRANITE_CLASS, GRANITE_SHARED, changes=_GRANITE, rope_tensors=True, keys=_GRANITE_KEYS,
+        order="ffn_down_shexp ssm_in ssm_conv1d ssm_dt ssm_a ssm_d ssm_norm ssm_out", checks=(steps_unbounded,),
     ),
     Recipe(
-        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), {"attn_norm": taken("norm"), **_mamba("mixer")},
-        eps="layer_norm_epsilon", defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2},
-        keys=_MAMBA_KEYS, top=_MAMBA_TOP,
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS, eps="layer_norm_epsilon",
+        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2},
+        keys=_MAMBA_KEYS,
     ),
     Recipe(
-        "mamba", ("MambaLMHeadModel",), {"attn_norm": taken("norm"), **_mamba("mixer")}, eps="layer_norm_epsilon",
+        "mamba", ("MambaLMHeadModel",), _NORMS, eps="layer_norm_epsilon",
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
             "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
@@ -325,13 +246,11 @@ ROWS = (
             **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": by_name("d_model"),
             "num_hidden_layers": by_name("n_layer"), "rms_norm": False,
         },
-        top={**_MAMBA_TOP, "token_embd": From(("model.embedding",))},
         checks=(must_be("rms_norm", True), must_be("ssm_cfg.layer", "Mamba1")),
     ),
     Recipe(
-        "mamba2", ("Mamba2ForCausalLM",),
-        {"attn_norm": taken("norm"), **mamba2("mixer", product("expand", "hidden_size", "n_groups"))},
-        eps="layer_norm_epsilon", top=_MAMBA_TOP, checks=(steps_unbounded,),
+        "mamba2", ("Mamba2ForCausalLM",), changes=mamba2(product("expand", "hidden_size", "n_groups")),
+        eps="layer_norm_epsilon", checks=(steps_unbounded,),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
@@ -339,7 +258,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "jamba", ("JambaForCausalLM",), _JAMBA, top={"output_norm": From(("model.final_layernorm",))},
+        "jamba", ("JambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"},
         keys={
             "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")),
             "rope.dimension_count": None, "rope.freq_base": None,
@@ -348,7 +267,8 @@ ROWS = (
         },
     ),
     Recipe(
-        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H_MOE, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, order=EARLY_BIAS,
+        eps="layer_norm_epsilon",
         defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
@@ -359,7 +279,7 @@ ROWS = (
         checks=(_kinds("mamba", "attention", "moe"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
     ),
     Recipe(
-        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
         defaults=_NEMOTRON_H_DEFAULTS,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
@@ -368,14 +288,10 @@ ROWS = (
         checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
     ),
     Recipe(
-        "falcon-h1", ("FalconH1ForCausalLM",), _FALCON_H1,
+        "falcon-h1", ("FalconH1ForCausalLM",), {"ffn_norm.": "pre_ff_layernorm.weight"}, changes=_FALCON_H1,
         keys={
             "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": "mamba_d_ssm", "ssm.state_size": "mamba_d_state",
             "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
-        },
-        top={
-            "token_embd": From(("model.embed_tokens",), scaled("embedding_multiplier")),
-            "output_norm": From(("model.final_layernorm",)), "output": From(("lm_head",), scaled("lm_head_multiplier")),
         },
         checks=(steps_unbounded, _norm_after_gate, _own_output),
     ),

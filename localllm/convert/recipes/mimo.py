@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 
 from localllm.base.printable import printable
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Parts, Recipe, must_be, taken
+from localllm.convert.recipe import Key, Parts, Raw, Recipe, must_be
 from localllm.convert.recipes.shared import named_kinds, slides_of
 from localllm.convert.tensor import LazyTensor
 
-_MIMO: Layer = {
-    **of.QWEN,
-    **of.ROUTED,
-    "attn_sinks.weight": (From(("self_attn.attention_sink_bias",)), From(("self_attn.sinks",))),
-    "exp_probs_b.bias": taken("mlp.gate.e_score_correction_bias"),
-}
+_SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", "self_attn.sinks")}
 
 
 def _mimo_kinds(config: HfConfig) -> list[str]:
@@ -66,13 +60,20 @@ def _mimo_alike(config: HfConfig) -> str | None:
     return None
 
 
-def _of_cards(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor | None:
+def _of_cards(raw: Raw, config: HfConfig) -> Raw:
+    """Dequantize the fused QKV matrices of MiMo V2.5."""
+    for name, parts in raw.items():
+        scales = raw.get(f"{name}_scale_inv")
+        if name.endswith("self_attn.qkv_proj.weight") and parts[0].format == "F8_E4M3" and scales:
+            raw[name] = [_of_card(parts[0], t.as_float32(scales[0]), config)]
+    return {name: parts for name, parts in raw.items() if not name.endswith("self_attn.qkv_proj.weight_scale_inv")}
+
+
+def _of_card(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTensor:
     """Return MiMo V2.5's fused QKV matrix, which its checkpoints store in tensor-parallel shards.
 
     Each shard has a part of the queries, keys and values, with scales for blocks of 128 rows.
     """
-    if not codes.name.endswith("self_attn.qkv_proj.weight"):
-        return None
     rows, heads = codes.shape[0], config.needed("num_attention_heads")
     key, value = config.needed("head_dim"), config.needed("v_head_dim")
     counts = [config.integer(name) or 0 for name in ("num_key_value_heads", "swa_num_key_value_heads")]
@@ -109,9 +110,13 @@ _MIMO_DEFAULTS: dict[str, Any] = {
 
 
 ROWS = (
-    Recipe("mimo2", ("MiMoV2FlashForCausalLM",), _MIMO, keys=_MIMO_KEYS, checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS),
     Recipe(
-        "mimo2", ("MiMoV2ForCausalLM",), {**_MIMO, "attn_qkv": taken("self_attn.qkv_proj")}, keys=_MIMO_KEYS,
-        checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), scaled=_of_cards,
+        "mimo2", ("MiMoV2FlashForCausalLM",), _SINKS, keys=_MIMO_KEYS, checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS,
+        order="ffn_down_exps attn_sinks",
+    ),
+    Recipe(
+        "mimo2", ("MiMoV2ForCausalLM",), {**_SINKS, "attn_qkv": "self_attn.qkv_proj"}, keys=_MIMO_KEYS,
+        order="ffn_down_exps attn_sinks, exp_probs_b attn_qkv",
+        checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), raw=_of_cards,
     ),
 )  # fmt: skip

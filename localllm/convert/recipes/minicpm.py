@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Mapped, Recipe, must_be
+from localllm.convert.names import BY_NAME
+from localllm.convert.recipe import Recipe, must_be
 
 
 def _key_width(config: HfConfig) -> int:
@@ -31,7 +32,7 @@ def ratio(name: str) -> Callable[[HfConfig], float]:
 
 ROWS = (
     Recipe(
-        "minicpm3", ("MiniCPM3ForCausalLM",), {}, mapped=Mapped(), rope_tensors=True,
+        "minicpm3", ("MiniCPM3ForCausalLM",), order=BY_NAME, rope_tensors=True,
         keys={
             "attention.head_count_kv": "num_attention_heads", "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank", "attention.key_length": _key_width,
@@ -41,7 +42,7 @@ ROWS = (
         head_dim=lambda config: config.needed("qk_rope_head_dim"),
     ),
     Recipe(
-        "minicpm", ("MiniCPMForCausalLM",), of.LLAMA, rope_tensors=True,
+        "minicpm", ("MiniCPMForCausalLM",), changes=PERMUTED, rope_tensors=True,
         keys={
             "embedding_scale": ratio("scale_emb"),
             "residual_scale": lambda config: (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT_KEYS, one_mscale
+from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, one_mscale
 from localllm.convert.recipe import Recipe, must_be
 
 
@@ -19,7 +19,7 @@ def _growth_length(config: HfConfig) -> int | None:
 
 ROWS = (
     Recipe(
-        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), of.LATENT,
+        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), LATENT, order=OUTPUT_FIRST,
         keys={
             **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
             "attention.temperature_length": _growth_length,
@@ -27,5 +27,7 @@ ROWS = (
         checks=(must_be("rope_interleave", True), must_be("n_group", 1), one_mscale),
         when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
     ),
-    Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), of.LLAMA, rope_tensors=True),
+    Recipe(
+        "mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), changes=PERMUTED, rope_tensors=True,
+    ),
 )  # fmt: skip

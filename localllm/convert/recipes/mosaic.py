@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from localllm.convert import tensor as t
+from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Mapped, Recipe, Sizes, height, in_turn, must_be, numbered, turned
+from localllm.convert.names import BY_NAME
+from localllm.convert.recipe import Recipe, Sizes, must_be
 from localllm.convert.recipes.shared import NOT_ROTATED, number
 from localllm.convert.tensor import LazyTensor
 
@@ -64,7 +66,7 @@ _NAMES_OF_MPT: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "dbrx", ("DbrxForCausalLM",), {}, eps="layer_norm_epsilon",
+        "dbrx", ("DbrxForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
         keys={
             "attention.head_count_kv": lambda config: _attention(config).integer("kv_n_heads") or 1,
             "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv"),
@@ -77,13 +79,12 @@ ROWS = (
             **_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5,
             "rope_theta": lambda config: _attention(config).real("rope_theta"),
         },
-        mapped=Mapped(changes={
-            "ffn_gate_exps.weight": _by_expert, "ffn_up_exps.weight": _by_expert,
-            "ffn_down_exps.weight": in_turn(_by_expert, turned),
-        }),
+        changes={
+            "ffn_gate_exps": _by_expert, "ffn_up_exps": _by_expert, "ffn_down_exps": in_turn(_by_expert, turned),
+        },
     ),
     Recipe(
-        "mpt", ("MptForCausalLM", "MPTForCausalLM"), {}, eps="layer_norm_epsilon", mapped=Mapped(),
+        "mpt", ("MptForCausalLM", "MPTForCausalLM"), eps="layer_norm_epsilon", order=BY_NAME,
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads",
             "feed_forward_length": lambda config: 4 * config.needed("hidden_size"),

@@ -9,19 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
+from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Check,
-    Key,
-    Layer,
-    Parts,
-    Recipe,
-    must_be,
-    slides_at_64_layers,
-    taken,
-)
-from localllm.convert.recipes.gated_delta import DELTA_KEYS, QWEN35, sections
+from localllm.convert.recipe import Check, Key, Parts, Recipe, must_be
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, sections
+from localllm.convert.recipes.glm import GLM4, GLM4_MOE
 from localllm.convert.recipes.shared import queries_and_keys
 from localllm.convert.recipes.vision import SECTIONED
 
@@ -76,7 +68,6 @@ def _has_sections(config: HfConfig) -> bool:
     return config.table("rope_parameters", "rope_scaling").get("mrope_section") is not None
 
 
-_QWEN3: Layer = {**of.QWEN, **of.HEAD_NORMS}
 _NO_DEEPSTACK: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": 0}
 _OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
 _GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
@@ -84,29 +75,29 @@ _INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
 _INTERN_PARTS = Parts(others=("mlp1.",))
 ROWS = (
     Recipe(
-        "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), of.LLAMA, rope_tensors=True,
+        "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), changes=PERMUTED,
+        rope_tensors=True,
         checks=(_text_is("llama"),), defaults=_assumed("llama"), parts=Parts(others=("model.connector.",)),
     ),
-    Recipe("qwen3", _INTERN, _QWEN3, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
+    Recipe("qwen3", _INTERN, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
     Recipe(
-        "qwen2", _INTERN, of.QWEN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"),
+        "qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"),
         parts=_INTERN_PARTS,
     ),
     Recipe(
-        "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"), _QWEN3,
+        "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         checks=(_text_is("qwen3"),),
     ),
     Recipe(
-        "glm4", _GLM, {**of.GLM4, **queries_and_keys(_halves)}, keys=SECTIONED, when=_has_sections,
+        "glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections,
     ),
-    Recipe("glm4", _GLM, of.GLM4),
+    Recipe("glm4", _GLM, GLM4),
     Recipe(
-        "glm4moe", ("Glm4vMoeForConditionalGeneration",), of.GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
+        "glm4moe", ("Glm4vMoeForConditionalGeneration",), order=GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
         defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
-        {**of.QWEN, **of.ROUTED, **of.SHARED},
         keys={
             "expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1,
             "rope.dimension_count": 0,
@@ -120,46 +111,40 @@ ROWS = (
         parts=Parts(others=_OCR),
     ),
     Recipe(
-        "exaone4", ("Exaone4_5_ForConditionalGeneration",), of.EXAONE4, rope_tensors=True,
-        checks=(slides_at_64_layers,),
-    ),
-    Recipe(
-        "qwen35", ("MiniCPMV4_6ForConditionalGeneration",), {**QWEN35, **of.GATED}, norm_offset=1.0,
+        "qwen35", ("MiniCPMV4_6ForConditionalGeneration",), changes=QWEN35, order=DELTA_ORDER, norm_offset=1.0,
         plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
         keys={**DELTA_KEYS, "rope.dimension_sections": sections}, parts=Parts(others=("model.merger.",)),
     ),
     Recipe(
-        "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"), of.LLAMA,
+        "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
+        changes=PERMUTED,
         rope_tensors=True, checks=(_text_is("granite"),), parts=Parts(others=("encoder.", "projector.")),
     ),
     Recipe(
-        "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), of.LLAMA, rope_tensors=True,
+        "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), changes=PERMUTED,
+        rope_tensors=True,
         checks=(_text_is("llama", "mistral"),), defaults=_assumed("llama", "mistral"),
     ),
     Recipe(
-        "llama", ("JanusForConditionalGeneration",), of.LLAMA, rope_tensors=True, checks=(_text_is("llama"),),
+        "llama", ("JanusForConditionalGeneration",), changes=PERMUTED, rope_tensors=True, checks=(_text_is("llama"),),
         parts=Parts(others=("model.vqmodel.", "model.generation_")), defaults=_assumed("llama"),
     ),
-    Recipe("llama", ("Sarashina2VisionForCausalLM",), of.LLAMA, rope_tensors=True, parts=Parts(inside="llm.")),
+    Recipe("llama", ("Sarashina2VisionForCausalLM",), changes=PERMUTED, rope_tensors=True, parts=Parts(inside="llm.")),
     Recipe(
-        "phi3", ("Phi4ForCausalLMV",), {**of.NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **of.OUT, **of.FUSED},
-        rope_tensors=True,
-    ),
-    Recipe(
-        "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"), of.QWEN,
+        "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"),
         checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
     ),
-    Recipe("qwen2", ("DotsOCRForCausalLM",), of.QWEN),
+    Recipe("qwen2", ("DotsOCRForCausalLM",)),
     Recipe(
-        "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), of.QWEN, keys=SECTIONED,
+        "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), keys=SECTIONED,
         parts=Parts(inside="thinker."),
     ),
-    Recipe("qwen3", ("StepVLForConditionalGeneration",), _QWEN3),
+    Recipe("qwen3", ("StepVLForConditionalGeneration",)),
     Recipe(
-        "qwen3vl", ("Qwen3ASRForConditionalGeneration",), _QWEN3, keys=_NO_DEEPSTACK, parts=Parts(inside="thinker."),
+        "qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, parts=Parts(inside="thinker."),
     ),
     Recipe(
-        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), {**_QWEN3, **of.ROUTED}, keys=_NO_DEEPSTACK,
+        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK,
         checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
         parts=Parts(inside="thinker."),
     ),

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from localllm.convert import sources as of
-from localllm.convert.recipe import From, Recipe, by_name, must_be
+import numpy as np
+
+from localllm.convert import tensor as t
+from localllm.convert.changes import in_turn, turned
+from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.tensor import LazyTensor
+
+
+def _packed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.mxfp4(*parts)
+
+
+def _every_second(first: int) -> Change:
+    """Return a change that keeps rows first, first + 2, ..."""
+    return lambda parts, sizes: t.strided(parts[0], first, parts[0].shape[-2], 2)
+
+
+def _every_second_value(first: int) -> Change:
+    return lambda parts, sizes: t.picked_columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
+
+
+_EXPERTS = "mlp.experts."
+_BLOCKS = {x: tuple(f"{_EXPERTS}{x}_proj_{part}" for part in ("blocks", "scales")) for x in ("gate_up", "down")}
+_GPT_OSS: Layer = {
+    **{
+        f"ffn_{x}_exps.weight": (
+            From(_BLOCKS["gate_up"], in_turn(_packed, _every_second(first))),
+            taken(f"{_EXPERTS}gate_up_proj", in_turn(turned, _every_second(first))),
+        )
+        for first, x in enumerate(("gate", "up"))
+    },
+    "ffn_down_exps.weight": (From(_BLOCKS["down"], _packed), taken(f"{_EXPERTS}down_proj", turned)),
+    "ffn_gate_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(0)),
+    "ffn_up_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(1)),
+    "ffn_down_exps.bias": f"{_EXPERTS}down_proj_bias",
+}
+TURNED = {f"{key}.weight": turned for key in ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
 
 ROWS = (
     Recipe(
-        "gpt2", ("GPT2LMHeadModel",), of.GPT2, eps="layer_norm_epsilon",
+        "gpt2", ("GPT2LMHeadModel",), changes=TURNED, eps="layer_norm_epsilon",
         defaults={
             "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"),
             "num_attention_heads": by_name("n_head"), "max_position_embeddings": by_name("n_positions", "n_ctx"),
@@ -17,17 +52,13 @@ ROWS = (
             "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),
         },
-        top={
-            "token_embd": From(("model.wte",)), "position_embd": From(("model.wpe",)),
-            "output_norm": From(("model.ln_f",)),
-        },
         checks=(
             must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"),
             must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
         ),
     ),
     Recipe(
-        "gpt-oss", ("GptOssForCausalLM",), of.GPT_OSS, keys={"expert_feed_forward_length": "intermediate_size"},
+        "gpt-oss", ("GptOssForCausalLM",), _GPT_OSS, keys={"expert_feed_forward_length": "intermediate_size"},
         checks=(must_be("swiglu_limit", 7.0), must_be("swiglu_alpha", 1.702)),
     ),
 )  # fmt: skip

@@ -10,34 +10,19 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import height, numbered
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Change,
-    Key,
-    Layer,
-    Recipe,
-    Sizes,
-    decay,
-    height,
-    must_be,
-    numbered,
-    squeezed,
-    taken,
-)
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, layers_at, must_be, taken
 from localllm.convert.tensor import LazyTensor
 
+_LAYERS = layers_at("model.layers.layers.")
 _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
 
 
 def _plus(number: float) -> Change:
     """Return a change that adds the constant that the reference implementation adds to the weights of a norm."""
     return lambda parts, sizes: t.as_float32(parts[0], number)
-
-
-def _layers(config: HfConfig) -> list[str]:
-    return [f"model.layers.layers.{n}." for n in range(config.needed("num_hidden_layers"))]
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
@@ -88,36 +73,19 @@ def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.picked_columns(parts[0], _neighbours(sizes.config, parts[0], parts[0].shape[-1]))
 
 
-_PLAMO1: Layer = {
-    "attn_norm": taken("norm"),  # norm before attention and feed-forward, which run in parallel
-    **of.QKV, **of.OUT, **of.GATED,
-    "attn_q": taken("self_attn.q_proj", _queries),
-    "attn_output": taken("self_attn.o_proj", _output),
-}  # fmt: skip
 _BOTH: Layer = {
-    "attn_norm": taken("pre_mixer_norm"),
     "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
-    "ffn_norm": taken("pre_mlp_norm"),
+    "ffn_norm": "pre_mlp_norm",
     "post_ffw_norm.": taken("post_mlp_norm.weight", _plus(1.0 / 5**1.5)),
-    "attn_qkv": taken("mixer.qkv_proj"),
-    "attn_output": taken("mixer.o_proj"),
-    "ffn_up": taken("mlp.gate_up_proj"),
-    "ffn_down": taken("mlp.down_proj"),
 }
 _PLAMO2: Layer = {
     **_BOTH,
-    **{f"attn_{x}_norm.weight": taken(f"mixer.{x}_weight") for x in "qk"},  # (heads, width)
-    "ssm_in": taken("mixer.in_proj"),
-    "ssm_conv1d": taken("mixer.conv1d", squeezed),
-    "ssm_x": taken("mixer.bcdt_proj"),
-    "ssm_dt.weight": taken("mixer.dt_proj.weight"),
-    "ssm_dt.bias": taken("mixer.dt_bias"),
-    "ssm_a.": taken("mixer.A_log", decay),
-    "ssm_d.": taken("mixer.D"),
-    **{f"ssm_{x.lower()}_norm.": taken(f"mixer.{x}_norm_weight") for x in ("dt", "B", "C")},
-    "ssm_out": taken("mixer.out_proj"),
+    **{f"attn_{x}_norm.weight": f"mixer.{x}_weight" for x in "qk"},  # (heads, width)
+    "ssm_dt.bias": "mixer.dt_bias",
+    **{f"ssm_{x.lower()}_norm.": f"mixer.{x}_norm_weight" for x in ("dt", "B", "C")},
+    "ssm_out": "mixer.out_proj",
 }
-_PLAMO3: Layer = {**_BOTH, "attn_q_norm": taken("mixer.q_norm"), "attn_k_norm": taken("mixer.k_norm")}
+_PLAMO2_ORDER = "attn_output ffn_up ffn_down attn_q_norm attn_k_norm, ssm_c_norm ssm_out"
 _PLAMO2_KEYS: dict[str, Key] = {
     "context_length": _context,
     "attention.head_count": _where_attending("num_attention_heads"),
@@ -133,13 +101,15 @@ _PLAMO2_KEYS: dict[str, Key] = {
 
 ROWS = (
     Recipe(
-        "plamo", ("PlamoForCausalLM",), _PLAMO1, layers=_layers, keys={"attention.head_count_kv": _keys_of_plamo},
+        "plamo", ("PlamoForCausalLM",), raw=_LAYERS, changes={"attn_q": _queries, "attn_output": _output},
+        keys={"attention.head_count_kv": _keys_of_plamo},
         checks=(must_be("rope_scaling", None), must_be("rope_theta", 10000.0)),
         tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
-        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, norm_offset=1.0, layers=_layers,
-        plain_norms=("attn_q_norm.weight", "attn_k_norm.weight"), keys=_PLAMO2_KEYS,
+        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, order=_PLAMO2_ORDER,
+        norm_offset=1.0,
+        plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
         head_dim=lambda config: config.needed("hidden_size_per_head"),
         checks=(must_be("mamba_enabled", True),),
         defaults={
@@ -149,7 +119,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "plamo3", ("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), _PLAMO3, norm_offset=1.0, layers=_layers,
+        "plamo3", ("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), _BOTH, raw=_LAYERS, norm_offset=1.0,
         keys={
             "attention.sliding_window": lambda config: config.integer("window_size", "sliding_window"),
             "attention.sliding_window_pattern": "sliding_window_pattern",

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.convert import tensor as t
+from localllm.convert.changes import share
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, height, taken
+from localllm.convert.recipe import From, Layer, Recipe, Sizes, layers_at, taken
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 
@@ -55,16 +56,6 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
     return HfConfig(folder / _FILE, values, {})
 
 
-def _third(which: int) -> Change:
-    """Return a change that picks a third of the rows: queries, keys or values."""
-
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        rows = height(parts[0]) // 3
-        return t.strided(parts[0], which * rows, (which + 1) * rows)
-
-    return change
-
-
 def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return one embedding table: the rows of text and padding, the voice row if there is one, and the audio start row.
 
@@ -96,26 +87,24 @@ def _tokens(config: HfConfig) -> dict[int, str]:
 
 
 _LAYER: Layer = {
-    "attn_norm": taken("norm1"),
-    "ffn_norm": taken("norm2"),
-    **{f"attn_{x}": taken("self_attn.in_proj", _third(i)) for i, x in enumerate("qkv")},
-    "attn_output": taken("self_attn.out_proj"),
-    "ffn_up": taken("linear1"),
-    "ffn_down": taken("linear2"),
+    "attn_norm": "norm1",
+    "ffn_norm": "norm2",
+    **{f"attn_{x}": taken("self_attn.in_proj", share(i, 3)) for i, x in enumerate("qkv")},
+    "attn_output": "self_attn.out_proj",
+    "ffn_up": "linear1",
+    "ffn_down": "linear2",
 }
 
 ROWS = (
     Recipe(
-        "pockettts", ("PocketTTSModel",), _LAYER, eps="layer_norm_eps", tokens=_tokens,
-        layers=lambda config: [
-            f"flow_lm.transformer.layers.{layer}." for layer in range(config.needed("num_hidden_layers"))
-        ],
+        "pockettts", ("PocketTTSModel",), _LAYER, raw=layers_at("flow_lm.transformer.layers."), eps="layer_norm_eps",
+        tokens=_tokens,
         top={
             "token_embd.weight": (
                 From((_VOICE, _TABLE, _START, _LATENT), _table_of_voices),
                 From((_TABLE, _START, _LATENT), _table),
             ),
-            "output_norm": From(("flow_lm.out_norm",)),
+            "output_norm": "flow_lm.out_norm",
         },
         whole_keys={"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": False},
     ),

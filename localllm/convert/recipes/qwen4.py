@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from localllm.convert import tensor as t
+from localllm.convert.changes import squeezed
+from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, must_be, squeezed, taken
-from localllm.convert.recipes.gated_delta import DELTA_KEYS, EXPERTS, QWEN35, is_kind, sections
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, Take, must_be, taken
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
 
-_TABLE = "ple.ple_embedding.ngram_embedding"
+_TABLE = "ple_embedding.ngram_embedding"
+_OF_LAYER = re.compile(r"^model\.layers\.[0-9]+\.ple\.(?=ple_embedding\.)")  # the one layer that adds n-gram embeddings
+_HASHES = {
+    "layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
+    "head_vocab_sizes": "ngram_heads_vocab_sizes",
+}  # fmt: skip
 
 
 def _index_rows(keys: bool) -> Change:
@@ -72,6 +81,19 @@ def _end(config: HfConfig) -> int:
     return first
 
 
+def _hashes(take: Take, sizes: Sizes) -> dict[str, Any]:
+    """Return the integers of the n-gram hashes (uint64)."""
+    found: dict[str, Any] = {}
+    for key, name in _HASHES.items():
+        parts = take("", (f"ple_embedding.{name}",))
+        if parts is not None:
+            if parts[0].format != "I64" or len(parts[0].shape) != 1:
+                kind = f"{parts[0].format} {parts[0].shape}"
+                raise ConvertError(f"ple.ple_embedding.{name}: is {kind}; expected a vector of I64")
+            found[f"qwen4exp.ple.{key}"] = parts[0].read(0, 1)[0].view(np.int64).astype(np.uint64)
+    return found
+
+
 def _one_layer(config: HfConfig) -> str | None:
     count = len(_layers(config))
     return None if count < 2 else f"ple_layer_ids lists {count} layers; the GGUF architecture has one"
@@ -89,20 +111,22 @@ def _connection(name: str) -> dict[str, str]:
 
 
 _LAYER: Layer = {
-    **{key: source for key, source in QWEN35.items() if key not in ("attn_norm", "post_attention_norm")},
-    **EXPERTS,
     **{
-        f"hc_{part}_{key}": taken(name)
+        f"hc_{part}_{key}": name
         for part, module in (("attn", "attn_hyper_connection"), ("ffn", "mlp_hyper_connection"))
         for key, name in {**_connection(module), "inject": f"{module}.block_inject_weight"}.items()
     },
     "indexer.q_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=False)),
     "indexer.k_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=True)),
-    **{f"indexer.{x}_norm": taken(f"self_attn.indexer.{x}_layernorm") for x in "qk"},
-    **{f"ple_{x}": taken(f"ple.{x}_proj") for x in ("key", "value")},
+    **{f"indexer.{x}_norm": f"self_attn.indexer.{x}_layernorm" for x in "qk"},
+    **{f"ple_{x}": f"ple.{x}_proj" for x in ("key", "value")},
     **{f"ple_norm_{x}": taken(f"ple.norm_{x}", _plus_one) for x in ("key", "query", "conv")},
     "ple_conv1d": taken("ple.conv1d", squeezed),
 }
+_ORDER = (
+    f"token_embd per_layer_token_embd, {DELTA_ORDER}, hc_ffn_inject indexer.q_proj indexer.k_proj indexer.q_norm "
+    "indexer.k_norm ple_key ple_value ple_norm_key ple_norm_query ple_norm_conv ple_conv1d"
+)
 _KEYS: dict[str, Key] = {
     **DELTA_KEYS,
     "rope.dimension_sections": sections,
@@ -124,15 +148,12 @@ ROWS = (
     Recipe(
         "qwen4exp", ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), _LAYER, norm_offset=1.0,
         plain_norms=("ssm_norm",), keys=_KEYS,
-        top={f"output_hc_{key}": From((name,)) for key, name in _connection("model.hyper_connection_mixer").items()},
-        lone={"per_layer_token_embd": (From((f"{_TABLE}.shard_{{}}",), _joined), From((_TABLE,)))},
-        integers={
-            f"qwen4exp.ple.{key}": f"ple.ple_embedding.{name}"
-            for key, name in (
-                ("layer_multipliers", "layer_multipliers"), ("head_offsets", "ngram_heads_offsets"),
-                ("head_vocab_sizes", "ngram_heads_vocab_sizes"),
-            )
+        top={
+            **{f"output_hc_{key}": name for key, name in _connection("model.hyper_connection_mixer").items()},
+            "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", _joined), _TABLE),
         },
+        raw=lambda raw, config: {_OF_LAYER.sub("", name): parts for name, parts in raw.items()}, values=_hashes,
+        changes=QWEN35, like="qwen35moe", order=_ORDER,
         defaults={
             "partial_rotary_factor": 0.25, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
             "heads_per_ngram": 8,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
@@ -65,17 +64,16 @@ def _against_nothing(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.padded_rows(parts[0], 2)
 
 
-_LAYER = {**of.QWEN, **of.HEAD_NORMS}
 ROWS = (
     *(
         Recipe(
-            "qwen3", ("Qwen3ForCausalLM",), _LAYER, keys=_KEYS, when=_reranks(tied), templates={"rerank": TEMPLATE},
-            top={"cls.output": From((source,), _yes_and_no)},
+            "qwen3", ("Qwen3ForCausalLM",), keys=_KEYS, when=_reranks(tied), templates={"rerank": TEMPLATE},
+            top={"token_embd": "model.embed_tokens", "output": "lm_head", "cls.output": From((source,), _yes_and_no)},
         )
         for tied, source in ((True, "model.embed_tokens"), (False, "lm_head"))
     ),
     Recipe(
-        "qwen3", ("Qwen3ForSequenceClassification",), _LAYER, keys=_KEYS,
+        "qwen3", ("Qwen3ForSequenceClassification",), keys=_KEYS,
         top={"cls.output": From(("score",), _against_nothing)},
     ),
 )  # fmt: skip

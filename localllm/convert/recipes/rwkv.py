@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import flat, in_turn, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, flat, in_turn, must_be, taken, turned
+from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, Sources, layers_at, must_be, taken
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
@@ -66,33 +66,20 @@ def _time_mix6(module: str, *reordered: Change) -> Layer:
     """Return the sources of a time mix. `reordered` reorders the sections of the low-rank matrices."""
     return {
         "time_mix_lerp_x.weight": taken(f"{module}.time_maa_x", flat),
-        "time_mix_lerp_fused.weight": (From(tuple(f"{module}.time_maa_{x}" for x in "wkvrg"), _fused),),
+        "time_mix_lerp_fused.weight": From(tuple(f"{module}.time_maa_{x}" for x in "wkvrg"), _fused),
         **{f"time_mix_{x}.weight": taken(f"{module}.time_maa_{x}", in_turn(turned, *reordered)) for x in ("w1", "w2")},
         "time_mix_decay.weight": taken(f"{module}.time_decay", flat),
         **{f"time_mix_decay_{x}.weight": taken(f"{module}.time_decay_{x}", turned) for x in ("w1", "w2")},
     }
 
 
-_RWKV6: Layer = {
-    "attn_norm": taken("ln1"),
-    "attn_norm_2": taken("ln2"),
-    **_time_mix6("attention"),
-    "time_mix_first.weight": taken("attention.time_faaaa"),
-    **{f"time_mix_{x}": taken(f"attention.{x}") for x in ("receptance", "key", "value", "gate")},
-    "time_mix_output": taken("attention.output", _halved),
-    "time_mix_ln": taken("attention.ln_x"),
-    **{f"channel_mix_lerp_{x}.weight": taken(f"feed_forward.time_maa_{x}", flat) for x in "kr"},
-    **{f"channel_mix_{x}": taken(f"feed_forward.{x}") for x in ("key", "receptance")},
-    "channel_mix_value": taken("feed_forward.value", _halved),
-}
-_QWEN_NAMES = {"receptance": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate"}
+_RWKV6 = {
+    "time_mix_output": _halved, "channel_mix_lerp_k": flat, "channel_mix_lerp_r": flat, "channel_mix_value": _halved,
+}  # fmt: skip
 _QWEN6: Layer = {
-    **of.NORMS,
     **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # from r, k, v, w, g to w, k, v, r, g
-    "time_mix_first.weight": taken("self_attn.time_faaaa"),
-    **{f"time_mix_{x}": taken(f"self_attn.{name}") for x, name in _QWEN_NAMES.items()},
-    "time_mix_ln": taken("self_attn.ln_x"),
-    **of.GATED,
+    "time_mix_first.weight": "self_attn.time_faaaa",
+    "time_mix_ln": "self_attn.ln_x",
 }
 
 
@@ -115,7 +102,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
     checkpoint and the transform to apply.
     """
 
-    def source(letter: str, number: int) -> tuple[From, ...]:
+    def source(letter: str, number: int) -> Sources:
         name, change = low_rank(letter, number)
         if letter != "v":
             return taken(f"{module}.{name}", change)
@@ -135,7 +122,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
         ),
         **{f"time_mix_{letter}{number}.weight": source(letter, number) for letter, number in ranks},
         **{f"time_mix_{x}.weight": taken(f"{module}.{x}", flat) for x in ("k_k", "k_a", "r_k")},
-        **{f"time_mix_{x}": taken(f"{module}.{name}") for x, name in parts.items()},
+        **{f"time_mix_{x}": f"{module}.{name}" for x, name in parts.items()},
     }
 
 
@@ -152,22 +139,20 @@ def _of_program(letter: str, number: int) -> tuple[str, Change]:
 
 
 _RWKV7: Layer = {
-    "attn_norm": taken("attn_norm"),
-    "attn_norm_2": taken("ffn_norm"),
+    "attn_norm": "attn_norm",
+    "attn_norm_2": "ffn_norm",
     **_time_mix7(
         "attn", _of_flash,
         {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln": "g_norm"},
     ),
     "channel_mix_lerp_k.weight": taken("ffn.x_k", flat),
-    **{f"channel_mix_{x}": taken(f"ffn.{x}") for x in ("key", "value")},
+    **{f"channel_mix_{x}": f"ffn.{x}" for x in ("key", "value")},
 }  # fmt: skip
 _QWEN7: Layer = {
-    **of.NORMS,
     **_time_mix7(
         "self_attn.time_mixer", _of_program,
         {**{x: x for x in ("receptance", "key", "value", "output")}, "ln": "ln_x"},
     ),
-    **of.GATED,
 }  # fmt: skip
 
 
@@ -207,21 +192,20 @@ _IN_QWEN: dict[str, Key] = {**_KEYS, "context_length": _LONG, "token_shift_count
 
 ROWS = (
     Recipe(
-        "rwkv6", ("Rwkv6ForCausalLM",), _RWKV6, eps="layer_norm_epsilon", defaults=_DEFAULTS,
-        layers=lambda config: [f"rwkv.blocks.{n}." for n in range(config.needed("num_hidden_layers"))],
+        "rwkv6", ("Rwkv6ForCausalLM",), _time_mix6("attention"), raw=layers_at("rwkv.blocks."), changes=_RWKV6,
+        eps="layer_norm_epsilon",
+        defaults=_DEFAULTS,
         keys={
             **_KEYS, "time_mix_extra_dim": lambda config: _extra(config, 64),
             "time_decay_extra_dim": lambda config: _extra(config, 128), "rescale_every_n_layers": "rescale_every",
             "feed_forward_length": _inner(lambda width: int(width * 3.5) // 32 * 32),
         },
-        top={
-            "token_embd": From(("rwkv.embeddings",)), "token_embd_norm": From(("rwkv.blocks.0.pre_ln",)),
-            "output_norm": From(("rwkv.ln_out",)), "output": From(("head",)),
-        },
+        top={"token_embd_norm": "model.layers.0.pre_ln"},
         templates={"default": TEMPLATE},
     ),
     Recipe(
-        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, defaults={"num_attention_heads": 1},
+        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, order="time_mix_output time_mix_gate",
+        defaults={"num_attention_heads": 1},
         keys={
             **_IN_QWEN, "attention.head_count_kv": "num_key_value_heads",
             "wkv.head_size": lambda config: config.needed("hidden_size") // config.needed("num_attention_heads"),
@@ -240,7 +224,6 @@ ROWS = (
             ),
             "attention.gate_lora_rank": _low_rank("lora_rank_gate", "gate_low_rank_dim", 0.8, 0.6),
         },
-        top={"token_embd": From(("model.embeddings",)), "token_embd_norm": From(("model.layers.0.pre_norm",))},
         templates={"default": TEMPLATE}, checks=(_all_recurrent,),
     ),
     Recipe(

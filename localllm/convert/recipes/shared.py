@@ -7,28 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.convert.changes import Layout, height, in_turn, numbered, of_groups, permuted
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Change,
-    From,
-    Key,
-    Layer,
-    Sizes,
-    height,
-    in_turn,
-    numbered,
-    of_groups,
-    permuted,
-    taken,
-)
+from localllm.convert.recipe import Change, Key, Layer, Sizes, taken
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 
-GEMMA3_DEFAULTS = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096,
-    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+EARLY_NORMS = "attn_output attn_q_norm attn_k_norm"  # in the order of tensors
+EARLY_BIAS = "ffn_gate_inp exp_probs_b"
 SIGMOID: dict[str, Key] = {"expert_gating_func": 2, "expert_weights_norm": True}
 
 
@@ -70,10 +56,6 @@ def number(*names: str) -> Callable[[HfConfig], int | None]:
     return lambda config: config.integer(*names)
 
 
-LN: Layer = {"attn_norm": taken("ln_1"), "ffn_norm": taken("ln_2")}
-WTE = {"token_embd": From(("model.wte",)), "output_norm": From(("model.ln_f",))}
-
-
 def head_width(config: HfConfig) -> int:
     return config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
 
@@ -88,12 +70,13 @@ def one_after_other(config: HfConfig) -> tuple[int, tuple[int, ...]]:
     return 1, (config.needed("num_attention_heads") * width, keys * width, keys * width)
 
 
-def neighbours(name: str, layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]]) -> Layer:
+def neighbours(name: str, layout: Layout) -> Layer:
     """Return the sources of Q, K and V in one fused matrix, reordered from half-split to interleaved rope."""
-    heads: tuple[Callable[[Sizes], int], ...] = (lambda sizes: sizes.heads, lambda sizes: kv_heads(sizes.config))
-    changes: list[Change] = [in_turn(of_groups(layout, which), permuted(each)) for which, each in enumerate(heads)]
-    changes.append(of_groups(layout, 2))
-    return {f"attn_{x}": taken(name, change) for x, change in zip("qkv", changes, strict=True)}
+    return {
+        "attn_q": taken(name, in_turn(of_groups(layout, 0), permuted(lambda sizes: sizes.heads))),
+        "attn_k": taken(name, in_turn(of_groups(layout, 1), permuted(lambda sizes: sizes.kv_heads))),
+        "attn_v": taken(name, of_groups(layout, 2)),
+    }
 
 
 def as_many_keys(config: HfConfig) -> str | None:
@@ -102,13 +85,9 @@ def as_many_keys(config: HfConfig) -> str | None:
     return None if heads == keys else f"num_key_value_heads is {keys} of {heads} heads; the model's program has all"
 
 
-GPT: Layer = {**LN, "attn_qkv": taken("attn.c_attn"), "attn_output": taken("attn.c_proj")}
-
-
 def rotated_of(config: HfConfig) -> int:
     """Return the number of rotated values per head."""
-    width = config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
-    count: int = rope_of(config, width, True).keys["rope.dimension_count"]
+    count: int = rope_of(config, head_width(config), True).keys["rope.dimension_count"]
     return count
 
 
@@ -124,8 +103,7 @@ def reordered(heads: Callable[[Sizes], int], ranks: Callable[[int], NDArray[np.i
     return change
 
 
-def queries_and_keys(ranks: Callable[[int], NDArray[np.int64]]) -> Layer:
+def queries_and_keys(ranks: Callable[[int], NDArray[np.int64]]) -> dict[str, Change]:
     return {
-        "attn_q": taken("self_attn.q_proj", reordered(lambda sizes: sizes.heads, ranks)),
-        "attn_k": taken("self_attn.k_proj", reordered(lambda sizes: sizes.kv_heads, ranks)),
-    }
+        "attn_q": reordered(lambda sizes: sizes.heads, ranks), "attn_k": reordered(lambda sizes: sizes.kv_heads, ranks),
+    }  # fmt: skip

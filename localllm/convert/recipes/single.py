@@ -6,43 +6,25 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import PERMUTED, column, height, numbered, share
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import (
-    Change,
-    From,
-    Key,
-    Layer,
-    Recipe,
-    Sizes,
-    column,
-    height,
-    must_be,
-    numbered,
-    quarter,
-    take_half,
-    taken,
-)
+from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Sizes, layers_at, must_be, number, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 
 _HRM: Layer = {
-    **{
-        f"attn_{x}": (From((f"self_attn.{x}_proj",)), From(("attn.gqkv_proj",), quarter(which)))
-        for which, x in enumerate(("gate", "q", "k", "v"))
-    },
-    "attn_output": (From(("self_attn.o_proj",)), From(("attn.o_proj",))),
-    **{
-        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.gate_up_proj",), take_half(which)))
-        for which, x in enumerate(("gate", "up"))
-    },
-    "ffn_down": taken("mlp.down_proj"),
-}
+    **{f"attn_{x}": (f"self_attn.{x}_proj", taken("attn.gqkv_proj", share(which, 4)))
+       for which, x in enumerate(("gate", "q", "k", "v"))},
+    "attn_output": ("self_attn.o_proj", "attn.o_proj"),
+    **{f"ffn_{x}": (f"mlp.{x}_proj", taken("mlp.gate_up_proj", share(which))) for which,
+    x in enumerate(("gate", "up"))},
+}  # fmt: skip
 
 
 def _hrm_stack(config: HfConfig) -> int:
@@ -62,9 +44,18 @@ def _hrm_scale(config: HfConfig) -> float:
     return config.real("embedding_scale") or 1.0 / (config.real("initializer_range") or 0.02)
 
 
-def _hrm_layers(config: HfConfig) -> list[str]:
-    """Return the names of the layers: first the low stack, then the high stack."""
-    return [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(_hrm_stack(config))]
+def _hrm_words(config: HfConfig) -> dict[str, Any]:
+    stack = _hrm_stack(config)
+    return {"num_layers_per_stack": stack, "num_hidden_layers": 2 * stack}
+
+
+def _hrm_layers(raw: Raw, config: HfConfig) -> Raw:
+    """Number the layers of the low stack, then those of the high stack."""
+    stack = _hrm_stack(config)
+    numbers = [(which, layer) for which in "LH" for layer in range(stack)]
+    new = {f"model.{which}_module.layers.{layer}": f"model.layers.{i}" for i, (which, layer) in enumerate(numbers)}
+    cut = {name: ".".join(name.split(".")[:4]) for name in raw}
+    return {new.get(cut[name], cut[name]) + name[len(cut[name]) :]: parts for name, parts in raw.items()}
 
 
 def _constant(value: Callable[[HfConfig], float]) -> Change:
@@ -97,7 +88,10 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
 
 
 _MUSE: Layer = {
-    **of.FOUR_NORMS, **of.QKV_PERMUTED, **of.OUT, **of.GATED, "attn_gate": taken("self_attn.gate_proj"),
+    **{f"attn_{x}": taken(f"self_attn.{x}_proj", PERMUTED[f"attn_{x}"]) for x in "qk"},
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "attn_q_norm.weight": taken(
         "self_attn.q_proj.weight", _constant(lambda config: config.real("qk_scale_factor") or 1.0)
     ),
@@ -116,9 +110,7 @@ def _share(kind: str) -> Key:
     return width
 
 
-_SPARK: Layer = {
-    **of.NORMS, "attn_qkv": taken("self_attn.q_k_v_proj"), "attn_gate": taken("self_attn.g_proj"), **of.OUT, **of.GATED,
-}  # fmt: skip
+_SPARK: Layer = {"attn_qkv": "self_attn.q_k_v_proj", "attn_gate": "self_attn.g_proj"}
 _FLOAT32_EPS = 2.0**-23  # epsilon of the norms: PyTorch's default, since the reference implementation sets none
 
 
@@ -134,19 +126,21 @@ _TALKIE: Layer = {
         f"attn_{x}.weight": taken(f"attn.attn_{name}.weight", _turned_back)
         for x, name in (("q", "query"), ("k", "key"))
     },
-    "attn_v": taken("attn.attn_value"),
+    "attn_v": "attn.attn_value",
     "attn_q_norm.weight": taken("attn.head_gain.head_g", column),  # one factor per head
-    "attn_output": taken("attn.attn_resid"),
-    "attn_output.scale": taken("attn_gain.a_g"),
-    **{f"ffn_{x}": taken(f"mlp.mlp_{name}") for x, name in (("gate", "gate"), ("up", "linear"), ("down", "resid"))},
-    "ffn_down.scale": taken("mlp_gain.a_g"),
-    "layer_output_scale.weight": taken("embed_skip.a_g"),
+    "attn_output": "attn.attn_resid",
+    "attn_output.scale": "attn_gain.a_g",
+    **{f"ffn_{x}": f"mlp.mlp_{name}" for x, name in (("gate", "gate"), ("up", "linear"), ("down", "resid"))},
+    "ffn_down.scale": "mlp_gain.a_g",
+    "layer_output_scale.weight": "embed_skip.a_g",
 }
 
 
 ROWS = (
     Recipe(
-        "hrm_text", ("HrmTextForCausalLM",), _HRM, layers=_hrm_layers, top={"hrm.z_l_init": From(("model.z_L_init",))},
+        "hrm_text", ("HrmTextForCausalLM",), _HRM, raw=_hrm_layers, words=_hrm_words,
+        top={"hrm.z_l_init": "model.z_L_init"},
+        order="post_ffw_norm attn_gate",
         keys={
             "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
             "attention.head_count_kv": "num_attention_heads",
@@ -158,8 +152,9 @@ ROWS = (
         defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
-        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, norm_offset=1.0,
-        plain_norms=("output_norm", "attn_q_norm.weight", "attn_k_norm.weight"),
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate",
+        norm_offset=1.0,
+        plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"),
         keys={"logit_scale": lambda config: config.real("output_multiplier")},
         checks=(must_be("post_norm_eps", 1e-8), must_be("attention_bias", False), _rotated_in_windows),
         defaults={
@@ -168,7 +163,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
+        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK, order="attn_qkv attn_gate",
         keys={
             "rope.dimension_count": _share("full_attention"),
             "rope.dimension_count_swa": _share("sliding_attention"),
@@ -179,12 +174,10 @@ ROWS = (
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
     ),
     Recipe(
-        "talkie", ("TalkieForCausalLM",), _TALKIE,
-        top={
-            "token_embd": From(("model.embed",)), "output.weight": (From(("lm_head.weight",)), From(("lm_head",))),
-        },
-        layers=lambda config: [f"model.blocks.{n}." for n in range(config.needed("num_hidden_layers"))],
-        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, number={"talkie.logit_scale": "lm_head_gain.w_g"},
+        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), order="attn_v attn_q_norm",
+        top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
+        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, values=lambda take,
+        sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
         checks=(as_many_keys, must_be("rope_scaling", None)),
         defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import PERMUTED, halves, stacked
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Layer, Recipe, Sizes, by_name, must_be, take_half, taken
+from localllm.convert.recipe import Recipe, Sizes, by_name, must_be, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width, kv_heads, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -83,64 +83,41 @@ def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
     )  # fmt: skip
 
 
-_INTERNLM2: Layer = {
-    "attn_norm": taken("attention_norm"),
-    "ffn_norm": taken("ffn_norm"),
-    **neighbours(
-        "attention.wqkv",
-        lambda config: (  # queries that share a key, the key, and the value
-            kv_heads(config),
-            (config.needed("num_attention_heads") // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
-        ),
+_INTERNLM2 = neighbours(
+    "attention.wqkv",
+    lambda config: (  # queries that share a key, the key, and the value
+        kv_heads(config),
+        (config.needed("num_attention_heads") // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
     ),
-    "attn_output": taken("attention.wo"),
-    **{f"ffn_{x}": taken(f"feed_forward.{name}") for x, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
-}
-_BAICHUAN: Layer = {**of.NORMS, **neighbours("self_attn.W_pack", one_after_other), **of.OUT, **of.GATED}
-_PLM: Layer = {
-    **of.NORMS, **of.OUT, **of.UP_DOWN, "attn_q": taken("self_attn.q_proj"),
-    "attn_kv_a_mqa": taken("self_attn.kv_a_proj_with_mqa"), "attn_kv_a_norm": taken("self_attn.kv_a_layernorm"),
-    "attn_kv_b": taken("self_attn.kv_b_proj"),
-}  # fmt: skip
-_OPENELM: Layer = {
-    "attn_norm": taken("attn_norm"),
-    "ffn_norm": taken("ffn_norm"),
-    "attn_qkv": taken("attn.qkv_proj"),
-    **{f"attn_{x}_norm": taken(f"attn.{x}_norm") for x in "qk"},
-    "attn_output": taken("attn.out_proj"),
-    "ffn_gate": taken("ffn.proj_1", take_half(0)),
-    "ffn_up": taken("ffn.proj_1", take_half(1)),
-    "ffn_down": taken("ffn.proj_2"),
-}
+)
+_STABLELM = {f"attn_{x}_norm": taken(f"self_attn.{x}_layernorm.norms.{{}}", stacked) for x in "qk"}
 
 
 ROWS = (
     Recipe(
-        "bitnet", ("BitNetForCausalLM",), of.BITNET, checks=(must_be("attention_bias", False), _one_table),
+        "bitnet", ("BitNetForCausalLM",),
+        {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+        checks=(must_be("attention_bias", False), _one_table),
         defaults={"rope_theta": 5e5},
     ),
     Recipe(
-        "nemotron", ("NemotronForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, norm_offset=1.0,
-        eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
+        "nemotron", ("NemotronForCausalLM",), norm_offset=1.0, eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
-        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), of.STABLELM,
+        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
         eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25},
         checks=(must_be("use_parallel_residual", False),),
     ),
     Recipe(
-        "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), _BAICHUAN,
-        top={"output": From(("lm_head",), _unit_rows)}, checks=(_known_depth,),
+        "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),
+        changes={"output": _unit_rows}, checks=(_known_depth,),
         defaults={"max_position_embeddings": lambda config: config.integer("model_max_length")},
     ),
+    Recipe("internlm2", ("InternLM2ForCausalLM",), _INTERNLM2),
+    Recipe("maincoder", ("MaincoderForCausalLM",)),
     Recipe(
-        "internlm2", ("InternLM2ForCausalLM",), _INTERNLM2,
-        top={"token_embd": From(("model.tok_embeddings",)), "output": From(("output",))},
-    ),
-    Recipe("maincoder", ("MaincoderForCausalLM",), {**of.QWEN, **of.HEAD_NORMS}),
-    Recipe(
-        "openelm", ("OpenELMForCausalLM",), _OPENELM, eps="rms_norm_eps",
-        top={"token_embd": From(("model.token_embeddings",))},
+        "openelm", ("OpenELMForCausalLM",), halves("ffn.proj_1"), {"token_embd": "model.token_embeddings"},
+        order="attn_qkv attn_q_norm attn_k_norm",
         keys={
             "attention.head_count": _per_layer("num_query_heads"),
             "attention.head_count_kv": _per_layer("num_kv_heads"), "feed_forward_length": _openelm_ffn,
@@ -155,13 +132,13 @@ ROWS = (
             "rope_theta": lambda config: config.real("rope_freq_constant"), "rms_norm_eps": 1e-6,
         },
     ),
-    Recipe("orion", ("OrionForCausalLM",), of.QWEN),
+    Recipe("orion", ("OrionForCausalLM",)),
     Recipe(
-        "pangu-embedded", ("PanguEmbeddedForCausalLM",), of.QWEN,
+        "pangu-embedded", ("PanguEmbeddedForCausalLM",),
         keys={"attention.key_length": head_width, "attention.value_length": head_width},
     ),
     Recipe(
-        "plm", ("PLMForCausalLM",), _PLM,
+        "plm", ("PLMForCausalLM",), order="ffn_norm attn_output ffn_up ffn_down",
         keys={
             "attention.head_count_kv": "num_attention_heads", "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": lambda config: (
@@ -172,5 +149,5 @@ ROWS = (
         checks=(must_be("q_lora_rank", None), must_be("attention_bias", False)),
         head_dim=lambda config: config.needed("qk_rope_head_dim"),
     ),
-    Recipe("xverse", ("XverseForCausalLM",), of.LLAMA, checks=(as_many_keys,)),
+    Recipe("xverse", ("XverseForCausalLM",), changes=PERMUTED, checks=(as_many_keys,)),
 )  # fmt: skip

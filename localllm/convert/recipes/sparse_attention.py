@@ -10,23 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
+from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import all_dimensions
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, height, in_turn, must_be, numbered, taken
+from localllm.convert.latent import LATENT, OUTPUT_FIRST, all_dimensions
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.linear_attention import LATENT_KEYS, dense_layers
 from localllm.convert.tensor import LazyTensor
 
 _OWN, _SHARED = "full", "shared"  # kinds of indexers
-_INDEXER: Layer = {
-    "indexer.attn_q_b": taken("self_attn.indexer.wq_b"),
-    "indexer.attn_k": taken("self_attn.indexer.wk"),
-    "indexer.k_norm": taken("self_attn.indexer.k_norm"),
-    "indexer.proj": taken("self_attn.indexer.weights_proj"),
-}
-GROUPED: Layer = {**of.LATENT, **_INDEXER}
 
 
 def indexers(config: HfConfig) -> np.ndarray:
@@ -64,13 +57,10 @@ def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
     return change
 
 
-def rotated_indexer(trailing: bool) -> Layer:
-    """Return the sources of an indexer, with its rotated rows reordered."""
-    heads = {"indexer.attn_q_b": lambda config: config.needed("index_n_heads")}
-    return {
-        key: taken(_INDEXER[key][0].names[0], rotated(heads.get(key, one), trailing))
-        for key in ("indexer.attn_q_b", "indexer.attn_k", "indexer.k_norm")
-    }
+def rotated_indexer(trailing: bool) -> dict[str, Change]:
+    """Return the changes of an indexer, whose rotated rows are reordered."""
+    queries = rotated(lambda config: config.needed("index_n_heads"), trailing)
+    return {"indexer.attn_q_b": queries, **dict.fromkeys(("indexer.attn_k", "indexer.k_norm"), rotated(one, trailing))}
 
 
 def one(config: HfConfig) -> int:
@@ -187,17 +177,15 @@ def _shared_width(name: str) -> Callable[[HfConfig], str | None]:
 
 
 _DOTS: Layer = {
-    **{key: source for key, source in GROUPED.items() if key not in ("attn_q_a_norm", "attn_kv_a_norm")},
-    **rotated_indexer(trailing=False),
-    "attn_q_a_norm.weight": taken("self_attn.q_a_layernorm.weight", _rescaled("q_lora_rank")),
-    "attn_kv_a_norm.weight": taken("self_attn.kv_a_layernorm.weight", _rescaled("kv_lora_rank")),
-    "attn_k_norm": taken("self_attn.k_rope_only_layernorm"),
-    "attn_k_b.weight": taken(
-        "self_attn.kv_b_proj.weight", in_turn(_part(0), lambda parts, sizes: t.transposed(parts[0]))
-    ),
+    "attn_k_norm": "self_attn.k_rope_only_layernorm",
+    "attn_k_b.weight": taken("self_attn.kv_b_proj.weight", in_turn(_part(0), turned)),
     "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", _part(1)),
-    "attn_gate": taken("self_attn.g_proj"),
+    "attn_gate": "self_attn.g_proj",
 }
+_DOTS_CHANGES = {
+    **rotated_indexer(trailing=False), "attn_q_a_norm": _rescaled("q_lora_rank"),
+    "attn_kv_a_norm": _rescaled("kv_lora_rank"),
+}  # fmt: skip
 _DOTS_KEYS: dict[str, Key] = {
     **_SPARSE_KEYS,
     "attention.head_count": lambda config: np.where(
@@ -253,11 +241,12 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
 
 
 _MINIMAX: Layer = {
-    **of.MINIMAX,
-    **of.GATED,
-    **{f"ffn_{x}_shexp": taken(f"block_sparse_moe.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
-    **{f"indexer.{x}_{part}": taken(f"self_attn.index_{x}_{part}") for x in ("q", "k") for part in ("proj", "norm")},
+    **{f"ffn_{x}_shexp": f"block_sparse_moe.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"indexer.{x}_{part}": f"self_attn.index_{x}_{part}" for x in ("q", "k") for part in ("proj", "norm")},
 }
+_MINIMAX_ORDER = (
+    "ffn_down_exps exp_probs_b ffn_gate ffn_up ffn_down, ffn_down_shexp indexer.q_proj indexer.q_norm indexer.k_proj"
+)
 _MINIMAX_KEYS: dict[str, Key] = {
     "feed_forward_length": "dense_intermediate_size",
     "expert_feed_forward_length": "intermediate_size",
@@ -277,12 +266,18 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 
 ROWS = (
     Recipe(
-        "deepseek32", ("DeepseekV32ForCausalLM",), GROUPED, keys=_SPARSE_KEYS, checks=ROUTING,
+        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", order=OUTPUT_FIRST, keys=_SPARSE_KEYS,
+        checks=ROUTING,
         defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
-    Recipe("glm-dsa", ("GlmMoeDsaForCausalLM",), GROUPED, keys=TYPED_KEYS, checks=ROUTING, defaults=GLM_DEFAULTS),
+    Recipe(
+        "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, checks=ROUTING,
+        defaults=GLM_DEFAULTS,
+    ),
     Recipe(
         "dots3note", ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"), _DOTS,
+        changes=_DOTS_CHANGES, like="glm-dsa",
+        order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate",
         keys=_DOTS_KEYS,
         checks=(
             *ROUTING, must_be("use_dsa", True), must_be("normalization", "RMSNorm"), must_be("final_norm", "RMSNorm"),
@@ -301,6 +296,7 @@ ROWS = (
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _MINIMAX,
+        like="minimax-m2 llama", order=_MINIMAX_ORDER,
         keys=_MINIMAX_KEYS, norm_offset=1.0,
         checks=(
             _indexed_where_routed, _shared_width("shared_intermediate_size"), must_be("swiglu_limit", 7.0),

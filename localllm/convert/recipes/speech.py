@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.convert import sources as of
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Layer, Recipe, Sizes
+from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes.vision import SECTIONED
 from localllm.convert.tensor import LazyTensor
 
-_LAYER: Layer = {**of.QWEN, **of.HEAD_NORMS}
 _TABLES = ("model.text_embedding.weight", "model.codec_embedding.weight")
 _PROJECTION = tuple([f"text_projection.linear_fc{i}.{part}" for i in (1, 2) for part in ("weight", "bias")])
 _SPECIAL = 1024  # special codes at the end of the codebook; only the end of speech may be generated
@@ -76,11 +74,11 @@ def _names(config: HfConfig) -> dict[int, str]:
     return {first + i: name for i, name in enumerate(names)}
 
 
-def _end(config: HfConfig) -> int:
+def _end(config: HfConfig, *_: object) -> int:
     return config.needed("text_vocab_size") + config.needed("codec_eos_token_id")
 
 
-def _never(config: HfConfig) -> NDArray[np.int32]:
+def _never(config: HfConfig, *_: object) -> NDArray[np.int32]:
     """Return the code tokens that must not be generated."""
     end = config.needed("text_vocab_size") + config.needed("vocab_size")
     return np.array([i for i in range(max(0, end - _SPECIAL), end) if i != _end(config)], np.int32)
@@ -88,10 +86,10 @@ def _never(config: HfConfig) -> NDArray[np.int32]:
 
 ROWS = (
     Recipe(
-        "qwen3tts", ("Qwen3TTSForConditionalGeneration",), _LAYER, keys=SECTIONED, tokens=_names,
+        "qwen3tts", ("Qwen3TTSForConditionalGeneration",), like="qwen3", keys=SECTIONED, tokens=_names,
         top={
             "token_embd.weight": From((*_TABLES, *_PROJECTION), _projected),
-            "output": From(("codec_head",)),
+            "output": "codec_head",
         },
         whole_keys={
             "tokenizer.ggml.eos_token_id": _end, "tokenizer.ggml.add_eos_token": False,

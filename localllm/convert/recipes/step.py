@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Layer, Recipe, by_name, must_be, taken
-from localllm.convert.recipes.shared import head_width
+from localllm.convert.recipe import Key, Recipe, by_name, must_be
+from localllm.convert.recipes.shared import EARLY_BIAS, head_width
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
@@ -107,12 +106,6 @@ def _scores(config: HfConfig) -> str | None:
 
 
 _LISTED = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
-_STEP: Layer = {
-    **of.QWEN, **of.HEAD_NORMS, "attn_gate": taken("self_attn.g_proj"),
-    "ffn_gate_inp": taken("moe.gate"), "exp_probs_b.bias": taken("moe.router_bias"),
-    **{f"ffn_{x}_exps": taken(f"moe.{x}_proj") for x in ("gate", "up", "down")},
-    **{f"ffn_{x}_shexp": taken(f"share_expert.{x}_proj") for x in ("gate", "up", "down")},
-}  # fmt: skip
 _STEP_KEYS: dict[str, Key] = {
     "attention.head_count": _in_windows("num_attention_heads"),
     "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
@@ -131,7 +124,7 @@ _STEP_KEYS: dict[str, Key] = {
 
 ROWS = (
     Recipe(
-        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), _STEP,
+        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), order=EARLY_BIAS,
         keys=_STEP_KEYS, norm_offset=1.0, words=_step_words, rope_tensors="whole",
         checks=(
             _half_when_full, _scores, must_be("moe_every_n_layer", 1), must_be("moe_router_activation", "sigmoid"),

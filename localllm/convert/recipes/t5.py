@@ -12,11 +12,11 @@ from typing import Any
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Key, Mapped, Recipe, by_name, must_be
+from localllm.convert.names import BY_NAME
+from localllm.convert.recipe import Key, Recipe, by_name, must_be, without
 from localllm.convert.tensor import LazyTensor
 
 _CONTEXT = 512  # trained length, which config.json lacks; longer texts work too, since positions are relative
-_TABLES = {"shared": "token_embd", "encoder.embed_tokens": "token_embd", "decoder.embed_tokens": "token_embd"}
 _NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # unused tensor of old checkpoints
 
 
@@ -28,20 +28,18 @@ def _divided(config: HfConfig) -> bool:
     return config.flag("scale_decoder_outputs", "tie_word_embeddings") is not False
 
 
-def _output(tensors: list[LazyTensor], config: HfConfig) -> list[LazyTensor]:
+def _output(tensors: dict[str, LazyTensor], config: HfConfig) -> dict[str, LazyTensor]:
     """Add an output matrix, or drop it if the logits are divided."""
-    found = {tensor.name: tensor for tensor in tensors}
-    table, output = found.get("token_embd.weight"), found.pop("output.weight", None)
-    if table is None:
-        return tensors
+    others = {name: tensor for name, tensor in tensors.items() if name != "output.weight"}
+    table, output = tensors["token_embd.weight"], tensors.get("output.weight")
     if not _divided(config):
-        return [*found.values(), output or t.renamed(table, "output.weight")]
+        return {**others, "output.weight": output or t.renamed(table, "output.weight")}
     if output is not None and not t.alike(table, output):
         raise ConvertError(
             "lm_head.weight is not the embedding, but tie_word_embeddings is not false: its logits would be divided, "
             "which GGUF files cannot say"
         )
-    return list(found.values())
+    return others
 
 
 def _start(config: HfConfig) -> int | None:
@@ -83,16 +81,16 @@ _DECODER_KEYS: dict[str, Key] = {
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
     """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
-        "layer": {}, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
+        "order": BY_NAME, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
     }  # fmt: skip
     return (
         Recipe(
             "t5", (f"{prefix}ForConditionalGeneration", *older), keys=_DECODER_KEYS,
-            mapped=Mapped(names=_TABLES, skipped=_NO_PLACE, output=_output), **shared,
+            raw=without(*_NO_PLACE), output=_output, **shared,
         ),
         Recipe(
             "t5encoder", (f"{prefix}EncoderModel",), keys=_KEYS,
-            mapped=Mapped(names=_TABLES, skipped=("decoder.", "lm_head.")), **shared,
+            raw=without("decoder.", "lm_head."), **shared,
         ),
     )  # fmt: skip
 

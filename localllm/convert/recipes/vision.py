@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert import sources as of
+from localllm.convert.changes import share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, only, take_half, taken, turned
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, only, taken
 from localllm.convert.tensor import LazyTensor
 
 
@@ -26,13 +26,8 @@ def _upright(axis: int, change: Change) -> Change:
 
 
 _EXPERTS: Layer = {
-    **of.NORMS,
-    **of.QKV,
-    **of.OUT,
-    **of.HEAD_NORMS,
-    "ffn_gate_inp": taken("mlp.gate"),
-    "ffn_gate_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, take_half(0))),
-    "ffn_up_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, take_half(1))),
+    "ffn_gate_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, share(0))),
+    "ffn_up_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, share(1))),
     "ffn_down_exps.weight": taken("mlp.experts.down_proj", _upright(-2, only)),
 }
 
@@ -74,17 +69,9 @@ def _four_sections(config: HfConfig) -> np.ndarray | None:
 
 
 _COGVLM: Layer = {
-    **of.NORMS,
-    **{
-        f"{prefix}{name}.weight": taken(f"{place}.{of_kind}_{theirs}.weight")
-        for prefix, of_kind in (("", "language"), ("vis_", "vision"))
-        for name, place, theirs in (
-            ("attn_qkv", "self_attn", "expert_query_key_value"),
-            ("attn_output", "self_attn", "expert_dense"),
-        )
-    },
-    **{f"ffn_{x}": taken(f"mlp.language_mlp.{x}_proj") for x in ("gate", "up", "down")},
-    **{f"vis_{x}": taken(f"mlp.vision_mlp.{x}_proj") for x in ("gate", "up", "down")},
+    "vis_attn_qkv.weight": "self_attn.vision_expert_query_key_value.weight",
+    "vis_attn_output.weight": "self_attn.vision_expert_dense.weight",
+    **{f"vis_{x}": f"mlp.vision_mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
 
 
@@ -99,18 +86,18 @@ def _as_many_keys(config: HfConfig) -> str | None:
 ROWS = (
     Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, checks=(_as_many_keys,)),
     Recipe(
-        "hunyuan_vl", ("HunYuanVLForConditionalGeneration",), of.HUNYUAN,
+        "hunyuan_vl", ("HunYuanVLForConditionalGeneration",),
         keys={"rope.dimension_sections": _four_sections}, checks=(must_be("attention_bias", False),),
     ),
     Recipe(
-        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), of.QWEN, keys=SECTIONED,
+        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), keys=SECTIONED,
         checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},
     ),
     Recipe(
-        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"), of.QWEN,
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
         keys=SECTIONED,
     ),
-    Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), {**of.QWEN, **of.HEAD_NORMS}, keys=_QWEN3),
+    Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), keys=_QWEN3),
     Recipe(
         "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERTS, keys=_QWEN3,
         checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),

@@ -299,7 +299,7 @@ def test_a_config_that_does_not_fit_is_one_line(case: str, tmp_path: Path) -> No
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "missing": (lambda t: t.pop(NORM), r"blk.1.attn_norm.weight: the file does not hold .*model.layers.1.input_layer"),
-    "no embedding": (lambda t: t.pop("model.embed_tokens.weight"), "'model.embed_tokens.weight' is missing"),
+    "no embedding": (lambda t: t.pop("model.embed_tokens.weight"), "the tensor of token embeddings is missing"),
     "shape": (shape(NORM, [2, 16]), r"blk.1.attn_norm.weight: expected shape \(32\).* found \(2, 16\)"),
     "expert": (
         lambda t: t.pop("model.layers.0.block_sparse_moe.experts.2.w1.weight"),

@@ -93,7 +93,7 @@ def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_pa
     """
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
     sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
-    found = values(RECIPES["baichuan"].top["output"].change([array_tensor("lm_head.weight", table)], sizes))
+    found = values(RECIPES["baichuan"].changes["output"]([array_tensor("lm_head.weight", table)], sizes))
     unit = np.array([[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]], np.float32)
     np.testing.assert_allclose(found, unit if vocabulary == BAICHUAN_2 else table, rtol=1e-6)
 

@@ -10,9 +10,9 @@ import pytest
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
+from localllm.convert.changes import in_turn, of_groups, of_heads, share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Sizes, in_turn, of_groups, of_heads, turned
-from localllm.convert.recipes.table import RECIPES
+from localllm.convert.recipe import Sizes
 
 RANDOM = np.random.default_rng(5)
 
@@ -107,9 +107,8 @@ def test_experts_that_are_one_tensor_already() -> None:
     rows.
     """
     halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
-    for part in ("gate", "up"):
-        names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
-        halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], sizes))
+    for which, part in enumerate(("gate", "up")):
+        halves[part] = values_of(share(which)([of(X)], sizes))
     np.testing.assert_array_equal(halves["gate"], X[:, :4])
     np.testing.assert_array_equal(halves["up"], X[:, 4:])
 

@@ -1,0 +1,129 @@
+"""Changes of tensors that recipes share: each takes the parts that a tensor is made of, and the sizes of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.base.printable import printable
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, Layer, Sizes, taken
+from localllm.convert.tensor import LazyTensor
+
+Layout = Callable[[HfConfig], tuple[int, tuple[int, ...]]]  # the number of groups, and the rows of each part of a group
+
+
+def of_one(function: Callable[[LazyTensor], LazyTensor]) -> Change:
+    """Return a change of a single tensor that needs no sizes."""
+    return lambda parts, sizes: function(parts[0])
+
+
+flat, turned = of_one(t.flattened), of_one(t.transposed)
+squeezed, column = of_one(t.squeezed), of_one(t.column)  # without a dimension of 1; values as a column (n, 1)
+decay = of_one(lambda tensor: t.computed(tensor, lambda values: -np.exp(values)))  # rates, from their logarithms
+
+
+def stacked(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.stacked(parts)
+
+
+def permuted(heads: Callable[[Sizes], int]) -> Change:
+    """Reorder each head's rows from half-split rope (i, i + n/2), as in transformers, to interleaved (2i, 2i + 1)."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        rows = parts[0].shape[0]
+        if rows % (2 * heads(sizes)):
+            name = printable(parts[0].name)
+            raise ConvertError(
+                f"tensor '{name}' has {rows} rows, which {heads(sizes)} heads cannot share; config.json does not "
+                "belong to these weights"
+            )
+        order = np.arange(rows).reshape(heads(sizes), 2, -1).swapaxes(1, 2).reshape(-1)
+        return t.picked(parts[0], order, rows)
+
+    return change
+
+
+PERMUTED = {"attn_q": permuted(lambda sizes: sizes.heads), "attn_k": permuted(lambda sizes: sizes.kv_heads)}
+
+
+def share(which: int, count: int = 2) -> Change:
+    """Return a change that picks one of `count` equal shares of the rows of every matrix."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        rows = height(parts[0]) // count
+        return t.strided(parts[0], which * rows, (which + 1) * rows)
+
+    return change
+
+
+def halves(name: str, end: str = "") -> Layer:
+    """Return the sources of gate and up, which are the two halves of one tensor."""
+    return {f"ffn_{x}{end}": taken(name, share(which)) for which, x in enumerate(("gate", "up"))}
+
+
+def in_turn(*changes: Change) -> Change:
+    """Return a change that applies these changes one after the other."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        for one in changes:
+            parts = [one(parts, sizes)]
+        return parts[0]
+
+    return change
+
+
+def shaped(width: Callable[[Sizes], int]) -> Change:
+    """Return a change that reshapes a vector to rows of equal width."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        return t.shaped(parts[0], width(sizes))
+
+    return change
+
+
+def of_groups(layout: Layout, *which: int) -> Change:
+    """Return a change that picks the parts `which` of all groups, part by part. For a vector, a row is one value."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        groups, heights = layout(sizes.config)
+        order = numbered(parts[0], height(parts[0]), groups, sum(heights))
+        ends = np.cumsum(heights)
+        picked = [order[:, ends[i] - heights[i] : ends[i]].reshape(-1) for i in which]
+        index = np.concatenate(picked)
+        return t.picked(parts[0], index, len(index))
+
+    return change
+
+
+def of_heads(layout: Layout, part: int) -> Change:
+    """Return a change that picks one part of every group and returns it as one matrix per group."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        groups, heights = layout(sizes.config)
+        numbered(parts[0], height(parts[0]), groups, sum(heights))
+        start = sum(heights[:part])
+        return t.strided(t.divided(parts[0], groups), start, start + heights[part])
+
+    return change
+
+
+def height(tensor: LazyTensor) -> int:
+    """Return the number of rows, or the number of values of a vector."""
+    return tensor.shape[-2 if len(tensor.shape) > 1 else -1]
+
+
+def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
+    """Return the indices 0, 1, ... of `count` rows or columns as an array (groups, each); raise ConvertError if `count`
+    differs from groups * each.
+    """
+    if count != groups * each:
+        raise ConvertError(
+            f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
+            "config.json does not belong to these weights"
+        )
+    return np.arange(count).reshape(groups, each)
