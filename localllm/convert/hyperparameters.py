@@ -110,9 +110,8 @@ def _check(config: HfConfig, recipe: Recipe) -> None:
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
         raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")
-    for check in recipe.checks:
-        if problem := check(config):
-            raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
+    if problem := next(recipe.problems(config), None):
+        raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 
 
 _KINDS = ("sliding_attention", "full_attention", "indexed_attention")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.convert.changes import in_turn, of_heads, turned
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Key, taken
+from localllm.convert.recipe import Keys, integer, taken
 
 
 def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
@@ -46,8 +46,8 @@ def one_mscale(config: HfConfig) -> str | None:
     return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
 
 
-LATENT_WIDTHS: dict[str, Key] = {
-    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
+LATENT_WIDTHS: Keys = {
+    "attention.q_lora_rank": integer("q_lora_rank"),
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
     "attention.value_length": "kv_lora_rank",
@@ -55,7 +55,7 @@ LATENT_WIDTHS: dict[str, Key] = {
     "attention.value_length_mla": "v_head_dim",
     "rope.dimension_count": "qk_rope_head_dim",
 }
-LATENT_KEYS: dict[str, Key] = {
+LATENT_KEYS: Keys = {
     "attention.head_count_kv": 1,
     **LATENT_WIDTHS,
     "rope.scaling.attn_factor": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ class Sizes:
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
 Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the key is not written
+Keys = dict[str, Key]
 TokenizerModel = Literal["", "gemma4", "llama"]
 RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why the results would differ from transformers, or None
@@ -78,20 +79,16 @@ def by_name(*names: str) -> Callable[[HfConfig], int]:
     return lambda config: config.needed(*names)
 
 
-def must_be(name: str, *allowed: Any) -> Check:
-    """Return a check that a key of config.json, if present, has an allowed value. `outer.name` is a key in a nested
-    table."""
+def integer(*names: str) -> Callable[[HfConfig], int | None]:
+    return lambda config: config.integer(*names)
 
-    def check(config: HfConfig) -> str | None:
-        *tables, key = name.split(".")
-        for table in tables:
-            config = config.below(table, config.table(table))
-        value = config.get(key)
-        if value is None or value in allowed:
-            return None
-        return f"{name} is {value}; the GGUF architecture has it fixed at {allowed[0]}"
 
-    return check
+def real(*names: str) -> Callable[[HfConfig], float | None]:
+    return lambda config: config.real(*names)
+
+
+def flag(*names: str) -> Callable[[HfConfig], bool | None]:
+    return lambda config: config.flag(*names)
 
 
 def untied(tensors: dict[str, LazyTensor], config: HfConfig) -> dict[str, LazyTensor]:
@@ -153,6 +150,8 @@ class Recipe:
     values: Callable[[Take, Sizes], dict[str, Any]] | None = None  # returns full keys, whose values are tensors
     # Keys without a prefix, or functions of config.json, all other keys and the tensors; None removes a key.
     whole_keys: Mapping[str, Any] = field(default_factory=dict)
+    # Required values, unless a key is missing: one or a tuple of several; `outer.name` is a key in a nested table.
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if it differs
     when: Callable[[HfConfig], bool] | None = None  # chooses among recipes of one class; the first match is used
@@ -163,6 +162,18 @@ class Recipe:
     pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     # Makes the keys of dense layers after pooling, if GGUF files of the architecture store them.
     dense: Callable[[list[LazyTensor]], dict[str, Any]] | None = None
+
+    def problems(self, config: HfConfig) -> Iterator[str]:
+        """Yield the reasons why the results would differ from transformers."""
+        for name, allowed in self.fixed.items():
+            *tables, key = name.split(".")
+            inner = config
+            for table in tables:
+                inner = inner.below(table, inner.table(table))
+            value, several = inner.get(key), allowed if isinstance(allowed, tuple) else (allowed,)
+            if value is not None and value not in several:
+                yield f"{name} is {value}; the GGUF architecture has it fixed at {several[0]}"
+        yield from filter(None, (check(config) for check in self.checks))
 
     def said(self, config: HfConfig) -> HfConfig:
         """Return config.json with transformers' key names, and defaults for missing keys."""

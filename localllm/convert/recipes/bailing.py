@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Recipe, Sizes, must_be
+from localllm.convert.recipe import Keys, Recipe, Sizes
 from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -68,26 +68,25 @@ _LING1 = {
 }
 _LING2_ORDER = "ffn_down_shexp attn_qkv attn_q_norm attn_k_norm"
 _OUTPUT = {"output": _unit_columns}
-_LING2_KEYS: dict[str, Key] = {
+_LING2_KEYS: Keys = {
     "expert_shared_count": _shared, "expert_shared_feed_forward_length": _shared_width, "expert_gating_func": _gating,
 }  # fmt: skip
-_LING_CHECKS = (must_be("use_rmsnorm", True), must_be("use_bias", False), must_be("multi_gate", False))
+_LING_FIXED = {"use_rmsnorm": True, "use_bias": False, "multi_gate": False}
 
 
 ROWS = (
     Recipe(
         "bailingmoe", ("BailingMoeForCausalLM",), _LING1, changes=_OUTPUT, order="ffn_down_shexp attn_q attn_k attn_v",
         keys={"expert_shared_count": _shared, "expert_weights_scale": 1.0},
-        checks=(*_LING_CHECKS, must_be("score_function", "softmax"), must_be("norm_softmax", False),
-                must_be("first_k_dense_replace", 0)),
+        fixed={**_LING_FIXED, "score_function": "softmax", "norm_softmax": False, "first_k_dense_replace": 0},
     ),
     Recipe(
         "bailingmoe2", ("BailingMoeV2ForCausalLM",), changes=_OUTPUT, keys=_LING2_KEYS, order=_LING2_ORDER,
-        checks=(*_LING_CHECKS, must_be("use_qk_norm", True)), defaults={"partial_rotary_factor": 0.5},
+        fixed={**_LING_FIXED, "use_qk_norm": True}, defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
         "bailingmoe2", ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
         changes={**_OUTPUT, "exp_probs_b": _centred}, order=_LING2_ORDER,
-        keys={**_LING2_KEYS, "rope.dimension_count": head_width}, checks=(*_LING_CHECKS, must_be("use_qk_norm", True)),
+        keys={**_LING2_KEYS, "rope.dimension_count": head_width}, fixed={**_LING_FIXED, "use_qk_norm": True},
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, by_name, must_be
+from localllm.convert.recipe import Recipe, by_name
 from localllm.convert.recipes.shared import EARLY_NORMS, leading, named_kinds, slides_of
 
 
@@ -70,7 +70,8 @@ ROWS = (
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": _cohere_gating,
             "expert_shared_count": lambda config: config.integer("num_shared_experts") or None,
         },
-        checks=(must_be("attention_bias", False), _average, _turned_as_told),
+        fixed={"attention_bias": False},
+        checks=(_average, _turned_as_told),
         defaults={
             "layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True,
             "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2, "layer_types": _cohere_kinds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, gating, one_mscale
-from localllm.convert.recipe import Parts, Recipe, must_be
+from localllm.convert.recipe import Parts, Recipe
 
 
 def _softmax_as_is(config: HfConfig) -> str | None:
@@ -30,17 +30,15 @@ ROWS = (
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
         ),
         LATENT, order=OUTPUT_FIRST, keys=LATENT_KEYS,
-        checks=(must_be("rope_interleave", True), one_mscale, _softmax_as_is),
+        fixed={"rope_interleave": True},
+        checks=(one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
     Recipe("dots1", ("Dots1ForCausalLM",), keys={"expert_gating_func": 2}),
     Recipe(
         "deepseek", ("DeepseekForCausalLM",), changes=PERMUTED,
         keys={"expert_weights_scale": 1.0, "expert_weights_norm": None, "expert_gating_func": 1},
-        checks=(
-            must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"), must_be("moe_layer_freq", 1),
-            must_be("attention_bias", False),
-        ),
+        fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1, "attention_bias": False},
     ),
     Recipe(
         "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), LATENT, order=OUTPUT_FIRST,
@@ -49,7 +47,8 @@ ROWS = (
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,
             "expert_group_count": None, "expert_group_used_count": None,
         },
-        checks=(must_be("rope_interleave", True), one_mscale, must_be("n_routed_experts", 0)),
+        fixed={"rope_interleave": True, "n_routed_experts": 0},
+        checks=(one_mscale,),
         parts=Parts(others=("siglip2.", "merger.")),
     ),
 )  # fmt: skip

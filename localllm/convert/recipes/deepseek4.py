@@ -14,7 +14,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import of_one, stacked
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Layer, Raw, Recipe, must_be, taken
+from localllm.convert.recipe import Keys, Layer, Raw, Recipe, real, taken
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _CORRECTION = re.compile(r"model\.layers\.(\d+)\.(ffn|mlp)\.gate\.(bias|e_score_correction_bias)")
@@ -150,7 +150,7 @@ _ORDER = (
     "hc_ffn_scale ffn_gate_inp exp_probs_b exp_probs_b_vl ffn_gate_tid2eid ffn_gate_exps ffn_up_exps ffn_down_exps "
     "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
 )
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     "feed_forward_length": "moe_intermediate_size",
     "embedding_length_out": lambda config: config.needed("hidden_size") * config.needed("hc_mult"),
     "attention.head_count_kv": 1,
@@ -166,7 +166,7 @@ _KEYS: dict[str, Key] = {
     "attention.compress_rope_freq_base": _far_base,
     "hyper_connection.count": "hc_mult",
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
-    "hyper_connection.epsilon": lambda config: config.real("hc_eps"),
+    "hyper_connection.epsilon": real("hc_eps"),
     "hash_layer_count": _hashed,
     "expert_gating_func": 4,  # sqrt(softplus)
     "swiglu_clamp_exp": _limits,
@@ -194,13 +194,12 @@ ROWS = (
                 for part in ("fn", "base", "scale")
             },
         },
-        checks=(
-            must_be("scoring_func", "sqrtsoftplus"), must_be("topk_method", "noaux_tc"),
-            must_be("norm_topk_prob", True), must_be("n_group", 1),
-            must_be("num_key_value_heads", 1), must_be("n_shared_experts", 1), must_be("attention_bias", False),
-            must_be("mlp_bias", False), must_be("compress_rates.compressed_sparse_attention", 4),
-            must_be("compress_rates.heavily_compressed_attention", 128), must_be("compress_rate_csa", 4),
-            must_be("compress_rate_hca", 128), _plain_main,
-        ),
+        fixed={
+            "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "norm_topk_prob": True, "n_group": 1,
+            "num_key_value_heads": 1, "n_shared_experts": 1, "attention_bias": False, "mlp_bias": False,
+            "compress_rates.compressed_sparse_attention": 4, "compress_rates.heavily_compressed_attention": 128,
+            "compress_rate_csa": 4, "compress_rate_hca": 128,
+        },
+        checks=(_plain_main,),
     ),
 )  # fmt: skip

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.changes import PERMUTED
-from localllm.convert.recipe import Key, Recipe, by_name, layers_at, must_be
+from localllm.convert.recipe import Keys, Recipe, by_name, integer, layers_at
 
-_BOTH_WAYS: dict[str, Key] = {"attention.causal": False}
+_BOTH_WAYS: Keys = {"attention.causal": False}
 _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its own token, not the next token
 
 
 _SIZES: dict[str, Any] = {
     "num_hidden_layers": by_name("n_layers", "num_hidden_layers"), "hidden_size": by_name("d_model", "hidden_size"),
     "num_attention_heads": by_name("n_heads", "num_attention_heads"),
-    "num_key_value_heads": lambda config: config.integer("n_kv_heads"),
+    "num_key_value_heads": integer("n_kv_heads"),
     "intermediate_size": by_name("mlp_hidden_size", "intermediate_size"), "rms_norm_eps": 1e-5,
     "max_position_embeddings": by_name("max_sequence_length", "max_position_embeddings"),
     "hidden_act": lambda config: config.get("activation_type"),
@@ -29,20 +29,19 @@ ROWS = (
         "llada", ("LLaDAModelLM",), changes=PERMUTED, raw=layers_at("model.transformer.blocks."), keys=_BOTH_WAYS,
         defaults=_SIZES,
         whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
-        checks=(
-            must_be("block_type", "llama"), must_be("layer_norm_type", "rms"), must_be("alibi", False),
-            must_be("rope", True), must_be("input_emb_norm", False), must_be("attention_layer_norm", False),
-            must_be("block_group_size", 1), must_be("scale_logits", False),
-        ),
+        fixed={
+            "block_type": "llama", "layer_norm_type": "rms", "alibi": False, "rope": True, "input_emb_norm": False,
+            "attention_layer_norm": False, "block_group_size": 1, "scale_logits": False,
+        },
     ),
     Recipe(
         "llada-moe", ("LLaDAMoEModel", "LLaDAMoEModelLM"),
         keys={**_BOTH_WAYS, "expert_feed_forward_length": by_name("expert_intermediate_size", "moe_intermediate_size")},
         whole_keys={_SHIFT: False}, defaults={"mask_token_id": 156895},
-        checks=(must_be("norm_topk_prob", False), must_be("num_shared_experts", 0)),
+        fixed={"norm_topk_prob": False, "num_shared_experts": 0},
     ),
     Recipe(
         "rnd1", ("RND1", "RND1LM"), keys=_BOTH_WAYS,
-        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
 )  # fmt: skip

@@ -10,16 +10,16 @@ from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Key, Recipe, Sizes, must_be, without
+from localllm.convert.recipe import Keys, Recipe, Sizes, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.tensor import LazyTensor
 
 # llama.cpp requires this key even of models without token types, such as DistilBERT.
 _NO_TYPES = {"tokenizer.ggml.token_type_count": 1}
 _CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
-_CAUSAL: dict[str, Key] = {"attention.causal": False}
-_PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
-_BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
+_CAUSAL: Keys = {"attention.causal": False}
+_PLAIN: Keys = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
+_BERT_FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _MASKED = without(
     *(
         model + head
@@ -99,7 +99,7 @@ def _classifier_pooling(config: HfConfig) -> int:
     return 1 if found == "mean" else 2
 
 
-def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
+def _ranker(keys: Keys) -> Keys:
     return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
 
 
@@ -122,27 +122,27 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 _NEO: dict[str, Any] = {
     "order": BY_NAME, "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
-    "checks": (must_be("rope", True), must_be("rms_norm", True), must_be("ngpt", False)),
+    "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
 }  # fmt: skip
-_NEO_KEYS: dict[str, Key] = {**_CAUSAL, "feed_forward_length": _neo_width}
+_NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
 # GGUF files store all queries, then all keys, then all values.
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
-_ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
+_ROBERTA_KEYS: Keys = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
-    "order": BY_NAME, "whole_keys": _NO_TYPES, "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
+    "order": BY_NAME, "whole_keys": _NO_TYPES, "eps": "layer_norm_eps", "fixed": _BERT_FIXED, "checks": (_no_adapters,),
     "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
 }  # fmt: skip
 _COUNTED = {"position_embd.weight": _counted}
 _MODERN: dict[str, Any] = {
-    "order": BY_NAME, "eps": "norm_eps", "checks": (must_be("classifier_activation", "gelu"),),
+    "order": BY_NAME, "eps": "norm_eps", "fixed": {"classifier_activation": "gelu"},
     "defaults": {
         "norm_eps": 1e-5, "local_attention": 128,
         "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
         "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
     },
 }  # fmt: skip
-_MODERN_KEYS: dict[str, Key] = {
+_MODERN_KEYS: Keys = {
     **_CAUSAL, "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
     "hidden_activation": _activation,
 }  # fmt: skip
@@ -154,18 +154,18 @@ _JINA: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, checks=_BERT_CHECKS,
+        "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, fixed=_BERT_FIXED,
         whole_keys=_NO_TYPES,
         defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
         "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN),
-        checks=_BERT_CHECKS, whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
+        fixed=_BERT_FIXED, whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
         top={"cls": "bert.pooler.dense", "cls.output": "classifier"}, order=BY_NAME,
     ),
     Recipe(
         "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
-        checks=(must_be("activation", "gelu"),), whole_keys=_NO_TYPES,
+        fixed={"activation": "gelu"}, whole_keys=_NO_TYPES,
         defaults={
             "num_hidden_layers": _older("n_layers"), "hidden_size": _older("dim"),
             "num_attention_heads": _older("n_heads"), "intermediate_size": _older("hidden_dim"),
@@ -189,10 +189,11 @@ ROWS = (
     Recipe(
         "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), eps="layer_norm_eps",
         keys={**_CAUSAL, "context_length": _trained},
-        checks=(
-            _no_experts, must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
-            must_be("rotary_emb_fraction", 1.0), must_be("activation_function", "swiglu"), must_be("causal", False),
-        ),
+        fixed={
+            "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0,
+            "activation_function": "swiglu", "causal": False,
+        },
+        checks=(_no_experts,),
         defaults={
             "num_hidden_layers": _older("n_layer"), "hidden_size": _older("n_embd"),
             "num_attention_heads": _older("n_head"), "intermediate_size": _older("n_inner"),
@@ -222,10 +223,7 @@ ROWS = (
     ),
     Recipe(  # transformers does not support this architecture
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
-        checks=(
-            must_be("position_embedding_type", "alibi"), must_be("is_decoder", False),
-            must_be("feed_forward_type", "geglu"),
-        ),
+        fixed={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
         raw=_MASKED, order=BY_NAME,
     ),
@@ -243,6 +241,7 @@ ROWS = (
     ),
     Recipe(
         "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
-        checks=(score_scale(0), must_be("use_bidirectional_attention", True)), order=BY_NAME, dense=dense_keys,
+        fixed={"use_bidirectional_attention": True},
+        checks=(score_scale(0),), order=BY_NAME, dense=dense_keys,
     ),
 )  # fmt: skip

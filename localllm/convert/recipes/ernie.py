@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.convert.changes import flat, halves, of_groups
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, must_be, taken
+from localllm.convert.recipe import Layer, Recipe, taken
 from localllm.convert.recipes.shared import one_after_other
 
 
@@ -27,7 +27,7 @@ ROWS = (
             "interleave_moe_layer_step": 1,
             "expert_shared_feed_forward_length": _of_shared_experts,
         },
-        checks=(must_be("moe_layer_interval", 1),),
+        fixed={"moe_layer_interval": 1},
     ),
-    Recipe("ernie4_5", ("Ernie4_5_ForCausalLM",), _ERNIE, checks=(must_be("use_bias", False),)),
+    Recipe("ernie4_5", ("Ernie4_5_ForCausalLM",), _ERNIE, fixed={"use_bias": False}),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, by_name
+from localllm.convert.recipe import Recipe, by_name, integer
 from localllm.convert.recipes.shared import EARLY_NORMS
 
 
@@ -40,7 +40,7 @@ ROWS = (
     Recipe(
         "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
         keys={"expert_gating_func": 2}, words=_kinds_of_letters,
-        defaults={"first_k_dense_replace": lambda config: config.integer("first_last_k_dense_replace")},
+        defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
     ),
     Recipe(
         "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,

@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipe import Recipe
 
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
@@ -50,16 +50,13 @@ ROWS = (
         "arctic", ("ArcticForCausalLM",),
         {"ffn_norm": "residual_layernorm", "ffn_norm_exps": "post_attention_layernorm"},
         changes=PERMUTED, order="attn_output ffn_norm ffn_norm_exps",
-        checks=(must_be("parallel_attn_mlp_res", True), must_be("use_residual", True)),
+        fixed={"parallel_attn_mlp_res": True, "use_residual": True},
         defaults={"parallel_attn_mlp_res": False},
     ),
     Recipe(
         "maple", ("MapleForCausalLM",), like="qwen3moe",
         keys={"swiglu_clamp_exp": lambda config: np.full(config.needed("num_hidden_layers"), 7.0, np.float32)},
-        checks=(
-            must_be("num_shared_experts", 0), must_be("norm_topk_prob", True),
-            must_be("nope_on_global_attention", True),
-        ),
+        fixed={"num_shared_experts": 0, "norm_topk_prob": True, "nope_on_global_attention": True},
         defaults={"nope_on_global_attention": False},
     ),
     Recipe(
@@ -69,10 +66,8 @@ ROWS = (
             "feed_forward_length": "moe_ffn_hidden_size", "expert_feed_forward_length": "moe_ffn_hidden_size",
             "expert_gating_func": lambda config: 1 if config.flag("moe_primary_router_apply_softmax") else 2,
         },
-        checks=(
-            _rotated_in_windows, must_be("norm_topk_prob", True), must_be("moe_enable_early_router", True),
-            must_be("moe_enable_secondary_experts", False),
-        ),
+        fixed={"norm_topk_prob": True, "moe_enable_early_router": True, "moe_enable_secondary_experts": False},
+        checks=(_rotated_in_windows,),
         defaults={"sliding_window": _window, "layer_types": _small_kinds},
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import decay, height, in_turn, numbered, of_groups, squeezed
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import width_keys
-from localllm.convert.recipe import Change, Key, Recipe, Sizes, must_be, taken
+from localllm.convert.recipe import Change, Key, Keys, Recipe, Sizes, taken
 from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
@@ -68,7 +68,7 @@ def _tiled(tensor: LazyTensor, config: HfConfig, keys: int, wide: bool, count: i
     return np.concatenate([np.arange(before), before + order])
 
 
-DELTA_KEYS: dict[str, Key] = {
+DELTA_KEYS: Keys = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
@@ -116,7 +116,7 @@ def attending(config: HfConfig) -> np.ndarray:
     return found
 
 
-_LFM2_KEYS: dict[str, Key] = {
+_LFM2_KEYS: Keys = {
     "attention.head_count_kv": kv_heads(attending),
     "shortconv.l_cache": "conv_L_cache",
 }
@@ -136,7 +136,7 @@ ROWS = (
     Recipe(
         "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, order=DELTA_ORDER, norm_offset=1.0,
         plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS,
-        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
     Recipe(
         "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), changes=QWEN35, order=DELTA_ORDER,
@@ -153,13 +153,11 @@ ROWS = (
         "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
         order=EARLY_NORMS,
         eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
-        checks=(must_be("conv_bias", False),), dense=width_keys,
+        fixed={"conv_bias": False}, dense=width_keys,
     ),
     Recipe(
         "lfm2moe", ("Lfm2MoeForCausalLM",), order=f"{EARLY_NORMS}, {EARLY_BIAS}", eps="norm_eps",
         keys={**_LFM2_KEYS, "expert_gating_func": 2},
-        checks=(
-            must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0), must_be("conv_bias", False),
-        ),
+        fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "conv_bias": False},
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Recipe, Sizes, must_be
+from localllm.convert.recipe import Check, Keys, Recipe, Sizes, integer
 from localllm.convert.tensor import LazyTensor
 
 
@@ -30,7 +30,7 @@ _GEMMA4 = {
     "ffn_down_exps.scale": "router.per_expert_scale",
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
 }
-_PER_LAYER_KEYS: dict[str, Key] = {
+_PER_LAYER_KEYS: Keys = {
     "embedding_length_per_layer_input": lambda config: config.integer("hidden_size_per_layer_input") or 0,
     "attention.shared_kv_layers": lambda config: config.integer("num_kv_shared_layers") or 0,
 }
@@ -116,7 +116,8 @@ ROWS = (
     ),
     Recipe(
         "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), norm_offset=1.0,
-        defaults=GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
+        defaults=GEMMA3_DEFAULTS, fixed={"use_bidirectional_attention": False},
+        checks=(score_scale(62),),
     ),
     Recipe(
         "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), changes=_PADDED,
@@ -130,13 +131,13 @@ ROWS = (
         "gemma4",
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), _GEMMA4,
         changes=_PADDED, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
-        checks=(must_be("use_bidirectional_attention", False, "vision"),),
+        fixed={"use_bidirectional_attention": (False, "vision")},
         keys={
             **_PER_LAYER_KEYS, "feed_forward_length": _widths, "attention.head_count_kv": _kv_heads,
             "attention.key_length": _full_width, "attention.value_length": _full_width,
             "attention.key_length_swa": "head_dim", "attention.value_length_swa": "head_dim",
             "rope.dimension_count": _full_width, "rope.dimension_count_swa": "head_dim",
-            "expert_used_count": lambda config: config.integer("top_k_experts", "num_experts_per_tok"),
+            "expert_used_count": integer("top_k_experts", "num_experts_per_tok"),
         },
     ),
 )  # fmt: skip

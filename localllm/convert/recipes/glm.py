@@ -6,7 +6,7 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Layer, Recipe, by_name, layers_at, must_be
+from localllm.convert.recipe import Layer, Recipe, by_name, layers_at
 from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, head_width
 
 
@@ -20,11 +20,10 @@ def _as_wide(config: HfConfig) -> str | None:
 
 GLM4: Layer = {"ffn_norm": "post_attention_layernorm"}
 GLM4_MOE = f"{EARLY_NORMS}, {EARLY_BIAS}"
-_ALL_NORMED: tuple[Check, ...] = (
-    must_be("rmsnorm", True), must_be("post_layer_norm", True), must_be("add_bias_linear", False),
-    must_be("apply_residual_connection_post_layernorm", False), must_be("original_rope", True),
-    must_be("position_encoding_2d", False),
-)  # fmt: skip
+_ALL_NORMED = {
+    "rmsnorm": True, "post_layer_norm": True, "add_bias_linear": False,
+    "apply_residual_connection_post_layernorm": False, "original_rope": True, "position_encoding_2d": False,
+}  # fmt: skip
 
 
 ROWS = (
@@ -36,7 +35,8 @@ ROWS = (
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
         eps="layernorm_epsilon",
-        checks=(*_ALL_NORMED, _as_wide),
+        fixed={**_ALL_NORMED},
+        checks=(_as_wide,),
         defaults={
             "num_hidden_layers": by_name("num_layers"), "max_position_embeddings": by_name("seq_length"),
             "intermediate_size": by_name("ffn_hidden_size"), "head_dim": by_name("kv_channels"),

@@ -15,9 +15,9 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Change, Layer, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipe import Change, Layer, Recipe, Sizes, by_name, integer, taken
 from localllm.convert.recipes.openai import TURNED
-from localllm.convert.recipes.shared import NOT_ROTATED, head_width, number
+from localllm.convert.recipes.shared import NOT_ROTATED, head_width
 from localllm.convert.tensor import LazyTensor
 
 _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
@@ -96,10 +96,10 @@ ROWS = (
     Recipe(
         "bloom", ("BloomForCausalLM", "BloomModel"), eps="layer_norm_epsilon",
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
-        checks=(must_be("apply_residual_connection_post_layernorm", False),),
+        fixed={"apply_residual_connection_post_layernorm": False},
         defaults={
-            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
-            "hidden_size": number("n_embed", "n_embd"), "layer_norm_epsilon": 1e-5,
+            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
+            "hidden_size": integer("n_embed", "n_embd"), "layer_norm_epsilon": 1e-5,
             "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
         },
         changes=_apart(_by_head), order=BY_NAME,
@@ -108,12 +108,12 @@ ROWS = (
         "falcon", ("FalconForCausalLM", "RWForCausalLM"), eps="layer_norm_epsilon", changes=_apart(_falcon),
         order=BY_NAME,
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
-        checks=(must_be("alibi", False), must_be("parallel_attn", True), must_be("activation", *_GELUS)),
+        fixed={"alibi": False, "parallel_attn": True, "activation": _GELUS},
         defaults={
             "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
             # checkpoints of 2023 (RWForCausalLM)
-            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
-            "num_kv_heads": number("n_head_kv"),
+            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
+            "num_kv_heads": integer("n_head_kv"),
             "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
         },
     ),
@@ -128,12 +128,10 @@ ROWS = (
     Recipe(
         "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
-        checks=(
-            must_be("multi_query", True), must_be("scale_attn_weights", True), must_be("activation_function", *_GELUS),
-        ),
+        fixed={"multi_query": True, "scale_attn_weights": True, "activation_function": _GELUS},
         defaults={
-            "num_attention_heads": number("n_head"), "num_hidden_layers": number("n_layer"),
-            "hidden_size": number("n_embd"), "max_position_embeddings": number("n_positions"),
+            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
+            "hidden_size": integer("n_embd"), "max_position_embeddings": integer("n_positions"),
             "layer_norm_epsilon": 1e-5,
         },
     ),
@@ -143,10 +141,10 @@ ROWS = (
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
         },
-        checks=(
-            must_be("position_embedding_type", "rope"), must_be("activation_function", *("gelu_pytorch_tanh", "gelu")),
-            must_be("scale_attn_weights", True), must_be("group_query_attention", True),
-        ),
+        fixed={
+            "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
+            "scale_attn_weights": True, "group_query_attention": True,
+        },
         defaults=_NAMES_OF_GPT,
     ),
     Recipe(
@@ -159,17 +157,16 @@ ROWS = (
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
         },
-        checks=(
-            must_be("activation_function", "swiglu"), must_be("position_embedding_type", "alibi"),
-            must_be("scale_attn_weights", True), must_be("scale_qk_dot_by_d", True),
-            must_be("mup_scale_qk_dot_by_d", True), must_be("alibi_scaling", None),
-        ),
+        fixed={
+            "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,
+            "scale_qk_dot_by_d": True, "mup_scale_qk_dot_by_d": True, "alibi_scaling": None,
+        },
         defaults=_NAMES_OF_GPT,
     ),
     Recipe(
         "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon",
         keys={**NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
-        checks=(must_be("multi_query", True), must_be("scale_attn_weights", True)),
+        fixed={"multi_query": True, "scale_attn_weights": True},
         whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},
         defaults=_NAMES_OF_GPT,
     ),

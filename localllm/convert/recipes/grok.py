@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Raw, Recipe, by_name, must_be
+from localllm.convert.recipe import Keys, Raw, Recipe, by_name
 from localllm.convert.recipes.minicpm import ratio
 from localllm.convert.recipes.shared import head_width
 
@@ -61,7 +61,7 @@ def _score_scale(config: HfConfig) -> float:
     return config.real("attn_output_multiplier") or head_width(config) ** -0.5
 
 
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     "expert_count": by_name("num_local_experts", "num_experts"),
     "expert_used_count": "num_experts_per_tok",
     "attention.output_scale": _score_scale,
@@ -72,14 +72,14 @@ _KEYS: dict[str, Key] = {
     "router_logit_softcapping": lambda config: config.real("router_logit_softcapping") or 30.0,
     "rope.scaling.yarn_ext_factor": _extrapolation,
 }
-_CHECKS: tuple[Check, ...] = (
-    must_be("sliding_window_size", -1), must_be("global_attn_every_n", 1), must_be("rope_rotate_half_dims", False),
-    must_be("attn_logit_softcapping_method", "tanh"),
-)  # fmt: skip
+_FIXED: dict[str, Any] = {
+    "sliding_window_size": -1, "global_attn_every_n": 1, "rope_rotate_half_dims": False,
+    "attn_logit_softcapping_method": "tanh",
+}  # fmt: skip
 
 ROWS = (
     Recipe(
-        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, _TOP, keys=_KEYS, checks=_CHECKS, words=_words,
+        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, _TOP, keys=_KEYS, fixed=_FIXED, words=_words,
         order="attn_output_norm ffn_norm layer_output_norm post_ffw_norm",
         defaults={"attn_logit_softcapping": lambda config: config.real("max_attn_value") or 30.0},
         raw=_merged,

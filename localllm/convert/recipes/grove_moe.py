@@ -7,11 +7,11 @@ transformers does not support it. Values that config.json lacks are constants of
 from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Raw, Recipe, must_be
+from localllm.convert.recipe import Keys, Raw, Recipe
 
 _GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale and width of the shared expert
 
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     "expert_chunk_feed_forward_length": lambda config: config.integer("head_dim") or _WIDTH,  # the reference's default
     "experts_per_group": _GROUP,
     "expert_group_scale": lambda config: _SCALE,
@@ -26,9 +26,6 @@ ROWS = (
     Recipe(
         "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), keys=_KEYS,
         raw=_read,
-        checks=(
-            must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []),
-            must_be("attention_bias", False),
-        ),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False},
     ),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.convert.recipe import Recipe
+from localllm.convert.recipe import Recipe, real
 from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
 
 ROWS = (
@@ -17,7 +17,7 @@ ROWS = (
         "hy_v3", ("HYV3ForCausalLM",), {"ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias"},
         like="dots1", order=EARLY_BIAS,
         keys={
-            **SIGMOID, "expert_weights_scale": lambda config: config.real("router_scaling_factor"),
+            **SIGMOID, "expert_weights_scale": real("router_scaling_factor"),
             "leading_dense_block_count": leading,
         },
     ),

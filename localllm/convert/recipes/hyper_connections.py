@@ -7,7 +7,7 @@ import numpy as np
 from localllm.convert.changes import decay
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, OUTPUT_FIRST
-from localllm.convert.recipe import Key, Layer, Recipe, must_be, taken
+from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.linear_attention import of_own, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
@@ -44,12 +44,12 @@ _HUNYUAN: Layer = {
 }
 _HUNYUAN_CHANGES = {
     **rotated_indexer(trailing=True),
-    "attn_q_b": rotated(lambda config: config.needed("num_attention_heads"), True),
+    "attn_q_b": rotated(by_name("num_attention_heads"), True),
     "attn_kv_a_mqa": rotated(one, True),
 }
-_CONNECTION_KEYS: dict[str, Key] = {
+_CONNECTION_KEYS: Keys = {
     "hyper_connection.count": "hc_mult",
-    "hyper_connection.epsilon": lambda config: config.real("hc_eps"),
+    "hyper_connection.epsilon": real("hc_eps"),
     "swiglu_clamp_exp": _limits,
 }
 
@@ -81,7 +81,7 @@ _GLM_NEXT_ORDER = (
     f"{OUTPUT_FIRST}, indexer.proj attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a ssm_f_b "
     "ssm_beta ssm_g_a ssm_g_b ssm_norm indexer_compressor_gate indexer_compressor_ape"
 )
-_GLM_NEXT_KEYS: dict[str, Key] = {
+_GLM_NEXT_KEYS: Keys = {
     **TYPED_KEYS,
     **_CONNECTION_KEYS,
     "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
@@ -106,9 +106,9 @@ ROWS = (
         order=f"{OUTPUT_FIRST}, indexer.proj attn_gate attn_sinks",
         keys={
             **TYPED_KEYS, **_CONNECTION_KEYS,
-            "hyper_connection.magnitude": lambda config: config.real("hc_magnitude"),
+            "hyper_connection.magnitude": real("hc_magnitude"),
         },
-        checks=(*ROUTING, must_be("n_group", 1)),
+        fixed={**ROUTING, "n_group": 1},
         top={f"output_hc_{part}.weight": f"model.hc_head.hc_head_{part}" for part in ("fn", "base", "scale")},
         defaults={
             "first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "norm_topk_prob": True, "index_topk_freq": 4,
@@ -118,10 +118,10 @@ ROWS = (
     Recipe(
         "glm5-next", ("Glm5NextForConditionalGeneration",), _GLM_NEXT, keys=_GLM_NEXT_KEYS, like="kimi-linear glm-dsa",
         order=_GLM_NEXT_ORDER,
-        checks=(
-            *ROUTING, one_count, must_be("qk_rope_head_dim", 0), must_be("mhc", True), must_be("mla_use_nope", True),
-            must_be("linear_attn_config.safe_gate", True),
-        ),
+        fixed={
+            **ROUTING, "qk_rope_head_dim": 0, "mhc": True, "mla_use_nope": True, "linear_attn_config.safe_gate": True,
+        },
+        checks=(one_count,),
         defaults={**GLM_DEFAULTS, "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20},
     ),
 )  # fmt: skip

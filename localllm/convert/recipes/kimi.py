@@ -8,7 +8,7 @@ from __future__ import annotations
 from localllm.convert import tensor as t
 from localllm.convert.changes import decay, flat
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipe import From, Keys, Layer, Recipe, Sizes, by_name, flag, integer, taken
 from localllm.convert.recipes.linear_attention import (
     KIMI,
     KIMI_ORDER,
@@ -52,7 +52,7 @@ _ORDER = (
     f"{KIMI_ORDER}, ffn_down_shexp attn_res_score ffn_res_score attn_gate ssm_g ffn_routed_down ffn_routed_up "
     "ffn_routed_norm"
 )
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     **LATENT_KEYS,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
     "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
@@ -61,8 +61,8 @@ _KEYS: dict[str, Key] = {
     "attn_res.block_size": "attn_res_block_size",
     "activation.situ_beta": lambda config: _cap(config, "activation_situ_beta"),
     "activation.situ_linear_beta": lambda config: _cap(config, "activation_situ_linear_beta"),
-    "expert_latent_length": lambda config: config.integer("routed_expert_hidden_size"),
-    "expert_weights_norm": lambda config: config.flag("moe_renormalize"),
+    "expert_latent_length": integer("routed_expert_hidden_size"),
+    "expert_weights_norm": flag("moe_renormalize"),
 }
 
 
@@ -79,6 +79,7 @@ ROWS = (
         order=_ORDER,
         top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
-        checks=(must_be("mla_use_nope", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
+        fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"},
+        checks=(one_count,),
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipe import Recipe, real
 from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
 
 
@@ -40,14 +40,15 @@ ROWS = (
     Recipe(
         "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1", order=EARLY_BIAS,
         keys={
-            **SIGMOID, "expert_weights_scale": lambda config: config.real("moe_routed_scaling_factor"),
+            **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"),
             "leading_dense_block_count": leading, "attention.head_count": _heads,
             "rope.dimension_count_swa": _rotated_when_sliding,
         },
-        checks=(must_be("moe_router_logit_softcapping", 0), must_be("moe_apply_router_weight_on_input", False)),
+        fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),
     Recipe(
         "mellum", ("MellumForCausalLM",), like="qwen3moe",
-        checks=(must_be("norm_topk_prob", True), _all_sparse),
+        fixed={"norm_topk_prob": True},
+        checks=(_all_sparse,),
     ),
 )  # fmt: skip

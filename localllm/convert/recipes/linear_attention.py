@@ -14,7 +14,22 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import column, decay, in_turn, of_one
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, LATENT_WIDTHS, OUTPUT_FIRST
-from localllm.convert.recipe import Check, From, Key, Layer, Parts, Raw, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipe import (
+    Check,
+    From,
+    Key,
+    Keys,
+    Layer,
+    Parts,
+    Raw,
+    Recipe,
+    Sizes,
+    by_name,
+    flag,
+    integer,
+    real,
+    taken,
+)
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokens import BYTE, NORMAL
@@ -91,14 +106,14 @@ def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return parts[1]
 
 
-LATENT_KEYS: dict[str, Key] = {
+LATENT_KEYS: Keys = {
     **LATENT_WIDTHS,
     "leading_dense_block_count": dense_layers,
     "expert_gating_func": 2,  # sigmoid
-    "expert_shared_count": lambda config: config.integer("num_shared_experts", "n_shared_experts"),
-    "expert_group_count": lambda config: config.integer("num_expert_group", "n_group"),
+    "expert_shared_count": integer("num_shared_experts", "n_shared_experts"),
+    "expert_group_count": integer("num_expert_group", "n_group"),
 }
-_KIMI_KEYS: dict[str, Key] = {
+_KIMI_KEYS: Keys = {
     **LATENT_KEYS,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
     "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
@@ -112,18 +127,18 @@ KIMI: Layer = {
     **{f"ffn_{x}": (f"mlp.{x}_proj", f"block_sparse_moe.{x}_proj") for x in ("gate", "up", "down")},
     "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
 }
-_LING_KEYS: dict[str, Key] = {
+_LING_KEYS: Keys = {
     **LATENT_KEYS,
     "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
     "ssm.conv_kernel": "short_conv_kernel_size",
-    "kda.head_dim": lambda config: config.needed("linear_head_dim", "head_dim"),
+    "kda.head_dim": by_name("linear_head_dim", "head_dim"),
     "kda.safe_gate": lambda config: True,
-    BOUND_KEY: lambda config: config.real("kda_lower_bound"),
+    BOUND_KEY: real("kda_lower_bound"),
     "expert_shared_feed_forward_length": lambda config: (
         config.integer("moe_shared_expert_intermediate_size")
         or config.needed("moe_intermediate_size") * (config.integer("num_shared_experts") or 1)
     ),
-    "expert_weights_norm": lambda config: config.flag("norm_topk_prob", "moe_renormalize"),
+    "expert_weights_norm": flag("norm_topk_prob", "moe_renormalize"),
     "swiglu_clamp_exp": lambda config: _limits(config, "expert_swiglu_limit_list"),
     "swiglu_clamp_shexp": lambda config: _limits(config, "share_expert_swiglu_limit_list"),
 }
@@ -162,11 +177,7 @@ _LING_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": by_name("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
     "norm_topk_prob": True, "short_conv_kernel_size": 4,
 }  # fmt: skip
-_LING_CHECKS = (
-    must_be("kda_safe_gate", True),
-    must_be("no_kda_lora", True),
-    must_be("gated_attention_proj_granularity_type", "head_wise"),
-)
+_LING_FIXED = {"kda_safe_gate": True, "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise"}
 
 
 def _ling_sections(config: HfConfig) -> np.ndarray:
@@ -221,7 +232,7 @@ _MINIMAX: Layer = {
     "attn_gate": "self_attn.output_gate",
     "attn_norm_2": "self_attn.norm",
 }
-_MINIMAX_KEYS: dict[str, Key] = {
+_MINIMAX_KEYS: Keys = {
     "attention.key_length": _head_dim,
     "attention.value_length": _head_dim,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or _head_dim(config),
@@ -245,22 +256,24 @@ ROWS = (
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
         order=KIMI_ORDER,
         defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
-        checks=(must_be("moe_renormalize", True), must_be("moe_router_activation_func", "sigmoid"), one_count),
+        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"},
+        checks=(one_count,),
     ),
     Recipe(
         "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, raw=_ling_names,
-        like="kimi-linear", order=_LING_ORDER, defaults=_LING_DEFAULTS, checks=_LING_CHECKS,
+        like="kimi-linear", order=_LING_ORDER, defaults=_LING_DEFAULTS, fixed=_LING_FIXED,
     ),
     Recipe(
         "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, raw=_ling_names, defaults=_LING_DEFAULTS,
         like="kimi-linear", order=_LING_ORDER,
-        keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, checks=_LING_CHECKS,
+        keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, fixed=_LING_FIXED,
         parts=Parts(others=("linear_proj.",)),
     ),
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,
         like="minimax-m2", order="attn_output attn_qkv, attn_gate attn_norm_2", keys=_MINIMAX_KEYS,
-        checks=(_of_residual("alpha"), _of_residual("beta"), must_be("postnorm", True)),
+        fixed={"postnorm": True},
+        checks=(_of_residual("alpha"), _of_residual("beta")),
         whole_keys={"tokenizer.ggml.suppress_tokens": untrained},
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.changes import PERMUTED, in_turn, permuted, share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, Sizes, Take, must_be, number, taken
+from localllm.convert.recipe import Recipe, Sizes, Take, number, taken
 from localllm.convert.recipes.shared import head_width
 from localllm.convert.tensor import LazyTensor
 
@@ -111,7 +111,7 @@ ROWS = (
     Recipe(
         "afmoe", ("AfmoeForCausalLM",), order="attn_gate ffn_gate ffn_up ffn_down",
         keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
-        checks=(must_be("mup_enabled", True),),
+        fixed={"mup_enabled": True},
     ),
     Recipe(
         "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
@@ -126,7 +126,8 @@ ROWS = (
             "attention.sliding_window": "attention_chunk_size",
             "interleave_moe_layer_step": lambda config: config.integer("interleave_moe_layer_step") or 1,
         },
-        checks=(_every_fourth, _experts_by_step, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
+        fixed={"attn_scale": 0.1, "floor_scale": 8192},
+        checks=(_every_fourth, _experts_by_step),
     ),
     Recipe("seed_oss", ("SeedOssForCausalLM",)),
     Recipe("smollm3", ("SmolLM3ForCausalLM",), changes=PERMUTED, checks=(_every_fourth,)),

@@ -11,7 +11,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Change, Check, Key, Layer, Recipe, Sizes, by_name, must_be
+from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Sizes, by_name, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
 from localllm.convert.recipes.shared import EARLY_BIAS
@@ -62,22 +62,22 @@ def inner(config: HfConfig) -> int:
 
 
 _NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
-_NO_ATTENTION: dict[str, Key] = {
+_NO_ATTENTION: Keys = {
     "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
     "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None,
 }  # fmt: skip
 _NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
-_MAMBA_KEYS: dict[str, Key] = {
+_MAMBA_KEYS: Keys = {
     **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": inner,
     "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
     "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
 }  # fmt: skip
 _GRANITE_FFN: Layer = {**halves("shared_mlp.input_linear"), "ffn_down": "shared_mlp.output_linear"}
 _GRANITE = {**PERMUTED, **mamba2(product("mamba_expand", "hidden_size", "mamba_n_groups"))}
-_GRANITE_ROPE: dict[str, Key] = {
+_GRANITE_ROPE: Keys = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
-_GRANITE_KEYS: dict[str, Key] = {
+_GRANITE_KEYS: Keys = {
     "attention.head_count_kv": kv_heads(attending),
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.inner_size": product("mamba_expand", "hidden_size"),
@@ -141,11 +141,11 @@ def _with_experts(config: HfConfig) -> bool:
 _NEMOTRON_H = {"ssm_out": "mixer.out_proj"}
 _NEMOTRON_H_CHANGES = mamba2(product("mamba_num_heads", "mamba_head_dim", "n_groups"))
 _NEMOTRON_H_DEFAULTS = {"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5}
-_NEMOTRON_H_KEYS: dict[str, Key] = {
+_NEMOTRON_H_KEYS: Keys = {
     "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
     "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
     "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
-    "attention.layer_norm_epsilon": lambda config: config.real("layer_norm_epsilon"),  # llama.cpp also needs this key
+    "attention.layer_norm_epsilon": real("layer_norm_epsilon"),  # llama.cpp also needs this key
 }  # fmt: skip
 
 
@@ -218,7 +218,7 @@ ROWS = (
     ),
     Recipe(
         "granitemoe", _GRANITE_CLASS, GRANITE_SHARED, changes=PERMUTED, rope_tensors=True, when=_granite_attends,
-        checks=(must_be("position_embedding_type", "rope"),),
+        fixed={"position_embedding_type": "rope"},
     ),
     Recipe(
         "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE, order="attn_output ffn_gate ffn_up ffn_down",
@@ -246,7 +246,7 @@ ROWS = (
             **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": by_name("d_model"),
             "num_hidden_layers": by_name("n_layer"), "rms_norm": False,
         },
-        checks=(must_be("rms_norm", True), must_be("ssm_cfg.layer", "Mamba1")),
+        fixed={"rms_norm": True, "ssm_cfg.layer": "Mamba1"},
     ),
     Recipe(
         "mamba2", ("Mamba2ForCausalLM",), changes=mamba2(product("expand", "hidden_size", "n_groups")),
@@ -274,9 +274,10 @@ ROWS = (
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
             "expert_count": "n_routed_experts", "expert_gating_func": 2,
             "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-            "moe_latent_size": lambda config: config.integer("moe_latent_size"),
+            "moe_latent_size": integer("moe_latent_size"),
         },
-        checks=(_kinds("mamba", "attention", "moe"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+        fixed={"mlp_hidden_act": "relu2"},
+        checks=(_kinds("mamba", "attention", "moe"), steps_unbounded),
     ),
     Recipe(
         "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
@@ -285,7 +286,8 @@ ROWS = (
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
             "expert_used_count": None,
         },
-        checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+        fixed={"mlp_hidden_act": "relu2"},
+        checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded),
     ),
     Recipe(
         "falcon-h1", ("FalconH1ForCausalLM",), {"ffn_norm.": "pre_ff_layernorm.weight"}, changes=_FALCON_H1,

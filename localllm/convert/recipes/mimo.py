@@ -10,7 +10,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Parts, Raw, Recipe, must_be
+from localllm.convert.recipe import Keys, Parts, Raw, Recipe
 from localllm.convert.recipes.shared import named_kinds, slides_of
 from localllm.convert.tensor import LazyTensor
 
@@ -93,15 +93,14 @@ def _of_card(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTen
     )
 
 
-_MIMO_KEYS: dict[str, Key] = {
+_MIMO_KEYS: Keys = {
     "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
     "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window, "expert_gating_func": 2,
 }  # fmt: skip
-_MIMO_CHECKS = (
-    must_be("attention_bias", False), must_be("n_group", 1), must_be("norm_topk_prob", True),
-    must_be("routed_scaling_factor", 1.0), must_be("scoring_func", "sigmoid"), must_be("topk_method", "noaux_tc"),
-    must_be("n_shared_experts", 0), _mimo_alike,
-)  # fmt: skip
+_MIMO_FIXED = {
+    "attention_bias": False, "n_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_shared_experts": 0,
+}  # fmt: skip
 _MIMO_DEFAULTS: dict[str, Any] = {
     "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
     "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4, "partial_rotary_factor": 0.334,
@@ -111,12 +110,13 @@ _MIMO_DEFAULTS: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "mimo2", ("MiMoV2FlashForCausalLM",), _SINKS, keys=_MIMO_KEYS, checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS,
-        order="ffn_down_exps attn_sinks",
+        "mimo2", ("MiMoV2FlashForCausalLM",), _SINKS, keys=_MIMO_KEYS, defaults=_MIMO_DEFAULTS,
+        fixed=_MIMO_FIXED, checks=(_mimo_alike,), order="ffn_down_exps attn_sinks",
     ),
     Recipe(
         "mimo2", ("MiMoV2ForCausalLM",), {**_SINKS, "attn_qkv": "self_attn.qkv_proj"}, keys=_MIMO_KEYS,
         order="ffn_down_exps attn_sinks, exp_probs_b attn_qkv",
-        checks=_MIMO_CHECKS, defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), raw=_of_cards,
+        fixed=_MIMO_FIXED, checks=(_mimo_alike,), defaults=_MIMO_DEFAULTS,
+        parts=Parts(others=("speech_embeddings.",)), raw=_of_cards,
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipe import Recipe, by_name
 
 
 def _key_width(config: HfConfig) -> int:
@@ -38,8 +38,8 @@ ROWS = (
             "attention.kv_lora_rank": "kv_lora_rank", "attention.key_length": _key_width,
             "attention.value_length": "v_head_dim", "rope.dimension_count": "qk_rope_head_dim",
         },
-        checks=(must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256)),
-        head_dim=lambda config: config.needed("qk_rope_head_dim"),
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        head_dim=by_name("qk_rope_head_dim"),
     ),
     Recipe(
         "minicpm", ("MiniCPMForCausalLM",), changes=PERMUTED, rope_tensors=True,
@@ -50,7 +50,7 @@ ROWS = (
             ),
             "logit_scale": lambda config: config.needed("hidden_size") / ratio("dim_model_base")(config),
         },
-        checks=(must_be("num_experts", 0),),
+        fixed={"num_experts": 0},
         defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
     ),
 )  # fmt: skip

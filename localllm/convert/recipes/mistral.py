@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, one_mscale
-from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipe import Recipe
 
 
 def _growth_length(config: HfConfig) -> int | None:
@@ -24,7 +24,8 @@ ROWS = (
             **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
             "attention.temperature_length": _growth_length,
         },
-        checks=(must_be("rope_interleave", True), must_be("n_group", 1), one_mscale),
+        fixed={"rope_interleave": True, "n_group": 1},
+        checks=(one_mscale,),
         when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
     ),
     Recipe(

@@ -9,8 +9,8 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Recipe, Sizes, must_be
-from localllm.convert.recipes.shared import NOT_ROTATED, number
+from localllm.convert.recipe import Recipe, Sizes, integer
+from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 
@@ -59,8 +59,8 @@ def _root_of_width(config: HfConfig) -> str | None:
 
 
 _NAMES_OF_MPT: dict[str, Any] = {
-    "num_attention_heads": number("n_heads"), "num_hidden_layers": number("n_layers"),
-    "hidden_size": number("d_model"), "max_position_embeddings": number("max_seq_len"),
+    "num_attention_heads": integer("n_heads"), "num_hidden_layers": integer("n_layers"),
+    "hidden_size": integer("d_model"), "max_position_embeddings": integer("max_seq_len"),
 }  # fmt: skip
 
 
@@ -74,7 +74,8 @@ ROWS = (
             "expert_count": lambda config: _experts(config).needed("moe_num_experts"),
             "expert_used_count": lambda config: _experts(config).needed("moe_top_k"),
         },
-        checks=(must_be("ffn_config.ffn_act_fn.name", "silu"), _sum_of_one, _one_base),
+        fixed={"ffn_config.ffn_act_fn.name": "silu"},
+        checks=(_sum_of_one, _one_base),
         defaults={
             **_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5,
             "rope_theta": lambda config: _attention(config).real("rope_theta"),
@@ -91,11 +92,11 @@ ROWS = (
             "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv") or None,
             "attention.max_alibi_bias": lambda config: float(_attention(config).integer("alibi_bias_max") or 8),
         },
-        checks=(
-            must_be("attn_config.alibi", True), must_be("attn_config.attn_type", "multihead_attention"),
-            must_be("attn_config.qk_ln", False), must_be("attn_config.prefix_lm", False), must_be("no_bias", True),
-            must_be("expansion_ratio", 4), must_be("logit_scale", 1), _root_of_width,
-        ),
+        fixed={
+            "attn_config.alibi": True, "attn_config.attn_type": "multihead_attention", "attn_config.qk_ln": False,
+            "attn_config.prefix_lm": False, "no_bias": True, "expansion_ratio": 4, "logit_scale": 1,
+        },
+        checks=(_root_of_width,),
         defaults={**_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5},
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Parts, Recipe, must_be
+from localllm.convert.recipe import Check, Keys, Parts, Recipe, real
 from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, sections
 from localllm.convert.recipes.glm import GLM4, GLM4_MOE
 from localllm.convert.recipes.shared import queries_and_keys
@@ -68,7 +68,7 @@ def _has_sections(config: HfConfig) -> bool:
     return config.table("rope_parameters", "rope_scaling").get("mrope_section") is not None
 
 
-_NO_DEEPSTACK: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": 0}
+_NO_DEEPSTACK: Keys = {**SECTIONED, "n_deepstack_layers": 0}
 _OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
 _GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
 _INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
@@ -99,14 +99,13 @@ ROWS = (
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
         keys={
-            "expert_weights_scale": lambda config: config.real("routed_scaling_factor"), "expert_gating_func": 1,
+            "expert_weights_scale": real("routed_scaling_factor"), "expert_gating_func": 1,
             "rope.dimension_count": 0,
         },
-        checks=(
-            must_be("use_mla", False), must_be("norm_topk_prob", False), must_be("scoring_func", "softmax"),
-            must_be("topk_method", "greedy"), must_be("moe_layer_freq", 1), must_be("rope_scaling", None),
-            must_be("rope_theta", 10000.0),
-        ),
+        fixed={
+            "use_mla": False, "norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy",
+            "moe_layer_freq": 1, "rope_scaling": None, "rope_theta": 10000.0,
+        },
         defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0},
         parts=Parts(others=_OCR),
     ),
@@ -145,7 +144,7 @@ ROWS = (
     ),
     Recipe(
         "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK,
-        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         parts=Parts(inside="thinker."),
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.convert.changes import PERMUTED
-from localllm.convert.recipe import Recipe, must_be
+from localllm.convert.recipe import Recipe
 from localllm.convert.recipes.shared import EARLY_NORMS
 
 ROWS = (
@@ -14,7 +14,7 @@ ROWS = (
         defaults={"layer_norm_eps": 1e-5},
     ),
     Recipe(
-        "olmoe", ("OlmoeForCausalLM",), checks=(must_be("norm_topk_prob", False), must_be("clip_qkv", 0)),
+        "olmoe", ("OlmoeForCausalLM",), fixed={"norm_topk_prob": False, "clip_qkv": 0},
     ),
     Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), order=EARLY_NORMS),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import in_turn, turned
-from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, by_name, taken
 from localllm.convert.tensor import LazyTensor
 
 
@@ -52,13 +52,13 @@ ROWS = (
             "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),
         },
-        checks=(
-            must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"),
-            must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
-        ),
+        fixed={
+            "activation_function": ("gelu_new", "gelu", "gelu_pytorch_tanh"), "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
     ),
     Recipe(
         "gpt-oss", ("GptOssForCausalLM",), _GPT_OSS, keys={"expert_feed_forward_length": "intermediate_size"},
-        checks=(must_be("swiglu_limit", 7.0), must_be("swiglu_alpha", 1.702)),
+        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, numbered
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, layers_at, must_be, taken
+from localllm.convert.recipe import Change, Keys, Layer, Recipe, Sizes, by_name, integer, layers_at, real, taken
 from localllm.convert.tensor import LazyTensor
 
 _LAYERS = layers_at("model.layers.layers.")
@@ -86,7 +86,7 @@ _PLAMO2: Layer = {
     "ssm_out": "mixer.out_proj",
 }
 _PLAMO2_ORDER = "attn_output ffn_up ffn_down attn_q_norm attn_k_norm, ssm_c_norm ssm_out"
-_PLAMO2_KEYS: dict[str, Key] = {
+_PLAMO2_KEYS: Keys = {
     "context_length": _context,
     "attention.head_count": _where_attending("num_attention_heads"),
     "attention.head_count_kv": _where_attending("num_key_value_heads"),
@@ -103,15 +103,15 @@ ROWS = (
     Recipe(
         "plamo", ("PlamoForCausalLM",), raw=_LAYERS, changes={"attn_q": _queries, "attn_output": _output},
         keys={"attention.head_count_kv": _keys_of_plamo},
-        checks=(must_be("rope_scaling", None), must_be("rope_theta", 10000.0)),
+        fixed={"rope_scaling": None, "rope_theta": 10000.0},
         tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
         "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, order=_PLAMO2_ORDER,
         norm_offset=1.0,
         plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
-        head_dim=lambda config: config.needed("hidden_size_per_head"),
-        checks=(must_be("mamba_enabled", True),),
+        head_dim=by_name("hidden_size_per_head"),
+        fixed={"mamba_enabled": True},
         defaults={
             **_MAMBA, "mamba_step": 2, "mamba_d_state": 64, "mamba_d_conv": 4, "num_attention_heads": 32,
             "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
@@ -121,13 +121,13 @@ ROWS = (
     Recipe(
         "plamo3", ("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), _BOTH, raw=_LAYERS, norm_offset=1.0,
         keys={
-            "attention.sliding_window": lambda config: config.integer("window_size", "sliding_window"),
+            "attention.sliding_window": integer("window_size", "sliding_window"),
             "attention.sliding_window_pattern": "sliding_window_pattern",
         },
-        checks=(must_be("rope_scaling_factor", 1), must_be("rope_scaling", None)),
+        fixed={"rope_scaling_factor": 1, "rope_scaling": None},
         defaults={
             "sliding_window_pattern": 8,
-            "rope_local_base_freq": lambda config: config.real("rope_local_theta"),
+            "rope_local_base_freq": real("rope_local_theta"),
         },
     ),
 )  # fmt: skip

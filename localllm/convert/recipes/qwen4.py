@@ -12,7 +12,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import squeezed
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, Take, must_be, taken
+from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Sizes, Take, by_name, taken
 from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
 
@@ -127,7 +127,7 @@ _ORDER = (
     f"token_embd per_layer_token_embd, {DELTA_ORDER}, hc_ffn_inject indexer.q_proj indexer.k_proj indexer.q_norm "
     "indexer.k_norm ple_key ple_value ple_norm_key ple_norm_query ple_norm_conv ple_conv1d"
 )
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     **DELTA_KEYS,
     "rope.dimension_sections": sections,
     "hyper_connection.count": "hc_count",
@@ -137,9 +137,9 @@ _KEYS: dict[str, Key] = {
     "attention.indexer.top_k": "indexer_budget",
     "attention.compress_ratios": _ratios,
     "ple.layers": lambda config: np.array(_layers(config), np.int32) if _layers(config) else None,
-    "ple.ngram_size": _if_ngrams(lambda config: config.needed("ngram_size")),
-    "ple.heads_per_ngram": _if_ngrams(lambda config: config.needed("heads_per_ngram")),
-    "ple.conv_kernel": _if_ngrams(lambda config: config.needed("ple_conv_kernel_size")),
+    "ple.ngram_size": _if_ngrams(by_name("ngram_size")),
+    "ple.heads_per_ngram": _if_ngrams(by_name("heads_per_ngram")),
+    "ple.conv_kernel": _if_ngrams(by_name("ple_conv_kernel_size")),
     "ple.eos_token_id": _if_ngrams(_end),
     "embedding_length_per_layer_input": _if_ngrams(_width),
 }
@@ -158,6 +158,7 @@ ROWS = (
             "partial_rotary_factor": 0.25, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
             "heads_per_ngram": 8,
         },
-        checks=(must_be("norm_topk_prob", True), must_be("attention_bias", False), _one_layer, _gate),
+        fixed={"norm_topk_prob": True, "attention_bias": False},
+        checks=(_one_layer, _gate),
     ),
 )  # fmt: skip

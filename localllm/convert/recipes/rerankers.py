@@ -13,7 +13,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import objects, read_json
-from localllm.convert.recipe import From, Key, Recipe, Sizes
+from localllm.convert.recipe import From, Keys, Recipe, Sizes
 from localllm.convert.tensor import LazyTensor
 
 # The prompt from the model card, with the placeholders that GGUF readers fill in.
@@ -25,7 +25,7 @@ TEMPLATE = (
 )
 _NAME = "qwen3-reranker"
 _MAX_CARD = 1 << 20  # maximum bytes of README.md to read
-_KEYS: dict[str, Key] = {"pooling_type": 4, "classifier.output_labels": lambda config: ["yes", "no"]}
+_KEYS: Keys = {"pooling_type": 4, "classifier.output_labels": lambda config: ["yes", "no"]}
 
 
 def _reranks(tied: bool) -> Callable[[HfConfig], bool]:

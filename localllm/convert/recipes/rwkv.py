@@ -14,7 +14,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import flat, in_turn, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Layer, Recipe, Sizes, Sources, layers_at, must_be, taken
+from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sizes, Sources, layers_at, taken
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
@@ -180,7 +180,7 @@ def _head_size(config: HfConfig) -> int:
     return config.integer("head_size", "head_dim") or 64
 
 
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
     "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None, "wkv.head_size": _head_size,
 }  # fmt: skip
@@ -188,7 +188,7 @@ _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": _LONG,
     "num_attention_heads": lambda config: config.needed("hidden_size") // _head_size(config),
 }
-_IN_QWEN: dict[str, Key] = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
+_IN_QWEN: Keys = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
 
 ROWS = (
     Recipe(
@@ -233,6 +233,6 @@ ROWS = (
             "attention.value_residual_mix_lora_rank": 32,
             "attention.gate_lora_rank": lambda config: 0 if config.flag("wkv_has_gate") is False else 128,
         },
-        checks=(must_be("wkv_version", 7),),
+        fixed={"wkv_version": 7},
     ),
 )  # fmt: skip

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from localllm.convert.changes import Layout, height, in_turn, numbered, of_groups, permuted
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Sizes, taken
+from localllm.convert.recipe import Change, Keys, Layer, Sizes, taken
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 
 EARLY_NORMS = "attn_output attn_q_norm attn_k_norm"  # in the order of tensors
 EARLY_BIAS = "ffn_gate_inp exp_probs_b"
-SIGMOID: dict[str, Key] = {"expert_gating_func": 2, "expert_weights_norm": True}
+SIGMOID: Keys = {"expert_gating_func": 2, "expert_weights_norm": True}
 
 
 def kinds_of(config: HfConfig) -> list[str]:
@@ -48,12 +48,7 @@ def named_kinds(slides: list[bool]) -> list[str]:
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-NOT_ROTATED: dict[str, Key] = {"rope.dimension_count": None, "rope.freq_base": None}
-
-
-def number(*names: str) -> Callable[[HfConfig], int | None]:
-    """Return a reader for a value with several names. It uses the first name that config.json contains."""
-    return lambda config: config.integer(*names)
+NOT_ROTATED: Keys = {"rope.dimension_count": None, "rope.freq_base": None}
 
 
 def head_width(config: HfConfig) -> int:

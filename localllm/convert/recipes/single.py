@@ -13,7 +13,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, column, height, numbered, share
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Sizes, layers_at, must_be, number, taken
+from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Sizes, flag, layers_at, number, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
@@ -145,18 +145,19 @@ ROWS = (
             "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
             "attention.head_count_kv": "num_attention_heads",
             "hrm.layers_per_stack": _hrm_stack, "hrm.h_cycles": "H_cycles", "hrm.l_cycles": "L_cycles",
-            "hrm.prefix_lm": lambda config: config.flag("prefix_lm"),
+            "hrm.prefix_lm": flag("prefix_lm"),
             "embedding_scale": _hrm_scale,
         },
-        checks=(must_be("attention_bias", False), must_be("mlp_bias", False)),
+        fixed={"attention_bias": False, "mlp_bias": False},
         defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
         "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate",
         norm_offset=1.0,
         plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"),
-        keys={"logit_scale": lambda config: config.real("output_multiplier")},
-        checks=(must_be("post_norm_eps", 1e-8), must_be("attention_bias", False), _rotated_in_windows),
+        keys={"logit_scale": real("output_multiplier")},
+        fixed={"post_norm_eps": 1e-8, "attention_bias": False},
+        checks=(_rotated_in_windows,),
         defaults={
             "head_dim": 128, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
             "output_multiplier": 0.19611613513818404, "sliding_window": 2048, "layer_types": _muse_kinds,
@@ -168,9 +169,7 @@ ROWS = (
             "rope.dimension_count": _share("full_attention"),
             "rope.dimension_count_swa": _share("sliding_attention"),
         },
-        checks=(
-            must_be("gate_attn_act_mode", "sigmoid"), must_be("headwise_attn_output_gate", True),
-        ),
+        fixed={"gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True},
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
     ),
     Recipe(
@@ -178,7 +177,8 @@ ROWS = (
         top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
         keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, values=lambda take,
         sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
-        checks=(as_many_keys, must_be("rope_scaling", None)),
+        fixed={"rope_scaling": None},
+        checks=(as_many_keys,),
         defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, halves, stacked
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, Sizes, by_name, must_be, taken
+from localllm.convert.recipe import Recipe, Sizes, by_name, integer, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width, kv_heads, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -97,7 +97,8 @@ ROWS = (
     Recipe(
         "bitnet", ("BitNetForCausalLM",),
         {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
-        checks=(must_be("attention_bias", False), _one_table),
+        fixed={"attention_bias": False},
+        checks=(_one_table,),
         defaults={"rope_theta": 5e5},
     ),
     Recipe(
@@ -106,12 +107,12 @@ ROWS = (
     Recipe(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
         eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25},
-        checks=(must_be("use_parallel_residual", False),),
+        fixed={"use_parallel_residual": False},
     ),
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),
         changes={"output": _unit_rows}, checks=(_known_depth,),
-        defaults={"max_position_embeddings": lambda config: config.integer("model_max_length")},
+        defaults={"max_position_embeddings": integer("model_max_length")},
     ),
     Recipe("internlm2", ("InternLM2ForCausalLM",), _INTERNLM2),
     Recipe("maincoder", ("MaincoderForCausalLM",)),
@@ -122,14 +123,14 @@ ROWS = (
             "attention.head_count": _per_layer("num_query_heads"),
             "attention.head_count_kv": _per_layer("num_kv_heads"), "feed_forward_length": _openelm_ffn,
         },
-        checks=(
-            must_be("ffn_with_glu", True), must_be("activation_fn_name", "swish", "silu"),
-            must_be("normalization_layer_name", "rms_norm"), must_be("normalize_qk_projections", True),
-        ),
+        fixed={
+            "ffn_with_glu": True, "activation_fn_name": ("swish", "silu"), "normalization_layer_name": "rms_norm",
+            "normalize_qk_projections": True,
+        },
         defaults={
             "num_hidden_layers": by_name("num_transformer_layers"), "hidden_size": by_name("model_dim"),
             "num_attention_heads": _most_heads, "max_position_embeddings": by_name("max_context_length"),
-            "rope_theta": lambda config: config.real("rope_freq_constant"), "rms_norm_eps": 1e-6,
+            "rope_theta": real("rope_freq_constant"), "rms_norm_eps": 1e-6,
         },
     ),
     Recipe("orion", ("OrionForCausalLM",)),
@@ -146,8 +147,8 @@ ROWS = (
             ),
             "attention.value_length": "v_head_dim",
         },
-        checks=(must_be("q_lora_rank", None), must_be("attention_bias", False)),
-        head_dim=lambda config: config.needed("qk_rope_head_dim"),
+        fixed={"q_lora_rank": None, "attention_bias": False},
+        head_dim=by_name("qk_rope_head_dim"),
     ),
     Recipe("xverse", ("XverseForCausalLM",), changes=PERMUTED, checks=(as_many_keys,)),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, OUTPUT_FIRST, all_dimensions
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, taken
+from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Sizes, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.linear_attention import LATENT_KEYS, dense_layers
 from localllm.convert.tensor import LazyTensor
@@ -59,7 +59,7 @@ def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
 
 def rotated_indexer(trailing: bool) -> dict[str, Change]:
     """Return the changes of an indexer, whose rotated rows are reordered."""
-    queries = rotated(lambda config: config.needed("index_n_heads"), trailing)
+    queries = rotated(by_name("index_n_heads"), trailing)
     return {"indexer.attn_q_b": queries, **dict.fromkeys(("indexer.attn_k", "indexer.k_norm"), rotated(one, trailing))}
 
 
@@ -67,22 +67,20 @@ def one(config: HfConfig) -> int:
     return 1
 
 
-_INDEXER_KEYS: dict[str, Key] = {
+_INDEXER_KEYS: Keys = {
     "attention.indexer.head_count": "index_n_heads",
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
-_SPARSE_KEYS: dict[str, Key] = {
+_SPARSE_KEYS: Keys = {
     **LATENT_KEYS,
     **_INDEXER_KEYS,
     "attention.head_count_kv": 1,
     "rope.scaling.attn_factor": None,
     "rope.scaling.yarn_log_multiplier": all_dimensions,
 }
-TYPED_KEYS: dict[str, Key] = {**_SPARSE_KEYS, "attention.indexer.types": indexers}
-ROUTING = (
-    must_be("scoring_func", "sigmoid"), must_be("topk_method", "noaux_tc"), must_be("attention_bias", False),
-)  # fmt: skip
+TYPED_KEYS: Keys = {**_SPARSE_KEYS, "attention.indexer.types": indexers}
+ROUTING = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_bias": False}  # fmt: skip
 
 
 # -- dots3-note --------------------------------------------------------------------------------------------------------
@@ -186,7 +184,7 @@ _DOTS_CHANGES = {
     **rotated_indexer(trailing=False), "attn_q_a_norm": _rescaled("q_lora_rank"),
     "attn_kv_a_norm": _rescaled("kv_lora_rank"),
 }  # fmt: skip
-_DOTS_KEYS: dict[str, Key] = {
+_DOTS_KEYS: Keys = {
     **_SPARSE_KEYS,
     "attention.head_count": lambda config: np.where(
         _slides(config), _in_window("num_attention_heads")(config), config.needed("num_attention_heads")
@@ -247,7 +245,7 @@ _MINIMAX: Layer = {
 _MINIMAX_ORDER = (
     "ffn_down_exps exp_probs_b ffn_gate ffn_up ffn_down, ffn_down_shexp indexer.q_proj indexer.q_norm indexer.k_proj"
 )
-_MINIMAX_KEYS: dict[str, Key] = {
+_MINIMAX_KEYS: Keys = {
     "feed_forward_length": "dense_intermediate_size",
     "expert_feed_forward_length": "intermediate_size",
     "expert_shared_count": lambda config: config.integer("n_shared_experts") or 1,
@@ -267,11 +265,11 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 ROWS = (
     Recipe(
         "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", order=OUTPUT_FIRST, keys=_SPARSE_KEYS,
-        checks=ROUTING,
+        fixed=ROUTING,
         defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
     Recipe(
-        "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, checks=ROUTING,
+        "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, fixed=ROUTING,
         defaults=GLM_DEFAULTS,
     ),
     Recipe(
@@ -279,12 +277,14 @@ ROWS = (
         changes=_DOTS_CHANGES, like="glm-dsa",
         order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate",
         keys=_DOTS_KEYS,
+        fixed={
+            **ROUTING, "use_dsa": True, "normalization": "RMSNorm", "final_norm": "RMSNorm",
+            "k_rope_only_layernorm": True, "n_group": 1, "use_dynamic_rsf": False, "attention_gate_type": "headwise",
+            "swa_attention_gate_type": "headwise", "apply_mla_qkv_lora_rescale": True, "use_sliding_window": True,
+        },
         checks=(
-            *ROUTING, must_be("use_dsa", True), must_be("normalization", "RMSNorm"), must_be("final_norm", "RMSNorm"),
-            must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("use_dynamic_rsf", False),
-            must_be("attention_gate_type", "headwise"), must_be("swa_attention_gate_type", "headwise"),
-            must_be("apply_mla_qkv_lora_rescale", True), must_be("use_sliding_window", True), _one_rank,
-            _shared_width("shared_experts_intermediate_size"), _shared_width("moe_shared_expert_intermediate_size"),
+            _one_rank, _shared_width("shared_experts_intermediate_size"),
+            _shared_width("moe_shared_expert_intermediate_size"),
         ),
         defaults={
             "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
@@ -298,10 +298,8 @@ ROWS = (
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _MINIMAX,
         like="minimax-m2 llama", order=_MINIMAX_ORDER,
         keys=_MINIMAX_KEYS, norm_offset=1.0,
-        checks=(
-            _indexed_where_routed, _shared_width("shared_intermediate_size"), must_be("swiglu_limit", 7.0),
-            must_be("swiglu_alpha", 1.702),
-        ),
+        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+        checks=(_indexed_where_routed, _shared_width("shared_intermediate_size")),
         defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Recipe, by_name, must_be
+from localllm.convert.recipe import Key, Keys, Recipe, by_name, real
 from localllm.convert.recipes.shared import EARLY_BIAS, head_width
 
 
@@ -106,13 +106,13 @@ def _scores(config: HfConfig) -> str | None:
 
 
 _LISTED = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
-_STEP_KEYS: dict[str, Key] = {
+_STEP_KEYS: Keys = {
     "attention.head_count": _in_windows("num_attention_heads"),
     "attention.head_count_kv": _in_windows("num_attention_groups", "num_key_value_heads"),
     "rope.dimension_count": head_width,  # value for sliding-window layers; other layers rotate half the head
     "expert_used_count": by_name("moe_top_k", "num_experts_per_tok"),
     "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
-    "expert_weights_scale": lambda config: config.real("moe_router_scaling_factor"),
+    "expert_weights_scale": real("moe_router_scaling_factor"),
     "expert_weights_norm": lambda config: config.flag("norm_expert_weight") is not False,
     "expert_gating_func": 2,
     "leading_dense_block_count": _dense_first,
@@ -126,10 +126,11 @@ ROWS = (
     Recipe(
         "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), order=EARLY_BIAS,
         keys=_STEP_KEYS, norm_offset=1.0, words=_step_words, rope_tensors="whole",
-        checks=(
-            _half_when_full, _scores, must_be("moe_every_n_layer", 1), must_be("moe_router_activation", "sigmoid"),
-            must_be("use_head_wise_attn_gate", True), must_be("zero_centered", True), must_be("attention_bias", False),
-            must_be("mlp_bias", False), must_be("use_bidirectional_attention", False), must_be("gating", True),
-        ),
+        fixed={
+            "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True,
+            "zero_centered": True, "attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False,
+            "gating": True,
+        },
+        checks=(_half_when_full, _scores),
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Key, Recipe, by_name, must_be, without
+from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
 from localllm.convert.tensor import LazyTensor
 
 _CONTEXT = 512  # trained length, which config.json lacks; longer texts work too, since positions are relative
@@ -66,14 +66,13 @@ _SIZES: dict[str, Any] = {
     "relative_attention_num_buckets": 32,
     "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
 }  # fmt: skip
-_KEYS: dict[str, Key] = {
+_KEYS: Keys = {
     "rope.dimension_count": None, "rope.freq_base": None,
     "attention.relative_buckets_count": "relative_attention_num_buckets",
 }  # fmt: skip
-_FAR = must_be("relative_attention_max_distance", 128)
-_DECODER_KEYS: dict[str, Key] = {
+_DECODER_KEYS: Keys = {
     **_KEYS,
-    "decoder_block_count": lambda config: config.integer("num_decoder_layers", "num_layers"),
+    "decoder_block_count": integer("num_decoder_layers", "num_layers"),
     "decoder_start_token_id": _start,
 }
 
@@ -81,7 +80,8 @@ _DECODER_KEYS: dict[str, Key] = {
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
     """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
-        "order": BY_NAME, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward), _FAR), "defaults": _SIZES,
+        "order": BY_NAME, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward),),
+        "fixed": {"relative_attention_max_distance": 128}, "defaults": _SIZES,
     }  # fmt: skip
     return (
         Recipe(

@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.convert.changes import share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, must_be, only, taken
+from localllm.convert.recipe import Change, Keys, Layer, Recipe, Sizes, only, taken
 from localllm.convert.tensor import LazyTensor
 
 
@@ -48,8 +48,8 @@ def _deepstack(config: HfConfig) -> int:
     return len(indexes) if isinstance(indexes, list) else 0
 
 
-SECTIONED: dict[str, Key] = {"rope.dimension_sections": _sections}
-_QWEN3: dict[str, Key] = {**SECTIONED, "n_deepstack_layers": _deepstack}
+SECTIONED: Keys = {"rope.dimension_sections": _sections}
+_QWEN3: Keys = {**SECTIONED, "n_deepstack_layers": _deepstack}
 
 
 def _is_count(value: object) -> bool:
@@ -87,11 +87,11 @@ ROWS = (
     Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, checks=(_as_many_keys,)),
     Recipe(
         "hunyuan_vl", ("HunYuanVLForConditionalGeneration",),
-        keys={"rope.dimension_sections": _four_sections}, checks=(must_be("attention_bias", False),),
+        keys={"rope.dimension_sections": _four_sections}, fixed={"attention_bias": False},
     ),
     Recipe(
         "paddleocr", ("PaddleOCRVLForConditionalGeneration",), keys=SECTIONED,
-        checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},
+        fixed={"use_bias": False}, defaults={"head_dim": 128, "rope_theta": 5e5},
     ),
     Recipe(
         "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
@@ -100,6 +100,6 @@ ROWS = (
     Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), keys=_QWEN3),
     Recipe(
         "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERTS, keys=_QWEN3,
-        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
 )  # fmt: skip
