@@ -12,8 +12,9 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import decay, flat, in_turn, share, squeezed, stacked
 from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import NameMap, place
-from localllm.convert.recipe import Change, Recipe, Sizes, Sources, listed, only
+from localllm.convert.recipe import Change, Recipe, Sources, listed, only
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tensor_registry import TensorRegistry
 
@@ -39,24 +40,24 @@ class Assembly:
     """The `tensors` of a GGUF file by name, in the order of the file."""
 
     def __init__(
-        self, registry: TensorRegistry, recipe: Recipe, sizes: Sizes, computed: tuple[LazyTensor, ...] = ()
+        self, registry: TensorRegistry, recipe: Recipe, config: HfConfig, computed: tuple[LazyTensor, ...] = ()
     ) -> None:
         """Take all tensors of the registry. `computed` are further tensors, which follow the token embedding."""
-        self._registry, self._recipe, self._sizes = registry, recipe, sizes
-        self._layers = max(sizes.layers, sizes.config.integer("num_decoder_layers") or 0)
+        self._registry, self._recipe, self._config = registry, recipe, config
+        self._layers = max(layers := config.needed("num_hidden_layers"), config.integer("num_decoder_layers") or 0)
         self._made: dict[str, LazyTensor] = {}
         self._sources: dict[str, LazyTensor] = {}  # GGUF name -> the first tensor that it is made of
         self._mapped: set[str] = set()  # GGUF names that the recipe does not name
         for key, sources in recipe.top.items():
             self._take("", key, sources)
-        for layer in range(sizes.layers):
+        for layer in range(layers):
             for key, sources in recipe.layer.items():
                 self._take(f"model.layers.{layer}.", key, sources, f"blk.{layer}.")
         self._map()
         if "token_embd.weight" not in self._made:
             raise ConvertError("the tensor of token embeddings is missing; download the model again")
         first, *rest = sorted(self._made.values(), key=lambda tensor: place(tensor.name, recipe.order))
-        self.tensors = recipe.output({tensor.name: tensor for tensor in (first, *computed, *rest)}, sizes.config)
+        self.tensors = recipe.output({tensor.name: tensor for tensor in (first, *computed, *rest)}, config)
 
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor if the forward pass, which reads these names, ignores its kind in all
@@ -90,7 +91,7 @@ class Assembly:
 
     def _put(self, name: str, parts: list[LazyTensor], change: Change) -> None:
         plain = name.removesuffix(".weight").endswith(self._recipe.plain_norms)
-        made = t.renamed(change(parts, self._sizes), name)
+        made = t.renamed(change(parts, self._config), name)
         self._made[name], self._sources[name] = _stored(made, 0.0 if plain else self._recipe.norm_offset), parts[0]
 
     def _map(self) -> None:

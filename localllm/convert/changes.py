@@ -11,7 +11,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Layer, Sizes, taken
+from localllm.convert.recipe import Change, Layer, Tensors, taken
 from localllm.convert.tensor import LazyTensor
 
 Layout = Callable[[HfConfig], tuple[int, tuple[int, ...]]]  # the number of groups, and the rows of each part of a group
@@ -19,7 +19,7 @@ Layout = Callable[[HfConfig], tuple[int, tuple[int, ...]]]  # the number of grou
 
 def of_one(function: Callable[[LazyTensor], LazyTensor]) -> Change:
     """Return a change of a single tensor that needs no sizes."""
-    return lambda parts, sizes: function(parts[0])
+    return lambda parts, config: function(parts[0])
 
 
 flat, turned = of_one(t.flattened), of_one(t.transposed)
@@ -27,34 +27,42 @@ squeezed, column = of_one(t.squeezed), of_one(t.column)  # without a dimension o
 decay = of_one(lambda tensor: t.computed(tensor, lambda values: -np.exp(values)))  # rates, from their logarithms
 
 
-def stacked(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def stacked(parts: Tensors, config: HfConfig) -> LazyTensor:
     return t.stacked(parts)
 
 
-def permuted(heads: Callable[[Sizes], int]) -> Change:
+def heads(config: HfConfig) -> int:
+    return config.needed("num_attention_heads")
+
+
+def kv_heads(config: HfConfig) -> int:
+    return config.integer("num_key_value_heads") or heads(config)
+
+
+def permuted(heads: Callable[[HfConfig], int]) -> Change:
     """Reorder each head's rows from half-split rope (i, i + n/2), as in transformers, to interleaved (2i, 2i + 1)."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         rows = parts[0].shape[0]
-        if rows % (2 * heads(sizes)):
+        if rows % (2 * heads(config)):
             name = printable(parts[0].name)
             raise ConvertError(
-                f"tensor '{name}' has {rows} rows, which {heads(sizes)} heads cannot share; config.json does not "
+                f"tensor '{name}' has {rows} rows, which {heads(config)} heads cannot share; config.json does not "
                 "belong to these weights"
             )
-        order = np.arange(rows).reshape(heads(sizes), 2, -1).swapaxes(1, 2).reshape(-1)
+        order = np.arange(rows).reshape(heads(config), 2, -1).swapaxes(1, 2).reshape(-1)
         return t.picked(parts[0], order, rows)
 
     return change
 
 
-PERMUTED = {"attn_q": permuted(lambda sizes: sizes.heads), "attn_k": permuted(lambda sizes: sizes.kv_heads)}
+PERMUTED = {"attn_q": permuted(heads), "attn_k": permuted(kv_heads)}
 
 
 def share(which: int, count: int = 2) -> Change:
     """Return a change that picks one of `count` equal shares of the rows of every matrix."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         rows = height(parts[0]) // count
         return t.strided(parts[0], which * rows, (which + 1) * rows)
 
@@ -69,19 +77,19 @@ def halves(name: str, end: str = "") -> Layer:
 def in_turn(*changes: Change) -> Change:
     """Return a change that applies these changes one after the other."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         for one in changes:
-            parts = [one(parts, sizes)]
+            parts = [one(parts, config)]
         return parts[0]
 
     return change
 
 
-def shaped(width: Callable[[Sizes], int]) -> Change:
+def shaped(width: Callable[[HfConfig], int]) -> Change:
     """Return a change that reshapes a vector to rows of equal width."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        return t.shaped(parts[0], width(sizes))
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        return t.shaped(parts[0], width(config))
 
     return change
 
@@ -89,8 +97,8 @@ def shaped(width: Callable[[Sizes], int]) -> Change:
 def of_groups(layout: Layout, *which: int) -> Change:
     """Return a change that picks the parts `which` of all groups, part by part. For a vector, a row is one value."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        groups, heights = layout(sizes.config)
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        groups, heights = layout(config)
         order = numbered(parts[0], height(parts[0]), groups, sum(heights))
         ends = np.cumsum(heights)
         picked = [order[:, ends[i] - heights[i] : ends[i]].reshape(-1) for i in which]
@@ -103,8 +111,8 @@ def of_groups(layout: Layout, *which: int) -> Change:
 def of_heads(layout: Layout, part: int) -> Change:
     """Return a change that picks one part of every group and returns it as one matrix per group."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        groups, heights = layout(sizes.config)
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        groups, heights = layout(config)
         numbered(parts[0], height(parts[0]), groups, sum(heights))
         start = sum(heights[:part])
         return t.strided(t.divided(parts[0], groups), start, start + heights[part])

@@ -23,7 +23,7 @@ from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.modules import dense_shards, dense_tensors, dropped, pooling_of, read_modules
 from localllm.convert.quantized import read_packing
-from localllm.convert.recipe import Recipe, Sizes, evaluated
+from localllm.convert.recipe import Recipe, evaluated
 from localllm.convert.recipes.pocket_tts import told_by_tensors
 from localllm.convert.recipes.table import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
@@ -52,7 +52,6 @@ class Checkpoint(Closing):
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
-        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads, config)
         self._shards = open_shards(folder)
         try:
             modules = read_modules(folder)
@@ -64,8 +63,8 @@ class Checkpoint(Closing):
                 head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
             registry = TensorRegistry(shards, layers, packing, recipe.parts, lambda raw: recipe.raw(raw, config))
-            values = {} if recipe.values is None else recipe.values(registry.take, sizes)
-            assembly, behind = Assembly(registry, recipe, sizes, rope.tensors), list(dense_tensors(dense))
+            values = {} if recipe.values is None else recipe.values(registry.take, config)
+            assembly, behind = Assembly(registry, recipe, config, rope.tensors), list(dense_tensors(dense))
             self.tensors = assembly.tensors | {tensor.name: tensor for tensor in behind}
             rows = self.tensors["token_embd.weight"].shape[0]
             pooling = pooling_of(modules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,16 @@ from localllm.convert.jsonfile import read_json
 # thinker. The reference implementation of InternVL calls it llm_config, and DeepSeek-OCR's language_config.
 _FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config", "language_config"))
 _MAX = 1 << 31  # maximum of any integer, since GGUF stores most integers in 32 bits
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number from 0 up."""
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a number from 1 up that fits into 16 bits."""
+    return type(value) is int and 0 < value < 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,13 @@ class HfConfig:
             raise self.error(names[0], value, "a whole number from 1 up")
         return value
 
+    def per_layer(self, name: str, expected: str, valid: Callable[[Any], bool]) -> list[Any]:
+        """Return a list with a valid value for each layer. `{}` in the description is the number of layers."""
+        found, layers = self.get(name), self.needed("num_hidden_layers")
+        if not isinstance(found, list) or len(found) != layers or not all(map(valid, found)):
+            raise self.error(name, found, expected.format(layers))
+        return found
+
     def table(self, *names: str) -> dict[str, Any]:
         value = self.get(*names) or {}
         if not isinstance(value, dict):
@@ -69,6 +86,10 @@ class HfConfig:
     def error(self, name: str, value: object, expected: str) -> ConvertError:
         found = "is missing" if value is None else f"is {printable(str(value))}"
         return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
+
+    def inner(self, name: str, *others: str) -> HfConfig:
+        """Return the nested table with one of these names; it is empty if all are missing."""
+        return self.below(name, self.table(name, *others))
 
     def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:
         """Return a nested table."""

@@ -31,7 +31,7 @@ def _groups(config: HfConfig) -> int | None:
 
 def all_dimensions(config: HfConfig) -> float | None:
     """Return the value of the key rope.scaling.yarn_log_multiplier, or None to omit the key."""
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    rope = config.inner("rope_parameters", "rope_scaling")
     scale = rope.real("mscale_all_dim")
     if scale:
         return 0.1 * scale  # GGUF files store a tenth of the factor
@@ -39,7 +39,7 @@ def all_dimensions(config: HfConfig) -> float | None:
 
 
 def one_mscale(config: HfConfig) -> str | None:
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    rope = config.inner("rope_parameters", "rope_scaling")
     one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
     if (one or None) == (all_dim or None) and rope.real("attention_factor") is None:
         return None

@@ -13,18 +13,8 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.tensor import LazyTensor
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes that tensor conversions need. Conversions read rarely used sizes from `config`."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    config: HfConfig
-
-
-Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
+Tensors = list[LazyTensor]
+Change = Callable[[Tensors, HfConfig], LazyTensor]
 Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the key is not written
 Keys = dict[str, Key]
 TokenizerModel = Literal["", "gemma4", "llama"]
@@ -32,7 +22,7 @@ RopeTensors = bool | Literal["whole"]
 Check = Callable[[HfConfig], str | None]  # returns why the results would differ from transformers, or None
 
 
-def only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def only(parts: Tensors, config: HfConfig) -> LazyTensor:
     return parts[0]
 
 
@@ -147,7 +137,7 @@ class Recipe:
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # values of other metadata keys, or their sources
-    values: Callable[[Take, Sizes], dict[str, Any]] | None = None  # returns full keys, whose values are tensors
+    values: Callable[[Take, HfConfig], dict[str, Any]] | None = None  # returns full keys, whose values are tensors
     # Keys without a prefix, or functions of config.json, all other keys and the tensors; None removes a key.
     whole_keys: Mapping[str, Any] = field(default_factory=dict)
     # Required values, unless a key is missing: one or a tuple of several; `outer.name` is a key in a nested table.
@@ -169,7 +159,7 @@ class Recipe:
             *tables, key = name.split(".")
             inner = config
             for table in tables:
-                inner = inner.below(table, inner.table(table))
+                inner = inner.inner(table)
             value, several = inner.get(key), allowed if isinstance(allowed, tuple) else (allowed,)
             if value is not None and value not in several:
                 yield f"{name} is {value}; the GGUF architecture has it fixed at {several[0]}"

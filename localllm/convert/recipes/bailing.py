@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Keys, Recipe, Sizes
+from localllm.convert.recipe import Keys, Recipe, Tensors
 from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
 _CHUNK = 4096  # rows of the output matrix read at a time
 
 
-def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _unit_columns(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the output matrix of a model with `norm_head`. As in the reference implementation, each column is divided
     by its norm."""
     tensor = parts[0]
-    if not sizes.config.flag("norm_head"):
+    if not config.flag("norm_head"):
         return tensor
 
     @cache
@@ -38,7 +38,7 @@ def _unit_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.computed(tensor, lambda rows: rows / lengths())
 
 
-def _centred(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _centred(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return Sarvam's router biases minus their mean, which the reference implementation subtracts when it loads the
     model."""
     return t.computed(parts[0], lambda row: row - row.mean(dtype=np.float32))

@@ -15,6 +15,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import of_one, stacked
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Keys, Layer, Raw, Recipe, real, taken
+from localllm.convert.recipes.shared import leading
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _CORRECTION = re.compile(r"model\.layers\.(\d+)\.(ffn|mlp)\.gate\.(bias|e_score_correction_bias)")
@@ -74,24 +75,19 @@ def _read(raw: Raw, config: HfConfig) -> Raw:
 
 def _hashed(config: HfConfig) -> int:
     """Return the number of leading layers that choose experts by token id."""
-    kinds, layers = config.get("mlp_layer_types"), config.needed("num_hidden_layers")
-    if kinds is None:
+    if config.get("mlp_layer_types") is None:
         told = config.integer("num_hash_layers")
-        return min(layers, 3 if told is None else told)
-    count = kinds.count("hash_moe") if isinstance(kinds, list) else 0
-    if kinds != ["hash_moe"] * count + ["moe"] * (layers - count):
-        raise config.error("mlp_layer_types", kinds, f"hash_moe before moe, {layers} in all")
-    return count
+        return min(config.needed("num_hidden_layers"), 3 if told is None else told)
+    return leading(config, "mlp_layer_types", "hash_moe", "moe", "hash_moe before moe")
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
     """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then alternately
     128 and 4."""
-    kinds, told, layers = config.get("layer_types"), config.get("compress_ratios"), config.needed("num_hidden_layers")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _RATIOS for kind in kinds):
-            raise config.error("layer_types", kinds, f"{' or '.join(_RATIOS)}, {layers} times")
-        return np.array([_RATIOS[kind] for kind in kinds], np.int32)
+    told, layers = config.get("compress_ratios"), config.needed("num_hidden_layers")
+    if config.get("layer_types") is not None:
+        expected = f"{' or '.join(_RATIOS)}, {{}} times"
+        return np.array([_RATIOS[x] for x in config.per_layer("layer_types", expected, _RATIOS.__contains__)], np.int32)
     if told is None:
         return np.array([4 if n > 1 and n % 2 else 128 for n in range(layers)], np.int32)
     known = [*_RATIOS.values()]

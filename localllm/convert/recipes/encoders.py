@@ -10,7 +10,7 @@ from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Keys, Recipe, Sizes, without
+from localllm.convert.recipe import Keys, Recipe, Tensors, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.tensor import LazyTensor
 
@@ -47,8 +47,8 @@ def _offset(config: HfConfig) -> int:
     return (config.integer("pad_token_id") or 0) + 1
 
 
-def _counted(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return t.strided(parts[0], _offset(sizes.config), parts[0].shape[0])
+def _counted(parts: Tensors, config: HfConfig) -> LazyTensor:
+    return t.strided(parts[0], _offset(config), parts[0].shape[0])
 
 
 def _positions(config: HfConfig) -> int:

@@ -14,12 +14,9 @@ from localllm.convert.recipe import Recipe
 
 def _layout(config: HfConfig, name: str) -> list[bool]:
     """Return a list from config.json with 0 or 1 for each layer; all 0 if the list is missing."""
-    found, layers = config.get(name), config.needed("num_hidden_layers")
-    if found is None:
-        return [False] * layers
-    if not isinstance(found, list) or len(found) != layers or not all(flag in (0, 1) for flag in found):
-        raise config.error(name, found, f"0 or 1, {layers} times")
-    return [flag == 1 for flag in found]
+    if config.get(name) is None:
+        return [False] * config.needed("num_hidden_layers")
+    return [flag == 1 for flag in config.per_layer(name, "0 or 1, {} times", lambda flag: flag in (0, 1))]
 
 
 def _window(config: HfConfig) -> int | None:

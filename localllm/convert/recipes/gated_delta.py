@@ -10,7 +10,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import decay, height, in_turn, numbered, of_groups, squeezed
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import width_keys
-from localllm.convert.recipe import Change, Key, Keys, Recipe, Sizes, taken
+from localllm.convert.recipe import Change, Key, Keys, Recipe, Tensors, taken
 from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
@@ -48,16 +48,16 @@ def tiled(keys: int, rows: bool) -> Change:
     start after `keys` times the rows of all keys. If `rows` is true, a head has one row per value; otherwise it has a
     single row."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        index = _tiled(parts[0], sizes.config, keys, rows, height(parts[0]))
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        index = _tiled(parts[0], config, keys, rows, height(parts[0]))
         return t.picked(parts[0], index, len(index))
 
     return change
 
 
-def tiled_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def tiled_columns(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Reorder the columns in the same way as `tiled`."""
-    return t.picked_columns(parts[0], _tiled(parts[0], sizes.config, 0, True, parts[0].shape[-1]))
+    return t.picked_columns(parts[0], _tiled(parts[0], config, 0, True, parts[0].shape[-1]))
 
 
 def _tiled(tensor: LazyTensor, config: HfConfig, keys: int, wide: bool, count: int) -> np.ndarray:
@@ -97,7 +97,7 @@ QWEN35 = {
 def sections(config: HfConfig) -> np.ndarray:
     """Return the number of rotated pairs for time, height and width of an image. The sections do not change text
     positions."""
-    found = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling")).get("mrope_section")
+    found = config.inner("rope_parameters", "rope_scaling").get("mrope_section")
     whole = isinstance(found, list) and len(found) <= 4 and all(type(n) is int and 0 <= n < 1024 for n in found)
     sections = found if whole else [11, 11, 10]  # transformers' default
     return np.array([*sections, 0, 0, 0, 0][:4], np.int32)

@@ -10,13 +10,13 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Keys, Recipe, Sizes, integer
+from localllm.convert.recipe import Check, Keys, Recipe, Tensors, integer
 from localllm.convert.tensor import LazyTensor
 
 
-def padded_vocabulary(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def padded_vocabulary(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Append zero rows for the image and audio tokens, which the embedding table lacks."""
-    return t.padded_rows(parts[0], max(parts[0].shape[0], sizes.config.integer("vocab_size") or 0))
+    return t.padded_rows(parts[0], max(parts[0].shape[0], config.integer("vocab_size") or 0))
 
 
 GEMMA3_DEFAULTS = {
@@ -102,9 +102,7 @@ def _kv_heads(config: HfConfig) -> np.ndarray:
     """Return the number of KV heads of each layer."""
     few = config.needed("num_key_value_heads")
     full = _of_full("num_key_value_heads", "num_global_key_value_heads")(config)
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != config.needed("num_hidden_layers"):
-        raise config.error("layer_types", kinds, "the kinds of the layers")
+    kinds = config.per_layer("layer_types", "the kinds of the layers", lambda kind: True)
     return np.array([full if kind == "full_attention" else few for kind in kinds], np.int32)
 
 

@@ -15,7 +15,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Change, Layer, Recipe, Sizes, by_name, integer, taken
+from localllm.convert.recipe import Change, Layer, Recipe, Tensors, by_name, integer, taken
 from localllm.convert.recipes.openai import TURNED
 from localllm.convert.recipes.shared import NOT_ROTATED, head_width
 from localllm.convert.tensor import LazyTensor
@@ -66,8 +66,7 @@ def _key_and_value(which: int) -> Change:
 def _times(*names: str) -> Change:
     """Return a change that multiplies by the first factor that config.json has. "a*b" is a product of two factors."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        config = sizes.config
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         for name in names:
             factors = [config.real(part) for part in name.split("*")]
             if all(factor is not None for factor in factors):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.convert.changes import PERMUTED, halves
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, is_number
 from localllm.convert.recipe import Layer, Recipe
 from localllm.convert.recipes.shared import named_kinds
 
@@ -25,17 +25,10 @@ _GRANITE_SWA: Layer = {
 
 def _layer_bases(config: HfConfig) -> list[float]:
     """Return each layer's rope base, or 0 for layers without rope."""
-    found, layers = config.get("layer_rope_theta"), config.needed("num_hidden_layers")
-    if found is None:
-        rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
-        return [rope.real("rope_theta") or config.real("rope_theta") or 10000.0] * layers
-    if (
-        not isinstance(found, list)
-        or len(found) != layers
-        or not all(type(x) in (int, float) and x >= 0 for x in found)
-    ):
-        raise config.error("layer_rope_theta", found, f"{layers} numbers from 0 up")
-    return [float(base) for base in found]
+    if config.get("layer_rope_theta") is None:
+        base = config.inner("rope_parameters", "rope_scaling").real("rope_theta") or config.real("rope_theta")
+        return [base or 10000.0] * config.needed("num_hidden_layers")
+    return [float(base) for base in config.per_layer("layer_rope_theta", "{} numbers from 0 up", is_number)]
 
 
 def _granite_base(config: HfConfig) -> float | None:

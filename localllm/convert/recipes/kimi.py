@@ -6,9 +6,9 @@ transformers does not support it. The published weights are packed as MXFP4 by c
 from __future__ import annotations
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import decay, flat
+from localllm.convert.changes import decay, flat, heads
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Keys, Layer, Recipe, Sizes, by_name, flag, integer, taken
+from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, by_name, flag, integer, taken
 from localllm.convert.recipes.linear_attention import (
     KIMI,
     KIMI_ORDER,
@@ -23,14 +23,14 @@ from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import BOUND_KEY
 
 
-def _product(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _product(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return a norm's weights times a one-row projection. The residual score only needs this product."""
-    return t.multiplied(*(flat([t.as_float32(part)], sizes) for part in parts))
+    return t.multiplied(*(flat([t.as_float32(part)], config) for part in parts))
 
 
-def _rates(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _rates(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the decay rates of the heads. The values after them are padding."""
-    return decay([t.strided(flat(parts, sizes), 0, sizes.heads)], sizes)
+    return decay([t.strided(flat(parts, config), 0, heads(config))], config)
 
 
 def _score(name: str) -> From:

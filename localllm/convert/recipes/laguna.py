@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, real
 from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
 
@@ -15,17 +15,14 @@ def _all_sparse(config: HfConfig) -> str | None:
 
 def _heads(config: HfConfig) -> np.ndarray | int:
     """Return the number of heads: an array by layer, or one value for all layers."""
-    each, layers = config.get("num_attention_heads_per_layer"), config.needed("num_hidden_layers")
-    if each is None:
+    if config.get("num_attention_heads_per_layer") is None:
         return config.needed("num_attention_heads")
-    if not isinstance(each, list) or len(each) != layers or not all(type(n) is int and 0 < n < 1 << 16 for n in each):
-        raise config.error("num_attention_heads_per_layer", each, f"{layers} numbers of heads")
-    return np.array(each, np.int32)
+    return np.array(config.per_layer("num_attention_heads_per_layer", "{} numbers of heads", is_count), np.int32)
 
 
 def _rotated_when_sliding(config: HfConfig) -> int:
     """Return the number of rotated values per head in sliding-window layers."""
-    rope = config.below("rope_parameters", config.table("rope_parameters")).table("sliding_attention")
+    rope = config.inner("rope_parameters").table("sliding_attention")
     share = config.below("sliding_attention", rope).real("partial_rotary_factor")
     return int(config.needed("head_dim") * (1.0 if share is None else share))
 

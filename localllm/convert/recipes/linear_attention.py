@@ -23,7 +23,7 @@ from localllm.convert.recipe import (
     Parts,
     Raw,
     Recipe,
-    Sizes,
+    Tensors,
     by_name,
     flag,
     integer,
@@ -31,6 +31,7 @@ from localllm.convert.recipe import (
     taken,
 )
 from localllm.convert.recipes.gated_delta import is_kind
+from localllm.convert.recipes.shared import head_width, leading
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokens import BYTE, NORMAL
 from localllm.models.reading.mixers import BOUND_KEY, RECURRENT_KEY
@@ -62,7 +63,7 @@ def kimi_attends(config: HfConfig) -> np.ndarray:
 
 
 def own_table(config: HfConfig) -> HfConfig:
-    return config.below("linear_attn_config", config.table("linear_attn_config"))
+    return config.inner("linear_attn_config")
 
 
 def of_own(name: str, inner: str) -> Key:
@@ -80,13 +81,9 @@ def one_count(config: HfConfig) -> str | None:
 
 def dense_layers(config: HfConfig) -> int:
     """Return the number of leading dense layers."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
+    if config.get("mlp_layer_types") is None:
         return config.integer("first_k_dense_replace") or 0
-    dense = kinds.count("dense") if isinstance(kinds, list) else 0
-    if kinds != ["dense"] * dense + ["sparse"] * (config.needed("num_hidden_layers") - dense):
-        raise config.error("mlp_layer_types", "mixed", "dense layers before sparse ones, one kind for each layer")
-    return dense
+    return leading(config)
 
 
 def ling_attends(config: HfConfig) -> np.ndarray:
@@ -100,7 +97,7 @@ def ling_attends(config: HfConfig) -> np.ndarray:
     return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
 
 
-def second(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def second(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the second tensor. Both kinds of layers have it; the first tensor only identifies the kind of the
     layer."""
     return parts[1]
@@ -213,17 +210,11 @@ def _of_residual(which: str) -> Check:
 
 def _decays(config: HfConfig) -> np.ndarray:
     """Return which layers have lightning attention, from `layer_types`, or from the zeros in `attn_type_list`."""
-    found, layers = is_kind("linear_attention")(config), config.needed("num_hidden_layers")
-    listed = config.get("attn_type_list")
+    found = is_kind("linear_attention")(config)
     if found is not None:
         return found
-    if not isinstance(listed, list) or len(listed) != layers or not all(kind in (0, 1) for kind in listed):
-        raise config.error("attn_type_list", listed, f"0 or 1 for each of the {layers} layers")
+    listed = config.per_layer("attn_type_list", "0 or 1 for each of the {} layers", lambda kind: kind in (0, 1))
     return np.array([kind == 0 for kind in listed])
-
-
-def _head_dim(config: HfConfig) -> int:
-    return config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
 
 
 _MINIMAX: Layer = {
@@ -233,9 +224,9 @@ _MINIMAX: Layer = {
     "attn_norm_2": "self_attn.norm",
 }
 _MINIMAX_KEYS: Keys = {
-    "attention.key_length": _head_dim,
-    "attention.value_length": _head_dim,
-    "rope.dimension_count": lambda config: config.integer("rotary_dim") or _head_dim(config),
+    "attention.key_length": head_width,
+    "attention.value_length": head_width,
+    "rope.dimension_count": lambda config: config.integer("rotary_dim") or head_width(config),
     "residual_scale": lambda config: config.real("full_attn_alpha_factor", "layernorm_full_attention_alpha") or 1.0,
     RECURRENT_KEY: _decays,
 }

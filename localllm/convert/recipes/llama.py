@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert.changes import PERMUTED, in_turn, permuted, share, turned
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, Sizes, Take, number, taken
+from localllm.convert.changes import PERMUTED, in_turn, kv_heads, permuted, share, turned
+from localllm.convert.hf_config import HfConfig, is_count
+from localllm.convert.recipe import Recipe, Take, Tensors, number, taken
 from localllm.convert.recipes.shared import head_width
 from localllm.convert.tensor import LazyTensor
 
@@ -60,12 +60,9 @@ def _deci_kv_heads(config: HfConfig) -> list[int]:
                 "block_configs", "a layer without attention", "attention in all layers, the others are not known here"
             )
         return [heads // n for n in groups if type(n) is int]
-    listed = config.get("num_key_value_heads_per_layer")
-    if listed is None:
-        return [config.integer("num_key_value_heads") or heads] * layers
-    if not isinstance(listed, list) or len(listed) != layers or not all(type(n) is int and n > 0 for n in listed):
-        raise config.error("num_key_value_heads_per_layer", listed, f"{layers} numbers of heads")
-    return listed
+    if config.get("num_key_value_heads_per_layer") is None:
+        return [kv_heads(config)] * layers
+    return config.per_layer("num_key_value_heads_per_layer", "{} numbers of heads", is_count)
 
 
 def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
@@ -81,12 +78,12 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
     return np.array(widths, np.int32)
 
 
-def _by_own_heads(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _by_own_heads(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Reorder the rows of the keys, using this layer's number of KV heads."""
     found = _LAYER.search(parts[0].name)
     assert found is not None, f"{parts[0].name} is of no layer"
-    heads = _deci_kv_heads(sizes.config)[int(found[1])]
-    return permuted(lambda _: heads)(parts, sizes)
+    heads = _deci_kv_heads(config)[int(found[1])]
+    return permuted(lambda _: heads)(parts, config)
 
 
 _LLAMA4 = {
@@ -96,9 +93,9 @@ _LLAMA4 = {
 }
 
 
-def _xielu(take: Take, sizes: Sizes) -> dict[str, Any]:
+def _xielu(take: Take, config: HfConfig) -> dict[str, Any]:
     """Return the learned numbers of each layer's activation."""
-    parts, layers = ("alpha_p", "alpha_n", "beta", "eps"), range(sizes.layers)
+    parts, layers = ("alpha_p", "alpha_n", "beta", "eps"), range(config.needed("num_hidden_layers"))
     return {f"xielu.{x}": np.array([number(take, f"model.layers.{n}.mlp.act_fn.{x}") for n in layers], np.float32)
             for x in parts}  # fmt: skip
 

@@ -11,7 +11,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
 from localllm.convert.hf_config import HfConfig, class_of
-from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Sizes, by_name, integer, real
+from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, by_name, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
 from localllm.convert.recipes.shared import EARLY_BIAS
@@ -20,15 +20,15 @@ from localllm.convert.tensor import LazyTensor
 
 def mamba2(group: Callable[[HfConfig], int]) -> dict[str, Change]:
     """Return the changes of Mamba-2. The norm applies to groups of equal width."""
-    column = shaped(lambda sizes: 1)
-    return {"ssm_a": in_turn(decay, column), "ssm_d": column, "ssm_norm": shaped(lambda sizes: group(sizes.config))}
+    column = shaped(lambda config: 1)
+    return {"ssm_a": in_turn(decay, column), "ssm_d": column, "ssm_norm": shaped(group)}
 
 
 def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
     """Return a size from `ssm_cfg`, which uses the key names of Mamba's reference implementation."""
 
     def number(config: HfConfig) -> int:
-        table = config.below("ssm_cfg", config.table("ssm_cfg"))
+        table = config.inner("ssm_cfg")
         return default if table.get(name) in (None, "auto") else table.needed(name)
 
     return number
@@ -152,8 +152,8 @@ _NEMOTRON_H_KEYS: Keys = {
 def scaled(*names: str) -> Change:
     """Return a change that multiplies a tensor by these values of config.json. `name.i` is element i of a list."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        factor = np.prod([_factor(sizes.config, name) for name in names])
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        factor = np.prod([_factor(config, name) for name in names])
         return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32))
 
     return change
@@ -172,9 +172,8 @@ def _factor(config: HfConfig, name: str) -> float:
     return float(values[int(index)])
 
 
-def _sections_scaled(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _sections_scaled(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Scale the rows of the gate, inner values, B, C and steps, each section by its factor."""
-    config = sizes.config
     inner, shared = config.needed("mamba_d_ssm"), config.needed("mamba_n_groups") * config.needed("mamba_d_state")
     heights = (inner, inner, shared, shared, config.needed("mamba_n_heads"))
     numbered(parts[0], height(parts[0]), 1, sum(heights))

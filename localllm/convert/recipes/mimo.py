@@ -20,12 +20,11 @@ _SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", "self_attn.sink
 def _mimo_kinds(config: HfConfig) -> list[str]:
     """Return the attention kind of each layer: from the 0/1 list in checkpoints of 2025 (1: sliding-window), else by
     the default period."""
-    told, layers = config.get("hybrid_layer_pattern"), config.needed("num_hidden_layers")
-    if told is None:
-        return named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)])
-    if not isinstance(told, list) or len(told) != layers or not all(flag in (0, 1) for flag in told):
-        raise config.error("hybrid_layer_pattern", told, f"0 or 1, {layers} times")
-    return named_kinds([flag == 1 for flag in told])
+    if config.get("hybrid_layer_pattern") is None:
+        layers = range(config.needed("num_hidden_layers"))
+        return named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in layers])
+    flags = config.per_layer("hybrid_layer_pattern", "0 or 1, {} times", lambda flag: flag in (0, 1))
+    return named_kinds([flag == 1 for flag in flags])
 
 
 def _mimo_kv_heads(config: HfConfig) -> np.ndarray:
@@ -48,10 +47,8 @@ def _value_scale(config: HfConfig) -> float | None:
 
 def _mimo_alike(config: HfConfig) -> str | None:
     """Require the same head sizes in layers with and without sliding-window attention."""
-    rope = config.below("rope_parameters", config.table("rope_parameters"))
-    shares = {
-        rope.below(x, rope.table(x)).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")
-    }
+    rope = config.inner("rope_parameters")
+    shares = {rope.inner(x).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")}
     if len(shares) > 1:
         return "partial_rotary_factor is not the same with a window and without; the GGUF architecture has one for both"
     for name in ("num_attention_heads", "head_dim", "v_head_dim"):

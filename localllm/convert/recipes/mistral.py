@@ -11,7 +11,7 @@ from localllm.convert.recipe import Recipe
 def _growth_length(config: HfConfig) -> int | None:
     """Return the context length from which llama.cpp scales the queries up (temperature), or None if they are not
     scaled."""
-    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    rope = config.inner("rope_parameters", "rope_scaling")
     if not rope.real("llama_4_scaling_beta"):
         return None
     return rope.needed("original_max_position_embeddings")

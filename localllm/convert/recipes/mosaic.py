@@ -9,24 +9,24 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Recipe, Sizes, integer
+from localllm.convert.recipe import Recipe, Tensors, integer
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 
 def _attention(config: HfConfig) -> HfConfig:
     """Return the attention settings of DBRX and MPT."""
-    return config.below("attn_config", config.table("attn_config"))
+    return config.inner("attn_config")
 
 
 def _experts(config: HfConfig) -> HfConfig:
     """Return DBRX's expert settings."""
-    return config.below("ffn_config", config.table("ffn_config"))
+    return config.inner("ffn_config")
 
 
-def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _by_expert(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Split the stacked rows of all experts into one matrix per expert."""
-    config = _experts(sizes.config)
+    config = _experts(config)
     count = config.needed("moe_num_experts")
     numbered(parts[0], height(parts[0]), count, config.needed("ffn_hidden_size"))
     return t.divided(parts[0], count)
@@ -34,7 +34,7 @@ def _by_expert(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 def _one_base(config: HfConfig) -> str | None:
     """Refuse DBRX with two rope bases: transformers 5 adds its default base next to the trained one."""
-    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    rope = config.inner("rope_parameters")
     own, other = _attention(config).real("rope_theta"), rope.real("rope_theta")
     if own is None or other in (None, own):
         return None

@@ -6,21 +6,22 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import in_turn, turned
-from localllm.convert.recipe import Change, From, Layer, Recipe, Sizes, by_name, taken
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, From, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.tensor import LazyTensor
 
 
-def _packed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _packed(parts: Tensors, config: HfConfig) -> LazyTensor:
     return t.mxfp4(*parts)
 
 
 def _every_second(first: int) -> Change:
     """Return a change that keeps rows first, first + 2, ..."""
-    return lambda parts, sizes: t.strided(parts[0], first, parts[0].shape[-2], 2)
+    return lambda parts, config: t.strided(parts[0], first, parts[0].shape[-2], 2)
 
 
 def _every_second_value(first: int) -> Change:
-    return lambda parts, sizes: t.picked_columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
+    return lambda parts, config: t.picked_columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
 
 
 _EXPERTS = "mlp.experts."

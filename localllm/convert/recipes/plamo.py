@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, numbered
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Keys, Layer, Recipe, Sizes, by_name, integer, layers_at, real, taken
+from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, integer, layers_at, real, taken
 from localllm.convert.tensor import LazyTensor
 
 _LAYERS = layers_at("model.layers.layers.")
@@ -22,7 +22,7 @@ _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
 
 def _plus(number: float) -> Change:
     """Return a change that adds the constant that the reference implementation adds to the weights of a norm."""
-    return lambda parts, sizes: t.as_float32(parts[0], number)
+    return lambda parts, config: t.as_float32(parts[0], number)
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
@@ -64,13 +64,13 @@ def _neighbours(config: HfConfig, tensor: LazyTensor, count: int) -> NDArray[np.
     return order.reshape(heads // keys, keys, -1).swapaxes(0, 1).reshape(-1)
 
 
-def _queries(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _queries(parts: Tensors, config: HfConfig) -> LazyTensor:
     rows = height(parts[0])
-    return t.picked(parts[0], _neighbours(sizes.config, parts[0], rows), rows)
+    return t.picked(parts[0], _neighbours(config, parts[0], rows), rows)
 
 
-def _output(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-    return t.picked_columns(parts[0], _neighbours(sizes.config, parts[0], parts[0].shape[-1]))
+def _output(parts: Tensors, config: HfConfig) -> LazyTensor:
+    return t.picked_columns(parts[0], _neighbours(config, parts[0], parts[0].shape[-1]))
 
 
 _BOTH: Layer = {

@@ -18,7 +18,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import share
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Layer, Recipe, Sizes, layers_at, taken
+from localllm.convert.recipe import From, Layer, Recipe, Tensors, layers_at, taken
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 
@@ -56,7 +56,7 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
     return HfConfig(folder / _FILE, values, {})
 
 
-def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _table(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return one embedding table: the rows of text and padding, the voice row if there is one, and the audio start row.
 
     The last row is the product of a matrix and the latent that starts the audio.
@@ -75,9 +75,9 @@ def _table(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.concatenated([*(t.as_float32(part) for part in told), sound])
 
 
-def _table_of_voices(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _table_of_voices(parts: Tensors, config: HfConfig) -> LazyTensor:
     voice, text, *rest = parts  # the first tensor decides whether this source applies
-    return _table([text, voice, *rest], sizes)
+    return _table([text, voice, *rest], config)
 
 
 def _tokens(config: HfConfig) -> dict[int, str]:

@@ -12,7 +12,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import squeezed
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Sizes, Take, by_name, taken
+from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Take, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
 
@@ -27,19 +27,19 @@ _HASHES = {
 def _index_rows(keys: bool) -> Change:
     """Return a change that picks the indexer's query rows, or its key rows, which follow them."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        config, rows = sizes.config, parts[0].shape[0]
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        rows = parts[0].shape[0]
         queries = config.needed("indexer_n_heads") * config.needed("indexer_head_dim")
         return t.strided(parts[0], queries, rows) if keys else t.strided(parts[0], 0, queries)
 
     return change
 
 
-def _plus_one(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _plus_one(parts: Tensors, config: HfConfig) -> LazyTensor:
     return t.as_float32(parts[0], 1.0)
 
 
-def _joined(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _joined(parts: Tensors, config: HfConfig) -> LazyTensor:
     return t.concatenated(parts)
 
 
@@ -81,7 +81,7 @@ def _end(config: HfConfig) -> int:
     return first
 
 
-def _hashes(take: Take, sizes: Sizes) -> dict[str, Any]:
+def _hashes(take: Take, config: HfConfig) -> dict[str, Any]:
     """Return the integers of the n-gram hashes (uint64)."""
     found: dict[str, Any] = {}
     for key, name in _HASHES.items():

@@ -13,7 +13,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import objects, read_json
-from localllm.convert.recipe import From, Keys, Recipe, Sizes
+from localllm.convert.recipe import From, Keys, Recipe, Tensors
 from localllm.convert.tensor import LazyTensor
 
 # The prompt from the model card, with the placeholders that GGUF readers fill in.
@@ -42,9 +42,9 @@ def _reranks(tied: bool) -> Callable[[HfConfig], bool]:
     return when
 
 
-def _yes_and_no(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _yes_and_no(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the rows of the output matrix for "yes" and "no"."""
-    path = sizes.config.path.with_name("tokenizer.json")
+    path = config.path.with_name("tokenizer.json")
     whole = read_json(path)
     model = whole.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -57,7 +57,7 @@ def _yes_and_no(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.picked(parts[0], np.array(rows), 2)
 
 
-def _against_nothing(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _against_nothing(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the row of the single score and a zero row: the softmax over the two is the sigmoid of the score."""
     if len(parts[0].shape) != 2 or parts[0].shape[0] != 1:
         raise ConvertError(f"{parts[0].name}: is {parts[0].shape}; expected one score, as rerankers have it")

@@ -14,7 +14,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import flat, in_turn, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sizes, Sources, layers_at, taken
+from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sources, Tensors, layers_at, taken
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
@@ -28,17 +28,17 @@ def _layer_of(tensor: LazyTensor) -> int:
     return int(found[1])
 
 
-def _fused(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return several vectors, or one tensor that holds them all, as (count, 1, 1, width)."""
     rows = t.stacked([t.flattened(part) for part in parts])
-    count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := sizes.config.needed("hidden_size"))
+    count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := config.needed("hidden_size"))
     whole = rows if len(parts) > 1 else t.shaped(t.flattened(rows), width)
     return replace(whole, shape=(count, 1, 1, width))
 
 
-def _halved(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _halved(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after these layers."""
-    every = sizes.config.integer("rescale_every") or 0
+    every = config.integer("rescale_every") or 0
     factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
     return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
 
@@ -46,14 +46,14 @@ def _halved(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 def _in_order(*order: int) -> Change:
     """Return a change that reorders the equal sections of a matrix's rows, or the matrices of a stack."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         index = np.arange(parts[0].rows).reshape(len(order), -1)[list(order)].reshape(-1)
         return t.picked(parts[0], index, parts[0].shape[-2])
 
     return change
 
 
-def _of_first(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _of_first(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the second tensor in layer 0, which does not use the first tensor, and the first tensor in other
     layers."""
     return parts[0] if _layer_of(parts[0]) else parts[1]
@@ -107,7 +107,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
         if letter != "v":
             return taken(f"{module}.{name}", change)
         other = f"{module}.{low_rank('a', number)[0]}"  # llama.cpp loads layer 0's tensor without using it
-        both = From((f"{module}.{name}", other), lambda tensors, sizes: change([_of_first(tensors, sizes)], sizes))
+        both = From((f"{module}.{name}", other), lambda tensors, config: change([_of_first(tensors, config)], config))
         return both, From((other,), change)
 
     ranks = [(letter, number) for letter in "wavg" for number in range(3) if (letter, number) != ("g", 0)]
@@ -116,7 +116,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
             From((f"{module}.x_x",), _fused),
             From(
                 tuple(f"{module}.x_{x}" for x in "grwkva"),
-                lambda tensors, sizes: _fused([*tensors[1:], tensors[0]], sizes),
+                lambda tensors, config: _fused([*tensors[1:], tensors[0]], config),
             ),
             From(tuple(f"{module}.x_{x}" for x in "rwkva"), _fused),  # source in models without a gate
         ),
@@ -129,7 +129,7 @@ def _time_mix7(module: str, low_rank: Callable[[str, int], tuple[str, Change]], 
 def _of_flash(letter: str, number: int) -> tuple[str, Change]:
     """Return the name and change of a low-rank matrix in flash-linear-attention: two layers, the second with a bias."""
     names = {0: "lora.2.bias", 1: "lora.0.weight", 2: "lora.2.weight"}
-    return f"{letter}_lora.{names[number]}", lambda parts, sizes: parts[0]
+    return f"{letter}_lora.{names[number]}", lambda parts, config: parts[0]
 
 
 def _of_program(letter: str, number: int) -> tuple[str, Change]:

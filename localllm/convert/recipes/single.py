@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, column, height, numbered, share
+from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Sizes, flag, layers_at, number, real, taken
+from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
@@ -62,9 +62,9 @@ def _constant(value: Callable[[HfConfig], float]) -> Change:
     """Return a change that gives a head norm constant weights: the reference implementation multiplies all values by
     one factor."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        width = sizes.config.needed("head_dim")
-        return t.array_tensor(parts[0].name, np.full(width, value(sizes.config), np.float32))
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        width = config.needed("head_dim")
+        return t.array_tensor(parts[0].name, np.full(width, value(config), np.float32))
 
     return change
 
@@ -103,8 +103,8 @@ def _share(kind: str) -> Key:
     """Return a reader of the number of rotated values per head in layers of this kind."""
 
     def width(config: HfConfig) -> int:
-        rope = config.below("rope_parameters", config.table("rope_parameters"))
-        share = rope.below(kind, rope.table(kind)).real("partial_rotary_factor")
+        rope = config.inner("rope_parameters")
+        share = rope.inner(kind).real("partial_rotary_factor")
         return int(config.needed("head_dim") * (1.0 if share is None else share))
 
     return width
@@ -114,10 +114,10 @@ _SPARK: Layer = {"attn_qkv": "self_attn.q_k_v_proj", "attn_gate": "self_attn.g_p
 _FLOAT32_EPS = 2.0**-23  # epsilon of the norms: PyTorch's default, since the reference implementation sets none
 
 
-def _turned_back(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _turned_back(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Negate the second half of each head's rows: the reference implementation rotates in the opposite direction."""
-    rows, width = height(parts[0]), head_width(sizes.config)
-    numbered(parts[0], rows, sizes.heads, width)
+    rows, width = height(parts[0]), head_width(config)
+    numbered(parts[0], rows, heads(config), width)
     return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, halves, stacked
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, Sizes, by_name, integer, real, taken
-from localllm.convert.recipes.shared import as_many_keys, head_width, kv_heads, neighbours, one_after_other
+from localllm.convert.changes import PERMUTED, halves, kv_heads, stacked
+from localllm.convert.hf_config import HfConfig, is_count, is_number
+from localllm.convert.recipe import Recipe, Tensors, by_name, integer, real, taken
+from localllm.convert.recipes.shared import as_many_keys, head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
 
@@ -28,10 +28,10 @@ def _one_table(config: HfConfig) -> str | None:
 BAICHUAN_2 = 125696  # Baichuan 2's vocabulary size, the only difference from Baichuan 1 in config.json
 
 
-def _unit_rows(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _unit_rows(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return Baichuan 2's output matrix with normalized rows, as in the reference implementation. Leave Baichuan 1's
     unchanged."""
-    if sizes.config.integer("vocab_size") != BAICHUAN_2:
+    if config.integer("vocab_size") != BAICHUAN_2:
         return parts[0]
     return t.computed(parts[0], _unit)
 
@@ -54,15 +54,7 @@ def _known_depth(config: HfConfig) -> str | None:
 
 def _per_layer(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
     """Return a reader for a list with one value per layer."""
-
-    def numbers(config: HfConfig) -> NDArray[np.int32]:
-        found, layers = config.get(name), config.needed("num_hidden_layers")
-        right = isinstance(found, list) and len(found) == layers
-        if not right or not all(type(n) is int and 0 < n < 1 << 16 for n in found):
-            raise config.error(name, found, f"{layers} numbers from 1 up")
-        return np.array(found, np.int32)
-
-    return numbers
+    return lambda config: np.array(config.per_layer(name, "{} numbers from 1 up", is_count), np.int32)
 
 
 def _most_heads(config: HfConfig) -> int | None:
@@ -72,11 +64,8 @@ def _most_heads(config: HfConfig) -> int | None:
 
 def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
     """Return the feed-forward widths: the model width times a factor, rounded to a multiple."""
-    factors, layers = config.get("ffn_multipliers"), config.needed("num_hidden_layers")
+    factors = config.per_layer("ffn_multipliers", "{} positive numbers", lambda x: is_number(x) and 0 < x < 1000)
     divisor, width = config.integer("ffn_dim_divisor") or 256, config.needed("hidden_size")
-    right = isinstance(factors, list) and len(factors) == layers
-    if not right or not all(type(x) in (int, float) and 0 < x < 1000 for x in factors):
-        raise config.error("ffn_multipliers", factors, f"{layers} positive numbers")
     rounded = [max(divisor, int(x * width + divisor / 2) // divisor * divisor) for x in factors]
     return np.array(
         [n + divisor * (n < 0.9 * x * width) for n, x in zip(rounded, factors, strict=True)], np.int32

@@ -14,9 +14,10 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, OUTPUT_FIRST, all_dimensions
-from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Sizes, by_name, taken
+from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.linear_attention import LATENT_KEYS, dense_layers
+from localllm.convert.recipes.shared import leading
 from localllm.convert.tensor import LazyTensor
 
 _OWN, _SHARED = "full", "shared"  # kinds of indexers
@@ -46,8 +47,8 @@ def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
     """Reorder the rotated rows of each group from transformers' convention to the GGUF convention. Trailing rotated
     rows change from half-split (i, i + n/2) to interleaved rope, leading ones from interleaved to half-split."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        rows, count, turned = height(parts[0]), groups(sizes.config), sizes.config.needed("qk_rope_head_dim")
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        rows, count, turned = height(parts[0]), groups(config), config.needed("qk_rope_head_dim")
         order = numbered(parts[0], rows, count, rows // count)
         plain, own = (order[:, :-turned], order[:, -turned:]) if trailing else (order[:, turned:], order[:, :turned])
         shape = (count, 2, -1) if trailing else (count, -1, 2)
@@ -133,9 +134,9 @@ def _part(which: int) -> Change:
     """Return a change that picks the rows of all heads' keys without rope, or of their values, as one matrix per
     head."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
         names = ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
-        heads, plain, value = (_kind_of(parts[0], sizes.config, name) for name in names)
+        heads, plain, value = (_kind_of(parts[0], config, name) for name in names)
         numbered(parts[0], height(parts[0]), heads, plain + value)
         start, stop = ((0, plain), (plain, plain + value))[which]
         return t.strided(t.divided(parts[0], heads), start, stop)
@@ -147,9 +148,9 @@ def _rescaled(name: str) -> Change:
     """Return a change that multiplies a norm's weights by sqrt(width / norm width). The models apply this factor to the
     normalized values."""
 
-    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        width = sizes.config.needed("hidden_size")
-        factor = np.float32(math.sqrt(width / _kind_of(parts[0], sizes.config, name)))
+    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+        width = config.needed("hidden_size")
+        factor = np.float32(math.sqrt(width / _kind_of(parts[0], config, name)))
         return t.computed(parts[0], lambda values: values * factor)
 
     return change
@@ -209,7 +210,7 @@ def _of_sparse(name: str, older: str) -> Key:
     """Return a reader for a size of the indexer, under transformers' key or the key in published checkpoints."""
 
     def size(config: HfConfig) -> int:
-        table = config.below("sparse_attention_config", config.table("sparse_attention_config"))
+        table = config.inner("sparse_attention_config")
         return config.integer(name) or table.needed(older)
 
     return size
@@ -217,13 +218,9 @@ def _of_sparse(name: str, older: str) -> Key:
 
 def _leading(config: HfConfig) -> int:
     """Return the number of leading dense layers."""
-    frequency, layers = config.get("moe_layer_freq"), config.needed("num_hidden_layers")
-    if config.get("mlp_layer_types") is not None or frequency is None:
+    if config.get("mlp_layer_types") is not None or config.get("moe_layer_freq") is None:
         return dense_layers(config)
-    dense = frequency.count(0) if isinstance(frequency, list) else 0
-    if frequency != [0] * dense + [1] * (layers - dense):
-        raise config.error("moe_layer_freq", frequency, "0 for layers before all with 1, one number for each layer")
-    return dense
+    return leading(config, "moe_layer_freq", 0, 1, "0 for layers before all with 1")
 
 
 def _indexed_where_routed(config: HfConfig) -> str | None:

@@ -16,7 +16,7 @@ from localllm import quant
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Recipe, Sizes
+from localllm.convert.recipe import From, Recipe, Tensors
 from localllm.convert.recipes.vision import SECTIONED
 from localllm.convert.tensor import LazyTensor
 
@@ -27,7 +27,7 @@ _SPECIAL = 1024  # special codes at the end of the codebook; only the end of spe
 F32 = NDArray[np.float32]
 
 
-def _projected(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+def _projected(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return F32 rows: the text embeddings after the projection (two matrices with SiLU between), then the code
     embeddings."""
     text, codes, up, up_bias, down, down_bias = parts

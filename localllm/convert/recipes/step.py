@@ -46,7 +46,7 @@ def _in_windows(name: str, *own: str) -> Key:
     """Return the number of heads of each layer. A nested table gives the number for sliding-window layers."""
 
     def numbers(config: HfConfig) -> NDArray[np.int32]:
-        table = config.below("attention_other_setting", config.table("attention_other_setting"))
+        table = config.inner("attention_other_setting")
         full = config.needed(name, *own)
         few = config.integer("num_sliding_attention_heads") if name == "num_attention_heads" else None
         few = few or table.integer(name, *own) or full
@@ -91,9 +91,9 @@ def _step_words(config: HfConfig) -> dict[str, Any]:
 
 def _half_when_full(config: HfConfig) -> str | None:
     """Require that sliding-window layers rotate the whole head, and other layers half of it."""
-    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    rope = config.inner("rope_parameters")
     for kind, fixed in (("full_attention", 0.5), ("sliding_attention", 1.0)):
-        if kind in rope.values and (rope.below(kind, rope.table(kind)).real("partial_rotary_factor") or 1.0) != fixed:
+        if kind in rope.values and (rope.inner(kind).real("partial_rotary_factor") or 1.0) != fixed:
             return f"the rotated share of heads is not {fixed:g} with {kind}; the GGUF architecture has it fixed so"
     return None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.convert.changes import share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Keys, Layer, Recipe, Sizes, only, taken
+from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, only, taken
 from localllm.convert.tensor import LazyTensor
 
 
@@ -18,9 +18,9 @@ def _upright(axis: int, change: Change) -> Change:
     """Return a change that transposes the matrices of checkpoints of 2025, which are recognized by the axis with the
     model's width."""
 
-    def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
-        upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == sizes.config.needed("hidden_size")
-        return change(parts if upright else [turned(parts, sizes)], sizes)
+    def then(parts: Tensors, config: HfConfig) -> LazyTensor:
+        upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == config.needed("hidden_size")
+        return change(parts if upright else [turned(parts, config)], config)
 
     return then
 

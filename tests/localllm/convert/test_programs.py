@@ -13,7 +13,6 @@ import pytest
 
 from localllm.convert import ConvertError, open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Sizes
 from localllm.convert.recipes.small import BAICHUAN_2
 from localllm.convert.recipes.table import RECIPES
 from localllm.convert.tensor import array_tensor
@@ -92,8 +91,8 @@ def test_the_output_of_baichuan_2_has_rows_of_length_one(vocabulary: int, tmp_pa
     Baichuan 1's output matrix is unchanged.
     """
     table = np.array([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]], np.float32)
-    sizes = Sizes(32, 2, 2, HfConfig(tmp_path, {"vocab_size": vocabulary}, {}))
-    found = values(RECIPES["baichuan"].changes["output"]([array_tensor("lm_head.weight", table)], sizes))
+    config = HfConfig(tmp_path, {"vocab_size": vocabulary}, {})
+    found = values(RECIPES["baichuan"].changes["output"]([array_tensor("lm_head.weight", table)], config))
     unit = np.array([[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]], np.float32)
     np.testing.assert_allclose(found, unit if vocabulary == BAICHUAN_2 else table, rtol=1e-6)
 

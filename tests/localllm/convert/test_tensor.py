@@ -12,7 +12,6 @@ from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
 from localllm.convert.changes import in_turn, of_groups, of_heads, share, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Sizes
 
 RANDOM = np.random.default_rng(5)
 
@@ -106,9 +105,9 @@ def test_experts_that_are_one_tensor_already() -> None:
     """The fused mlp.experts.gate_up_proj (experts, 2 f, width) of transformers 5 has the gate rows first, then the up
     rows.
     """
-    halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
+    halves, config = {}, HfConfig(Path(), {}, {})
     for which, part in enumerate(("gate", "up")):
-        halves[part] = values_of(share(which)([of(X)], sizes))
+        halves[part] = values_of(share(which)([of(X)], config))
     np.testing.assert_array_equal(halves["gate"], X[:, :4])
     np.testing.assert_array_equal(halves["up"], X[:, 4:])
 
@@ -135,18 +134,17 @@ def test_parts_of_groups() -> None:
     Part of the heads can also be selected from FP8 weights with scales.
     """
     rows, config = X[0], HfConfig(Path(), {}, {})
-    sizes = Sizes(1, 1, 1, config)
-    picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))
+    picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], config))
     np.testing.assert_array_equal(picked, rows[[1, 2, 3, 5, 6, 7, 0, 4]])
     heads = rows.reshape(2, 4, 6)
-    np.testing.assert_array_equal(values_of(of_heads(lambda config: (2, (1, 3)), 1)([of(rows)], sizes)), heads[:, 1:])
+    np.testing.assert_array_equal(values_of(of_heads(lambda config: (2, (1, 3)), 1)([of(rows)], config)), heads[:, 1:])
     codes = RANDOM.integers(0, 120, (8, 6))
     scaled = t.scaled_fp8(of(codes, "F8_E4M3"), of(np.array([[2.0], [0.5]])))
     expected = values_of(scaled).reshape(2, 4, 6)[:, :1].transpose(0, 2, 1)
-    found = in_turn(of_heads(lambda config: (2, (1, 3)), 0), turned)([scaled], sizes)
+    found = in_turn(of_heads(lambda config: (2, (1, 3)), 0), turned)([scaled], config)
     np.testing.assert_array_equal(values_of(found), expected)
     with pytest.raises(ConvertError, match="8 rows or columns are not 3 groups of 4"):
-        of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], sizes)
+        of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], config)
 
 
 def test_integers_of_32_bits() -> None:
