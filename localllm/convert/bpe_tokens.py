@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps
 from localllm.convert.pretokenizer import pre_tokenizer_name
@@ -70,10 +68,7 @@ def from_bytes(files: TokenizerFiles) -> dict[str, Any]:
         raise ConvertError(f"{files.folder}: {error}") from None
     escaped = ((left.replace(" ", "Ġ"), right.replace(" ", "Ġ")) for left, right in merges(files))
     return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("gpt2", pre),
         "tokenizer.ggml.merges": [f"{left} {right}" for left, right in escaped],
     }
 
@@ -89,23 +84,14 @@ def from_utf8(files: TokenizerFiles) -> dict[str, Any]:
         if text in _GEMMA4_VISIBLE:
             tokens.types[i] = USER_DEFINED
     return {
-        "tokenizer.ggml.model": "gemma4",
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("gemma4", ""),
         "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges(files)],
         "tokenizer.ggml.add_space_prefix": False,
     }
 
 
 def _spm_keys(tokens: Tokens, space_prefix: bool) -> dict[str, Any]:
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
-        "tokenizer.ggml.add_space_prefix": space_prefix,
-    }
+    return tokens.keys("llama", scored=True) | {"tokenizer.ggml.add_space_prefix": space_prefix}
 
 
 def space_prefix(fast: Mapping[str, Any]) -> bool:

@@ -49,10 +49,7 @@ def from_wordpiece(files: TokenizerFiles) -> dict[str, Any]:
     lowercase = bool(kinds) and kinds[0].get("lowercase") is True
     accents = kinds[0].get("strip_accents") if kinds else False
     return {
-        "tokenizer.ggml.model": "bert",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("bert"),
         "tokenizer.ggml.normalizer.lowercase": lowercase,
         "tokenizer.ggml.normalizer.strip_accents": lowercase if accents is None else accents is True,
         "tokenizer.ggml.unknown_token_id": _unknown(files, ids.get(str(files.model.get("unk_token")))),
@@ -98,11 +95,7 @@ def _unigram_keys(tokens: Tokens, unknown: int, prefix: bool, merged: bool, char
         if _SENTINEL.fullmatch(text):
             tokens.types[i] = USER_DEFINED
     keys: dict[str, Any] = {
-        "tokenizer.ggml.model": "t5",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("t5", scored=True),
         "tokenizer.ggml.add_space_prefix": prefix,
         "tokenizer.ggml.remove_extra_whitespaces": merged,
         "tokenizer.ggml.unknown_token_id": unknown,

@@ -9,8 +9,6 @@ import json
 import math
 from typing import Any
 
-import numpy as np
-
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_lines
 from localllm.convert.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Tokens
@@ -37,11 +35,7 @@ def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
         looks_special = text.startswith("<|plamo:") and text.endswith("|>")
         tokens.put(i, text, CONTROL if kind == NORMAL and looks_special else kind, score)
     return {
-        "tokenizer.ggml.model": "plamo2",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("plamo2", scored=True),
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.eot_token_id": _TURN,
     }

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.jsonfile import read_json, steps
+from localllm.convert.jsonfile import steps
+from localllm.convert.tokens import optional
 from localllm.tokenizer.vocab import read_vocab
 
 _KEY = "tokenizer.ggml."
@@ -27,8 +28,8 @@ def special_keys(
     tokens: list[str] = keys[_KEY + "tokens"]
     ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
     # without generation_config.json, transformers reads config.json
-    generation = _optional(folder / "generation_config.json") or {"eos_token_id": config.get("eos_token_id")}
-    table = _optional(folder / "special_tokens_map.json")
+    generation = optional(folder / "generation_config.json") or {"eos_token_id": config.get("eos_token_id")}
+    table = optional(folder / "special_tokens_map.json")
     texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
     first, last = _around(fast)
     texts["bos"] = texts["bos"] or first
@@ -49,10 +50,6 @@ def special_keys(
     if suppressed := list(_numbers(generation.get("suppress_tokens"), len(tokens))):
         found[_KEY + "suppress_tokens"] = np.array(suppressed, np.int32)
     return found | _further_ends(generation, {**keys, **found})
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _text(value: Any) -> str | None:

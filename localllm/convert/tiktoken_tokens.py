@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
@@ -83,10 +81,7 @@ def from_tiktoken(files: TokenizerFiles, kind: TiktokenKind) -> dict[str, Any]:
     add_tokens(tokens, files)
     pairs = (_merge(ranks, token, rank) for token, rank in sorted(ranks.items(), key=lambda item: item[1]))
     keys: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": kind.pre,
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        **tokens.keys("gpt2", kind.pre),
         "tokenizer.ggml.merges": [" ".join(_letters(part) for part in pair) for pair in pairs if len(pair) == 2],
     }
     if kind.end in tokens.texts:

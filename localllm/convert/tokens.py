@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import objects, read_json
@@ -56,6 +58,16 @@ class Tokens:
         """Set token i. A token beyond the rows of the embedding has no weights and is dropped."""
         if i < len(self.texts):
             self.texts[i], self.types[i], self.scores[i] = text, kind, score
+
+    def keys(self, model: str, pre: str = "default", scored: bool = False) -> dict[str, Any]:
+        """Return the GGUF keys of the arrays, of the tokenizer model, and of the pre-tokenizer if there is one."""
+        return {
+            "tokenizer.ggml.model": model,
+            **({"tokenizer.ggml.pre": pre} if pre else {}),
+            "tokenizer.ggml.tokens": self.texts,
+            **({"tokenizer.ggml.scores": np.array(self.scores, np.float32)} if scored else {}),
+            "tokenizer.ggml.token_type": np.array(self.types, np.int32),
+        }
 
 
 def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:

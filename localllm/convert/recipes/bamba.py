@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Recipe
 from localllm.convert.recipes.gated_delta import kv_heads
-from localllm.convert.recipes.mamba import mamba2, product, steps_unbounded
+from localllm.convert.recipes.mamba import MAMBA2_KEYS, mamba2, product, steps_unbounded
 from localllm.convert.recipes.shared import queries_and_keys
 
 
@@ -31,12 +31,7 @@ _BAMBA = {**queries_and_keys(_neighbours), **mamba2(product("mamba_expand", "hid
 ROWS = (
     Recipe(
         "granitehybrid", ("BambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"}, changes=_BAMBA,
-        keys={
-            "attention.head_count_kv": kv_heads(_attends), "rope.scaling.finetuned": True,
-            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
-            "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": "mamba_n_heads",
-            "ssm.group_count": "mamba_n_groups",
-        },
+        keys={"attention.head_count_kv": kv_heads(_attends), "rope.scaling.finetuned": True, **MAMBA2_KEYS},
         checks=(steps_unbounded,), defaults={"partial_rotary_factor": 0.5, "mamba_d_conv": 4, "mamba_n_groups": 1},
     ),
 )  # fmt: skip

@@ -70,8 +70,7 @@ ROWS = (
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": _cohere_gating,
             "expert_shared_count": lambda config: config.integer("num_shared_experts") or None,
         },
-        fixed={"attention_bias": False},
-        checks=(_average, _turned_as_told),
+        fixed={"attention_bias": False}, checks=(_average, _turned_as_told),
         defaults={
             "layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True,
             "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2, "layer_types": _cohere_kinds,

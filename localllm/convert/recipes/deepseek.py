@@ -29,10 +29,8 @@ ROWS = (
             "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
         ),
-        LATENT, order=OUTPUT_FIRST, keys=LATENT_KEYS,
-        fixed={"rope_interleave": True},
-        checks=(one_mscale, _softmax_as_is),
-        defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
+        LATENT, order=OUTPUT_FIRST, keys=LATENT_KEYS, fixed={"rope_interleave": True},
+        checks=(one_mscale, _softmax_as_is), defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
     Recipe("dots1", ("Dots1ForCausalLM",), keys={"expert_gating_func": 2}),
     Recipe(
@@ -47,8 +45,7 @@ ROWS = (
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,
             "expert_group_count": None, "expert_group_used_count": None,
         },
-        fixed={"rope_interleave": True, "n_routed_experts": 0},
-        checks=(one_mscale,),
+        fixed={"rope_interleave": True, "n_routed_experts": 0}, checks=(one_mscale,),
         parts=Parts(others=("siglip2.", "merger.")),
     ),
 )  # fmt: skip

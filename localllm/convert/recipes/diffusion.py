@@ -9,6 +9,7 @@ from typing import Any
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.recipe import Keys, Recipe, by_name, integer, layers_at
+from localllm.convert.recipes.shared import NORMED_SPARSE
 
 _BOTH_WAYS: Keys = {"attention.causal": False}
 _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its own token, not the next token
@@ -27,8 +28,7 @@ ROWS = (
     Recipe("dream", ("DreamModel",), keys=_BOTH_WAYS),
     Recipe(
         "llada", ("LLaDAModelLM",), changes=PERMUTED, raw=layers_at("model.transformer.blocks."), keys=_BOTH_WAYS,
-        defaults=_SIZES,
-        whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
+        defaults=_SIZES, whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
         fixed={
             "block_type": "llama", "layer_norm_type": "rms", "alibi": False, "rope": True, "input_emb_norm": False,
             "attention_layer_norm": False, "block_group_size": 1, "scale_logits": False,
@@ -40,8 +40,5 @@ ROWS = (
         whole_keys={_SHIFT: False}, defaults={"mask_token_id": 156895},
         fixed={"norm_topk_prob": False, "num_shared_experts": 0},
     ),
-    Recipe(
-        "rnd1", ("RND1", "RND1LM"), keys=_BOTH_WAYS,
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    ),
+    Recipe("rnd1", ("RND1", "RND1LM"), keys=_BOTH_WAYS, fixed=NORMED_SPARSE),
 )  # fmt: skip

@@ -12,13 +12,14 @@ from localllm.convert.modules import dense_keys
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, Tensors, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
+from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 # llama.cpp requires this key even of models without token types, such as DistilBERT.
 _NO_TYPES = {"tokenizer.ggml.token_type_count": 1}
 _CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
 _CAUSAL: Keys = {"attention.causal": False}
-_PLAIN: Keys = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # no rotary embedding
+_PLAIN: Keys = {**_CAUSAL, **NOT_ROTATED}  # no rotary embedding
 _BERT_FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _MASKED = without(
     *(
@@ -155,12 +156,11 @@ _JINA: dict[str, Any] = {
 ROWS = (
     Recipe(
         "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES,
-        defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
+        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
-        "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN),
-        fixed=_BERT_FIXED, whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
+        "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN), fixed=_BERT_FIXED,
+        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
         top={"cls": "bert.pooler.dense", "cls.output": "classifier"}, order=BY_NAME,
     ),
     Recipe(
@@ -175,15 +175,18 @@ ROWS = (
     ),
     Recipe(
         "bert",
-        ("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
-         "CamembertForMaskedLM"),
-        keys=_ROBERTA_KEYS, raw=_MASKED, changes=_COUNTED,
-        **_ROBERTA,
+        (
+            "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
+            "CamembertForMaskedLM",
+        ),
+        keys=_ROBERTA_KEYS, raw=_MASKED, changes=_COUNTED, **_ROBERTA,
     ),
     Recipe(
         "bert",
-        ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
-         "CamembertForSequenceClassification"),
+        (
+            "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
+            "CamembertForSequenceClassification",
+        ),
         keys=_ranker(_ROBERTA_KEYS), changes=_COUNTED, **_ROBERTA,
     ),
     Recipe(
@@ -218,8 +221,7 @@ ROWS = (
     Recipe(
         "neo-bert", ("NeoBERTForSequenceClassification",), keys=_ranker(_NEO_KEYS),
         raw=without("freqs_cis", "model.freqs_cis"), top={"cls": "dense", "cls.output": "classifier"},
-        changes=_NEO_CHANGES,
-        **_NEO,
+        changes=_NEO_CHANGES, **_NEO,
     ),
     Recipe(  # transformers does not support this architecture
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
@@ -228,8 +230,7 @@ ROWS = (
         raw=_MASKED, order=BY_NAME,
     ),
     Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL,
-        raw=_MASKED, **_JINA,
+        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL, raw=_MASKED, **_JINA,
     ),
     Recipe(
         "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker(_CAUSAL),
@@ -241,7 +242,6 @@ ROWS = (
     ),
     Recipe(
         "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
-        fixed={"use_bidirectional_attention": True},
-        checks=(score_scale(0),), order=BY_NAME, dense=dense_keys,
+        fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), order=BY_NAME, dense=dense_keys,
     ),
 )  # fmt: skip

@@ -23,10 +23,7 @@ ROWS = (
     Recipe(
         "ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",),
         {"exp_probs_b.bias": taken("mlp.moe_statics.e_score_correction_bias", flat)},
-        keys={
-            "interleave_moe_layer_step": 1,
-            "expert_shared_feed_forward_length": _of_shared_experts,
-        },
+        keys={"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": _of_shared_experts},
         fixed={"moe_layer_interval": 1},
     ),
     Recipe("ernie4_5", ("Ernie4_5_ForCausalLM",), _ERNIE, fixed={"use_bias": False}),

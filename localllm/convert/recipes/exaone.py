@@ -38,9 +38,8 @@ ROWS = (
         checks=(slides_at_64_layers,),
     ),
     Recipe(
-        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
-        keys={"expert_gating_func": 2}, words=_kinds_of_letters,
-        defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
+        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), keys={"expert_gating_func": 2},
+        words=_kinds_of_letters, defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
     ),
     Recipe(
         "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,

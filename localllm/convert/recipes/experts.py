@@ -45,9 +45,8 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
 ROWS = (
     Recipe(
         "arctic", ("ArcticForCausalLM",),
-        {"ffn_norm": "residual_layernorm", "ffn_norm_exps": "post_attention_layernorm"},
-        changes=PERMUTED, order="attn_output ffn_norm ffn_norm_exps",
-        fixed={"parallel_attn_mlp_res": True, "use_residual": True},
+        {"ffn_norm": "residual_layernorm", "ffn_norm_exps": "post_attention_layernorm"}, changes=PERMUTED,
+        order="attn_output ffn_norm ffn_norm_exps", fixed={"parallel_attn_mlp_res": True, "use_residual": True},
         defaults={"parallel_attn_mlp_res": False},
     ),
     Recipe(
@@ -64,7 +63,6 @@ ROWS = (
             "expert_gating_func": lambda config: 1 if config.flag("moe_primary_router_apply_softmax") else 2,
         },
         fixed={"norm_topk_prob": True, "moe_enable_early_router": True, "moe_enable_secondary_experts": False},
-        checks=(_rotated_in_windows,),
-        defaults={"sliding_window": _window, "layer_types": _small_kinds},
+        checks=(_rotated_in_windows,), defaults={"sliding_window": _window, "layer_types": _small_kinds},
     ),
 )  # fmt: skip

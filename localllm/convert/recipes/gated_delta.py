@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from localllm.convert.changes import decay, height, in_turn, numbered, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import width_keys
 from localllm.convert.recipe import Change, Key, Keys, Recipe, Tensors, taken
-from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS
+from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, NORMED_SPARSE
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
 
@@ -132,27 +133,21 @@ def _adjusted_width(config: HfConfig) -> int:
     return -(-width // multiple) * multiple
 
 
+QWEN35_ROW: dict[str, Any] = {
+    "changes": QWEN35, "order": DELTA_ORDER, "norm_offset": 1.0, "plain_norms": ("ssm_norm",),
+    "defaults": {"partial_rotary_factor": 0.25}, "keys": {**DELTA_KEYS, "rope.dimension_sections": sections},
+}  # fmt: skip
+
 ROWS = (
     Recipe(
         "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, order=DELTA_ORDER, norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS,
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS, fixed=NORMED_SPARSE,
     ),
-    Recipe(
-        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), changes=QWEN35, order=DELTA_ORDER,
-        norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
-        keys={**DELTA_KEYS, "rope.dimension_sections": sections},
-    ),
-    Recipe(
-        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), changes=QWEN35, order=DELTA_ORDER,
-        norm_offset=1.0, plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
-        keys={**DELTA_KEYS, "rope.dimension_sections": sections},
-    ),
+    Recipe("qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), **QWEN35_ROW),
+    Recipe("qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), **QWEN35_ROW),
     Recipe(
         "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
-        order=EARLY_NORMS,
-        eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
+        order=EARLY_NORMS, eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
         fixed={"conv_bias": False}, dense=width_keys,
     ),
     Recipe(

@@ -108,14 +108,10 @@ def _kv_heads(config: HfConfig) -> np.ndarray:
 
 ROWS = (
     Recipe("gemma", ("GemmaForCausalLM",), norm_offset=1.0),
+    Recipe("gemma2", ("Gemma2ForCausalLM",), norm_offset=1.0, checks=(score_scale(46),)),
     Recipe(
-        "gemma2", ("Gemma2ForCausalLM",), norm_offset=1.0,
-        checks=(score_scale(46),),
-    ),
-    Recipe(
-        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), norm_offset=1.0,
-        defaults=GEMMA3_DEFAULTS, fixed={"use_bidirectional_attention": False},
-        checks=(score_scale(62),),
+        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), norm_offset=1.0, defaults=GEMMA3_DEFAULTS,
+        fixed={"use_bidirectional_attention": False}, checks=(score_scale(62),),
     ),
     Recipe(
         "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), changes=_PADDED,
@@ -126,9 +122,8 @@ ROWS = (
         },
     ),
     Recipe(
-        "gemma4",
-        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"), _GEMMA4,
-        changes=_PADDED, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
+        "gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
+        _GEMMA4, changes=_PADDED, rope_tensors=True, head_dim=_full_width, tokenizer="gemma4",
         fixed={"use_bidirectional_attention": (False, "vision")},
         keys={
             **_PER_LAYER_KEYS, "feed_forward_length": _widths, "attention.head_count_kv": _kv_heads,

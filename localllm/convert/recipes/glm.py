@@ -34,9 +34,7 @@ ROWS = (
     ),
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
-        eps="layernorm_epsilon",
-        fixed={**_ALL_NORMED},
-        checks=(_as_wide,),
+        eps="layernorm_epsilon", fixed={**_ALL_NORMED}, checks=(_as_wide,),
         defaults={
             "num_hidden_layers": by_name("num_layers"), "max_position_embeddings": by_name("seq_length"),
             "intermediate_size": by_name("ffn_hidden_size"), "head_dim": by_name("kv_channels"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Keys, Raw, Recipe
+from localllm.convert.recipes.shared import NORMED_SPARSE
 
 _GROUP, _SCALE, _WIDTH = 2, 0.05, 128  # experts per group, scale and width of the shared expert
 
@@ -24,8 +25,7 @@ def _read(raw: Raw, config: HfConfig) -> Raw:
 
 ROWS = (
     Recipe(
-        "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), keys=_KEYS,
-        raw=_read,
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False},
+        "grovemoe", ("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), keys=_KEYS, raw=_read,
+        fixed={**NORMED_SPARSE, "attention_bias": False},
     ),
 )  # fmt: skip

@@ -16,9 +16,6 @@ ROWS = (
     Recipe(
         "hy_v3", ("HYV3ForCausalLM",), {"ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias"},
         like="dots1", order=EARLY_BIAS,
-        keys={
-            **SIGMOID, "expert_weights_scale": real("router_scaling_factor"),
-            "leading_dense_block_count": leading,
-        },
+        keys={**SIGMOID, "expert_weights_scale": real("router_scaling_factor"), "leading_dense_block_count": leading},
     ),
 )  # fmt: skip

@@ -121,7 +121,6 @@ ROWS = (
         fixed={
             **ROUTING, "qk_rope_head_dim": 0, "mhc": True, "mla_use_nope": True, "linear_attn_config.safe_gate": True,
         },
-        checks=(one_count,),
-        defaults={**GLM_DEFAULTS, "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20},
+        checks=(one_count,), defaults={**GLM_DEFAULTS, "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20},
     ),
 )  # fmt: skip

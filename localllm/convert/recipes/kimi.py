@@ -76,10 +76,8 @@ def _cap(config: HfConfig, name: str) -> float:
 ROWS = (
     Recipe(
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
-        order=_ORDER,
-        top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
+        order=_ORDER, top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
-        fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"},
-        checks=(one_count,),
+        fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
 )  # fmt: skip

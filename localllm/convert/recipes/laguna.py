@@ -37,15 +37,10 @@ ROWS = (
     Recipe(
         "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1", order=EARLY_BIAS,
         keys={
-            **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"),
-            "leading_dense_block_count": leading, "attention.head_count": _heads,
-            "rope.dimension_count_swa": _rotated_when_sliding,
+            **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"), "leading_dense_block_count": leading,
+            "attention.head_count": _heads, "rope.dimension_count_swa": _rotated_when_sliding,
         },
         fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),
-    Recipe(
-        "mellum", ("MellumForCausalLM",), like="qwen3moe",
-        fixed={"norm_topk_prob": True},
-        checks=(_all_sparse,),
-    ),
+    Recipe("mellum", ("MellumForCausalLM",), like="qwen3moe", fixed={"norm_topk_prob": True}, checks=(_all_sparse,)),
 )  # fmt: skip

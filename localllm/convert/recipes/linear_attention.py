@@ -245,10 +245,8 @@ def untrained(config: HfConfig, keys: Mapping[str, Any], tensors: Mapping[str, L
 ROWS = (
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
-        order=KIMI_ORDER,
-        defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
-        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"},
-        checks=(one_count,),
+        order=KIMI_ORDER, defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
+        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
     Recipe(
         "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, raw=_ling_names,
@@ -256,15 +254,13 @@ ROWS = (
     ),
     Recipe(
         "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, raw=_ling_names, defaults=_LING_DEFAULTS,
-        like="kimi-linear", order=_LING_ORDER,
-        keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections}, fixed=_LING_FIXED,
-        parts=Parts(others=("linear_proj.",)),
+        like="kimi-linear", order=_LING_ORDER, keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections},
+        fixed=_LING_FIXED, parts=Parts(others=("linear_proj.",)),
     ),
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,
         like="minimax-m2", order="attn_output attn_qkv, attn_gate attn_norm_2", keys=_MINIMAX_KEYS,
-        fixed={"postnorm": True},
-        checks=(_of_residual("alpha"), _of_residual("beta")),
+        fixed={"postnorm": True}, checks=(_of_residual("alpha"), _of_residual("beta")),
         whole_keys={"tokenizer.ggml.suppress_tokens": untrained},
     ),
 )  # fmt: skip

@@ -102,7 +102,11 @@ def _xielu(take: Take, config: HfConfig) -> dict[str, Any]:
 
 ROWS = (
     Recipe(
-        "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+        "llama",
+        (
+            "LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM",
+            "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LlamaModel",
+        ),
         changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
@@ -112,8 +116,7 @@ ROWS = (
     ),
     Recipe(
         "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
-        order="attn_k_norm ffn_up ffn_down", defaults={"rope_theta": 12e6},
-        values=_xielu,
+        order="attn_k_norm ffn_up ffn_down", defaults={"rope_theta": 12e6}, values=_xielu,
     ),
     Recipe("arcee", ("ArceeForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(
@@ -123,8 +126,7 @@ ROWS = (
             "attention.sliding_window": "attention_chunk_size",
             "interleave_moe_layer_step": lambda config: config.integer("interleave_moe_layer_step") or 1,
         },
-        fixed={"attn_scale": 0.1, "floor_scale": 8192},
-        checks=(_every_fourth, _experts_by_step),
+        fixed={"attn_scale": 0.1, "floor_scale": 8192}, checks=(_every_fourth, _experts_by_step),
     ),
     Recipe("seed_oss", ("SeedOssForCausalLM",)),
     Recipe("smollm3", ("SmolLM3ForCausalLM",), changes=PERMUTED, checks=(_every_fourth,)),
@@ -141,9 +143,6 @@ ROWS = (
             "num_loops": lambda config: config.integer("num_loops") or 1,
             "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
         },
-    ),
-    Recipe(
-        "llama", ("IQuestCoderForCausalLM", "InternLM3ForCausalLM", "LlamaModel"), changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
         "llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True,

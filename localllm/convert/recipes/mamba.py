@@ -14,7 +14,7 @@ from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, by_name, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
-from localllm.convert.recipes.shared import EARLY_BIAS
+from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 
@@ -64,7 +64,7 @@ def inner(config: HfConfig) -> int:
 _NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
 _NO_ATTENTION: Keys = {
     "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
-    "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None,
+    "attention.value_length": None, **NOT_ROTATED,
 }  # fmt: skip
 _NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
 _MAMBA_KEYS: Keys = {
@@ -77,15 +77,11 @@ _GRANITE = {**PERMUTED, **mamba2(product("mamba_expand", "hidden_size", "mamba_n
 _GRANITE_ROPE: Keys = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
-_GRANITE_KEYS: Keys = {
-    "attention.head_count_kv": kv_heads(attending),
-    "ssm.conv_kernel": "mamba_d_conv",
-    "ssm.inner_size": product("mamba_expand", "hidden_size"),
-    "ssm.state_size": "mamba_d_state",
-    "ssm.time_step_rank": "mamba_n_heads",
-    "ssm.group_count": "mamba_n_groups",
-    **_GRANITE_ROPE,
-}
+MAMBA2_KEYS: Keys = {
+    "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
+    "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
+}  # fmt: skip
+_GRANITE_KEYS: Keys = {"attention.head_count_kv": kv_heads(attending), **MAMBA2_KEYS, **_GRANITE_ROPE}
 _GRANITE_CLASS = ("GraniteMoeHybridForCausalLM",)
 
 
@@ -230,8 +226,7 @@ ROWS = (
     ),
     Recipe(
         "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS, eps="layer_norm_epsilon",
-        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2},
-        keys=_MAMBA_KEYS,
+        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2}, keys=_MAMBA_KEYS,
     ),
     Recipe(
         "mamba", ("MambaLMHeadModel",), _NORMS, eps="layer_norm_epsilon",
@@ -259,24 +254,20 @@ ROWS = (
     Recipe(
         "jamba", ("JambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"},
         keys={
-            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")),
-            "rope.dimension_count": None, "rope.freq_base": None,
-            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
-            "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": rank("mamba_dt_rank"),
+            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")), **NOT_ROTATED,
+            **MAMBA2_KEYS, "ssm.time_step_rank": rank("mamba_dt_rank"), "ssm.group_count": None,
         },
     ),
     Recipe(
         "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, order=EARLY_BIAS,
-        eps="layer_norm_epsilon",
-        defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
+        eps="layer_norm_epsilon", defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
             "expert_count": "n_routed_experts", "expert_gating_func": 2,
             "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
             "moe_latent_size": integer("moe_latent_size"),
         },
-        fixed={"mlp_hidden_act": "relu2"},
-        checks=(_kinds("mamba", "attention", "moe"), steps_unbounded),
+        fixed={"mlp_hidden_act": "relu2"}, checks=(_kinds("mamba", "attention", "moe"), steps_unbounded),
     ),
     Recipe(
         "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
@@ -285,15 +276,10 @@ ROWS = (
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
             "expert_used_count": None,
         },
-        fixed={"mlp_hidden_act": "relu2"},
-        checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded),
+        fixed={"mlp_hidden_act": "relu2"}, checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded),
     ),
     Recipe(
         "falcon-h1", ("FalconH1ForCausalLM",), {"ffn_norm.": "pre_ff_layernorm.weight"}, changes=_FALCON_H1,
-        keys={
-            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": "mamba_d_ssm", "ssm.state_size": "mamba_d_state",
-            "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
-        },
-        checks=(steps_unbounded, _norm_after_gate, _own_output),
+        keys={**MAMBA2_KEYS, "ssm.inner_size": "mamba_d_ssm"}, checks=(steps_unbounded, _norm_after_gate, _own_output),
     ),
 )  # fmt: skip

@@ -38,8 +38,7 @@ ROWS = (
             "attention.kv_lora_rank": "kv_lora_rank", "attention.key_length": _key_width,
             "attention.value_length": "v_head_dim", "rope.dimension_count": "qk_rope_head_dim",
         },
-        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
-        head_dim=by_name("qk_rope_head_dim"),
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, head_dim=by_name("qk_rope_head_dim"),
     ),
     Recipe(
         "minicpm", ("MiniCPMForCausalLM",), changes=PERMUTED, rope_tensors=True,
@@ -50,7 +49,6 @@ ROWS = (
             ),
             "logit_scale": lambda config: config.needed("hidden_size") / ratio("dim_model_base")(config),
         },
-        fixed={"num_experts": 0},
-        defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
+        fixed={"num_experts": 0}, defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
     ),
 )  # fmt: skip

@@ -24,8 +24,7 @@ ROWS = (
             **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
             "attention.temperature_length": _growth_length,
         },
-        fixed={"rope_interleave": True, "n_group": 1},
-        checks=(one_mscale,),
+        fixed={"rope_interleave": True, "n_group": 1}, checks=(one_mscale,),
         when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
     ),
     Recipe(

@@ -74,15 +74,12 @@ ROWS = (
             "expert_count": lambda config: _experts(config).needed("moe_num_experts"),
             "expert_used_count": lambda config: _experts(config).needed("moe_top_k"),
         },
-        fixed={"ffn_config.ffn_act_fn.name": "silu"},
-        checks=(_sum_of_one, _one_base),
+        fixed={"ffn_config.ffn_act_fn.name": "silu"}, checks=(_sum_of_one, _one_base),
         defaults={
             **_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5,
             "rope_theta": lambda config: _attention(config).real("rope_theta"),
         },
-        changes={
-            "ffn_gate_exps": _by_expert, "ffn_up_exps": _by_expert, "ffn_down_exps": in_turn(_by_expert, turned),
-        },
+        changes={"ffn_gate_exps": _by_expert, "ffn_up_exps": _by_expert, "ffn_down_exps": in_turn(_by_expert, turned)},
     ),
     Recipe(
         "mpt", ("MptForCausalLM", "MPTForCausalLM"), eps="layer_norm_epsilon", order=BY_NAME,
@@ -96,7 +93,6 @@ ROWS = (
             "attn_config.alibi": True, "attn_config.attn_type": "multihead_attention", "attn_config.qk_ln": False,
             "attn_config.prefix_lm": False, "no_bias": True, "expansion_ratio": 4, "logit_scale": 1,
         },
-        checks=(_root_of_width,),
-        defaults={**_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5},
+        checks=(_root_of_width,), defaults={**_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5},
     ),
 )  # fmt: skip

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Check, Keys, Parts, Recipe, real
-from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, sections
+from localllm.convert.recipes.gated_delta import QWEN35_ROW
 from localllm.convert.recipes.glm import GLM4, GLM4_MOE
-from localllm.convert.recipes.shared import queries_and_keys
+from localllm.convert.recipes.shared import NORMED_SPARSE, queries_and_keys
 from localllm.convert.recipes.vision import SECTIONED
 
 # transformers' defaults for missing keys, by `model_type` of the text model.
@@ -76,21 +76,16 @@ _INTERN_PARTS = Parts(others=("mlp1.",))
 ROWS = (
     Recipe(
         "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), changes=PERMUTED,
-        rope_tensors=True,
-        checks=(_text_is("llama"),), defaults=_assumed("llama"), parts=Parts(others=("model.connector.",)),
+        rope_tensors=True, checks=(_text_is("llama"),), defaults=_assumed("llama"),
+        parts=Parts(others=("model.connector.",)),
     ),
     Recipe("qwen3", _INTERN, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
-    Recipe(
-        "qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"),
-        parts=_INTERN_PARTS,
-    ),
+    Recipe("qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"), parts=_INTERN_PARTS),
     Recipe(
         "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         checks=(_text_is("qwen3"),),
     ),
-    Recipe(
-        "glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections,
-    ),
+    Recipe("glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
     Recipe("glm4", _GLM, GLM4),
     Recipe(
         "glm4moe", ("Glm4vMoeForConditionalGeneration",), order=GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
@@ -99,30 +94,23 @@ ROWS = (
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
         keys={
-            "expert_weights_scale": real("routed_scaling_factor"), "expert_gating_func": 1,
-            "rope.dimension_count": 0,
+            "expert_weights_scale": real("routed_scaling_factor"), "expert_gating_func": 1, "rope.dimension_count": 0,
         },
         fixed={
             "use_mla": False, "norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy",
             "moe_layer_freq": 1, "rope_scaling": None, "rope_theta": 10000.0,
         },
-        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0},
-        parts=Parts(others=_OCR),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0}, parts=Parts(others=_OCR),
     ),
-    Recipe(
-        "qwen35", ("MiniCPMV4_6ForConditionalGeneration",), changes=QWEN35, order=DELTA_ORDER, norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
-        keys={**DELTA_KEYS, "rope.dimension_sections": sections}, parts=Parts(others=("model.merger.",)),
-    ),
+    Recipe("qwen35", ("MiniCPMV4_6ForConditionalGeneration",), **QWEN35_ROW, parts=Parts(others=("model.merger.",))),
     Recipe(
         "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
-        changes=PERMUTED,
-        rope_tensors=True, checks=(_text_is("granite"),), parts=Parts(others=("encoder.", "projector.")),
+        changes=PERMUTED, rope_tensors=True, checks=(_text_is("granite"),),
+        parts=Parts(others=("encoder.", "projector.")),
     ),
     Recipe(
         "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), changes=PERMUTED,
-        rope_tensors=True,
-        checks=(_text_is("llama", "mistral"),), defaults=_assumed("llama", "mistral"),
+        rope_tensors=True, checks=(_text_is("llama", "mistral"),), defaults=_assumed("llama", "mistral"),
     ),
     Recipe(
         "llama", ("JanusForConditionalGeneration",), changes=PERMUTED, rope_tensors=True, checks=(_text_is("llama"),),
@@ -133,18 +121,13 @@ ROWS = (
         "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"),
         checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
     ),
-    Recipe("qwen2", ("DotsOCRForCausalLM",)),
     Recipe(
         "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), keys=SECTIONED,
         parts=Parts(inside="thinker."),
     ),
-    Recipe("qwen3", ("StepVLForConditionalGeneration",)),
+    Recipe("qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, parts=Parts(inside="thinker.")),
     Recipe(
-        "qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, parts=Parts(inside="thinker."),
-    ),
-    Recipe(
-        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK,
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK, fixed=NORMED_SPARSE,
         parts=Parts(inside="thinker."),
     ),
 )  # fmt: skip

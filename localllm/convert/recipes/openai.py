@@ -8,6 +8,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import in_turn, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Change, From, Layer, Recipe, Tensors, by_name, taken
+from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 
@@ -50,7 +51,7 @@ ROWS = (
             "layer_norm_epsilon": 1e-5,
         },
         keys={
-            "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
+            "attention.head_count_kv": "n_head", **NOT_ROTATED,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),
         },
         fixed={

@@ -102,16 +102,13 @@ _PLAMO2_KEYS: Keys = {
 ROWS = (
     Recipe(
         "plamo", ("PlamoForCausalLM",), raw=_LAYERS, changes={"attn_q": _queries, "attn_output": _output},
-        keys={"attention.head_count_kv": _keys_of_plamo},
-        fixed={"rope_scaling": None, "rope_theta": 10000.0},
+        keys={"attention.head_count_kv": _keys_of_plamo}, fixed={"rope_scaling": None, "rope_theta": 10000.0},
         tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
         "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, order=_PLAMO2_ORDER,
-        norm_offset=1.0,
-        plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
-        head_dim=by_name("hidden_size_per_head"),
-        fixed={"mamba_enabled": True},
+        norm_offset=1.0, plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
+        head_dim=by_name("hidden_size_per_head"), fixed={"mamba_enabled": True},
         defaults={
             **_MAMBA, "mamba_step": 2, "mamba_d_state": 64, "mamba_d_conv": 4, "num_attention_heads": 32,
             "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
@@ -125,9 +122,6 @@ ROWS = (
             "attention.sliding_window_pattern": "sliding_window_pattern",
         },
         fixed={"rope_scaling_factor": 1, "rope_scaling": None},
-        defaults={
-            "sliding_window_pattern": 8,
-            "rope_local_base_freq": real("rope_local_theta"),
-        },
+        defaults={"sliding_window_pattern": 8, "rope_local_base_freq": real("rope_local_theta")},
     ),
 )  # fmt: skip

@@ -101,8 +101,7 @@ ROWS = (
         tokens=_tokens,
         top={
             "token_embd.weight": (
-                From((_VOICE, _TABLE, _START, _LATENT), _table_of_voices),
-                From((_TABLE, _START, _LATENT), _table),
+                From((_VOICE, _TABLE, _START, _LATENT), _table_of_voices), From((_TABLE, _START, _LATENT), _table),
             ),
             "output_norm": "flow_lm.out_norm",
         },

@@ -6,18 +6,13 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from localllm.convert.recipe import Recipe, by_name, integer
-
-_ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-
+from localllm.convert.recipes.shared import NORMED_SPARSE
 
 ROWS = (
-    Recipe("qwen2", ("Qwen2ForCausalLM", "Qwen2Model")),
-    Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), fixed={"norm_topk_prob": False, **_ALL_SPARSE}),
-    Recipe("qwen3", ("Qwen3ForCausalLM", "Qwen3Model")),
-    Recipe(
-        "qwen3moe", ("Qwen3MoeForCausalLM",),
-        fixed={"norm_topk_prob": True, **_ALL_SPARSE},
-    ),
+    Recipe("qwen2", ("Qwen2ForCausalLM", "Qwen2Model", "DotsOCRForCausalLM")),
+    Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), fixed={**NORMED_SPARSE, "norm_topk_prob": False}),
+    Recipe("qwen3", ("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration")),
+    Recipe("qwen3moe", ("Qwen3MoeForCausalLM",), fixed=NORMED_SPARSE),
     Recipe(
         "qwen", ("QWenLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
         keys={"context_length": by_name("seq_length", "max_position_embeddings")},

@@ -15,6 +15,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import flat, in_turn, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sources, Tensors, layers_at, taken
+from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
@@ -182,7 +183,7 @@ def _head_size(config: HfConfig) -> int:
 
 _KEYS: Keys = {
     "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
-    "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None, "wkv.head_size": _head_size,
+    "attention.value_length": None, **NOT_ROTATED, "wkv.head_size": _head_size,
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": _LONG,
@@ -193,15 +194,13 @@ _IN_QWEN: Keys = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
 ROWS = (
     Recipe(
         "rwkv6", ("Rwkv6ForCausalLM",), _time_mix6("attention"), raw=layers_at("rwkv.blocks."), changes=_RWKV6,
-        eps="layer_norm_epsilon",
-        defaults=_DEFAULTS,
+        eps="layer_norm_epsilon", defaults=_DEFAULTS,
         keys={
             **_KEYS, "time_mix_extra_dim": lambda config: _extra(config, 64),
             "time_decay_extra_dim": lambda config: _extra(config, 128), "rescale_every_n_layers": "rescale_every",
             "feed_forward_length": _inner(lambda width: int(width * 3.5) // 32 * 32),
         },
-        top={"token_embd_norm": "model.layers.0.pre_ln"},
-        templates={"default": TEMPLATE},
+        top={"token_embd_norm": "model.layers.0.pre_ln"}, templates={"default": TEMPLATE},
     ),
     Recipe(
         "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, order="time_mix_output time_mix_gate",

@@ -139,25 +139,20 @@ _TALKIE: Layer = {
 ROWS = (
     Recipe(
         "hrm_text", ("HrmTextForCausalLM",), _HRM, raw=_hrm_layers, words=_hrm_words,
-        top={"hrm.z_l_init": "model.z_L_init"},
-        order="post_ffw_norm attn_gate",
+        top={"hrm.z_l_init": "model.z_L_init"}, order="post_ffw_norm attn_gate",
         keys={
             "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
-            "attention.head_count_kv": "num_attention_heads",
-            "hrm.layers_per_stack": _hrm_stack, "hrm.h_cycles": "H_cycles", "hrm.l_cycles": "L_cycles",
-            "hrm.prefix_lm": flag("prefix_lm"),
+            "attention.head_count_kv": "num_attention_heads", "hrm.layers_per_stack": _hrm_stack,
+            "hrm.h_cycles": "H_cycles", "hrm.l_cycles": "L_cycles", "hrm.prefix_lm": flag("prefix_lm"),
             "embedding_scale": _hrm_scale,
         },
         fixed={"attention_bias": False, "mlp_bias": False},
         defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
-        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate",
-        norm_offset=1.0,
-        plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"),
-        keys={"logit_scale": real("output_multiplier")},
-        fixed={"post_norm_eps": 1e-8, "attention_bias": False},
-        checks=(_rotated_in_windows,),
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate", norm_offset=1.0,
+        plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"), keys={"logit_scale": real("output_multiplier")},
+        fixed={"post_norm_eps": 1e-8, "attention_bias": False}, checks=(_rotated_in_windows,),
         defaults={
             "head_dim": 128, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
             "output_multiplier": 0.19611613513818404, "sliding_window": 2048, "layer_types": _muse_kinds,
@@ -166,8 +161,7 @@ ROWS = (
     Recipe(
         "spark2_5", ("Spark2_5ForCausalLM",), _SPARK, order="attn_qkv attn_gate",
         keys={
-            "rope.dimension_count": _share("full_attention"),
-            "rope.dimension_count_swa": _share("sliding_attention"),
+            "rope.dimension_count": _share("full_attention"), "rope.dimension_count_swa": _share("sliding_attention"),
         },
         fixed={"gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True},
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
@@ -175,10 +169,10 @@ ROWS = (
     Recipe(
         "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), order="attn_v attn_q_norm",
         top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
-        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS}, values=lambda take,
+        keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS},
+        values=lambda take,
         sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
-        fixed={"rope_scaling": None},
-        checks=(as_many_keys,),
+        fixed={"rope_scaling": None}, checks=(as_many_keys,),
         defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),
 )  # fmt: skip

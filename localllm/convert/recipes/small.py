@@ -86,17 +86,14 @@ ROWS = (
     Recipe(
         "bitnet", ("BitNetForCausalLM",),
         {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
-        fixed={"attention_bias": False},
-        checks=(_one_table,),
-        defaults={"rope_theta": 5e5},
+        fixed={"attention_bias": False}, checks=(_one_table,), defaults={"rope_theta": 5e5},
     ),
     Recipe(
         "nemotron", ("NemotronForCausalLM",), norm_offset=1.0, eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
-        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25},
-        fixed={"use_parallel_residual": False},
+        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25}, fixed={"use_parallel_residual": False},
     ),
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),
@@ -136,8 +133,7 @@ ROWS = (
             ),
             "attention.value_length": "v_head_dim",
         },
-        fixed={"q_lora_rank": None, "attention_bias": False},
-        head_dim=by_name("qk_rope_head_dim"),
+        fixed={"q_lora_rank": None, "attention_bias": False}, head_dim=by_name("qk_rope_head_dim"),
     ),
     Recipe("xverse", ("XverseForCausalLM",), changes=PERMUTED, checks=(as_many_keys,)),
 )  # fmt: skip

@@ -262,8 +262,7 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 ROWS = (
     Recipe(
         "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", order=OUTPUT_FIRST, keys=_SPARSE_KEYS,
-        fixed=ROUTING,
-        defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
+        fixed=ROUTING, defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
     Recipe(
         "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, fixed=ROUTING,
@@ -272,8 +271,7 @@ ROWS = (
     Recipe(
         "dots3note", ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"), _DOTS,
         changes=_DOTS_CHANGES, like="glm-dsa",
-        order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate",
-        keys=_DOTS_KEYS,
+        order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate", keys=_DOTS_KEYS,
         fixed={
             **ROUTING, "use_dsa": True, "normalization": "RMSNorm", "final_norm": "RMSNorm",
             "k_rope_only_layernorm": True, "n_group": 1, "use_dynamic_rsf": False, "attention_gate_type": "headwise",
@@ -293,8 +291,7 @@ ROWS = (
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _MINIMAX,
-        like="minimax-m2 llama", order=_MINIMAX_ORDER,
-        keys=_MINIMAX_KEYS, norm_offset=1.0,
+        like="minimax-m2 llama", order=_MINIMAX_ORDER, keys=_MINIMAX_KEYS, norm_offset=1.0,
         fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
         checks=(_indexed_where_routed, _shared_width("shared_intermediate_size")),
         defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},

@@ -87,10 +87,7 @@ def _never(config: HfConfig, *_: object) -> NDArray[np.int32]:
 ROWS = (
     Recipe(
         "qwen3tts", ("Qwen3TTSForConditionalGeneration",), like="qwen3", keys=SECTIONED, tokens=_names,
-        top={
-            "token_embd.weight": From((*_TABLES, *_PROJECTION), _projected),
-            "output": "codec_head",
-        },
+        top={"token_embd.weight": From((*_TABLES, *_PROJECTION), _projected), "output": "codec_head"},
         whole_keys={
             "tokenizer.ggml.eos_token_id": _end, "tokenizer.ggml.add_eos_token": False,
             "tokenizer.ggml.suppress_tokens": _never, "tokenizer.chat_template": None,

@@ -14,6 +14,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
+from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 _CONTEXT = 512  # trained length, which config.json lacks; longer texts work too, since positions are relative
@@ -67,7 +68,7 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
 }  # fmt: skip
 _KEYS: Keys = {
-    "rope.dimension_count": None, "rope.freq_base": None,
+    **NOT_ROTATED,
     "attention.relative_buckets_count": "relative_attention_num_buckets",
 }  # fmt: skip
 _DECODER_KEYS: Keys = {

@@ -11,6 +11,7 @@ import numpy as np
 from localllm.convert.changes import share, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, only, taken
+from localllm.convert.recipes.shared import NORMED_SPARSE
 from localllm.convert.tensor import LazyTensor
 
 
@@ -86,20 +87,17 @@ def _as_many_keys(config: HfConfig) -> str | None:
 ROWS = (
     Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, checks=(_as_many_keys,)),
     Recipe(
-        "hunyuan_vl", ("HunYuanVLForConditionalGeneration",),
-        keys={"rope.dimension_sections": _four_sections}, fixed={"attention_bias": False},
+        "hunyuan_vl", ("HunYuanVLForConditionalGeneration",), keys={"rope.dimension_sections": _four_sections},
+        fixed={"attention_bias": False},
     ),
     Recipe(
-        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), keys=SECTIONED,
-        fixed={"use_bias": False}, defaults={"head_dim": 128, "rope_theta": 5e5},
+        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), keys=SECTIONED, fixed={"use_bias": False},
+        defaults={"head_dim": 128, "rope_theta": 5e5},
     ),
     Recipe(
         "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
         keys=SECTIONED,
     ),
     Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), keys=_QWEN3),
-    Recipe(
-        "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERTS, keys=_QWEN3,
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    ),
+    Recipe("qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERTS, keys=_QWEN3, fixed=NORMED_SPARSE),
 )  # fmt: skip
