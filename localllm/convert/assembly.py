@@ -62,7 +62,7 @@ class Assembly:
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor if the forward pass, which reads these names, ignores its kind in all
         layers."""
-        known = {_LAYER.sub("", name).rpartition(".")[0] for name in read}
+        known = {"output", *(_LAYER.sub("", name).rpartition(".")[0] for name in read)}  # encoders read no output matrix
         mapped = [name for name in self.tensors if name in self._mapped and name not in read]
         self._refuse([self._sources[x].name for x in mapped if _LAYER.sub("", x).rpartition(".")[0] not in known])
 

@@ -1,112 +1,23 @@
-"""The architectures that can be converted. Each recipe has the classes in transformers, the source of each GGUF tensor,
-and the assumptions of the GGUF architecture, which config.json must meet."""
+"""All recipes by class and by architecture. Every module of this package with `ROWS` is a family of models.
+
+A recipe has the classes in transformers, the sources of GGUF tensors that the name map does not give, and the
+assumptions of the GGUF architecture, which config.json must meet.
+"""
 
 from __future__ import annotations
 
-from localllm.convert.recipe import (
-    Recipe,
-)
-from localllm.convert.recipes import (
-    bailing,
-    bamba,
-    cohere,
-    deepseek,
-    deepseek4,
-    diffusion,
-    encoders,
-    ernie,
-    exaone,
-    experts,
-    gated_delta,
-    gemma,
-    glm,
-    gpt_like,
-    granite,
-    grok,
-    grove_moe,
-    hunyuan,
-    hyper_connections,
-    kimi,
-    laguna,
-    linear_attention,
-    llama,
-    mamba,
-    mimo,
-    minicpm,
-    minimax,
-    mistral,
-    mosaic,
-    multimodal,
-    olmo,
-    openai,
-    phi,
-    plamo,
-    pocket_tts,
-    qwen,
-    qwen4,
-    rerankers,
-    rwkv,
-    single,
-    small,
-    sparse_attention,
-    speech,
-    step,
-    t5,
-    vision,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-_ALL = (
-    *bailing.ROWS,
-    *cohere.ROWS,
-    *deepseek.ROWS,
-    *ernie.ROWS,
-    *exaone.ROWS,
-    *experts.ROWS,
-    *gemma.ROWS,
-    *glm.ROWS,
-    *gpt_like.ROWS,
-    *granite.ROWS,
-    *hunyuan.ROWS,
-    *laguna.ROWS,
-    *llama.ROWS,
-    *mimo.ROWS,
-    *minicpm.ROWS,
-    *minimax.ROWS,
-    *mistral.ROWS,
-    *mosaic.ROWS,
-    *olmo.ROWS,
-    *openai.ROWS,
-    *phi.ROWS,
-    *qwen.ROWS,
-    *single.ROWS,
-    *small.ROWS,
-    *step.ROWS,
-    *gated_delta.ROWS,
-    *vision.ROWS,
-    *deepseek4.ROWS,
-    *diffusion.ROWS,
-    *encoders.ROWS,
-    *grok.ROWS,
-    *grove_moe.ROWS,
-    *linear_attention.ROWS,
-    *kimi.ROWS,
-    *plamo.ROWS,
-    *pocket_tts.ROWS,
-    *qwen4.ROWS,
-    *rwkv.ROWS,
-    *sparse_attention.ROWS,
-    *speech.ROWS,
-    *hyper_connections.ROWS,
-    *t5.ROWS,
-    *mamba.ROWS,
-    *rerankers.ROWS,
-    *multimodal.ROWS,
-    *bamba.ROWS,
-)
+from localllm.convert import recipes
+from localllm.convert.recipe import Recipe
+
+_FAMILIES = [import_module(f"{recipes.__name__}.{module.name}") for module in iter_modules(recipes.__path__)]
+_ALL: list[Recipe] = [row for family in _FAMILIES for row in getattr(family, "ROWS", ())]
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
-BY_CLASS: dict[str, tuple[Recipe, ...]] = {
-    name: tuple(sorted([row for row in _ALL if name in row.classes], key=lambda row: row.when is None))
+BY_CLASS: dict[str, list[Recipe]] = {
+    name: sorted([row for row in _ALL if name in row.classes], key=lambda row: row.when is None)
     for of_class in _ALL
     for name in of_class.classes
 }
