@@ -44,7 +44,7 @@ class Assembly:
     ) -> None:
         """Take all tensors of the registry. `computed` are further tensors, which follow the token embedding."""
         self._registry, self._recipe, self._config = registry, recipe, config
-        self._layers = max(layers := config.needed("num_hidden_layers"), config.integer("num_decoder_layers") or 0)
+        self._layers = max(layers := config.layers, config.integer("num_decoder_layers") or 0)
         self._made: dict[str, LazyTensor] = {}
         self._sources: dict[str, LazyTensor] = {}  # GGUF name -> the first tensor that it is made of
         self._mapped: set[str] = set()  # GGUF names that the recipe does not name
@@ -62,7 +62,10 @@ class Assembly:
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor if the forward pass, which reads these names, ignores its kind in all
         layers."""
-        known = {"output", *(_LAYER.sub("", name).rpartition(".")[0] for name in read)}  # encoders read no output matrix
+        known = {
+            "output",
+            *(_LAYER.sub("", name).rpartition(".")[0] for name in read),
+        }  # encoders read no output matrix
         mapped = [name for name in self.tensors if name in self._mapped and name not in read]
         self._refuse([self._sources[x].name for x in mapped if _LAYER.sub("", x).rpartition(".")[0] not in known])
 

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Layer, Tensors, taken
 from localllm.convert.tensor import LazyTensor
 
-Layout = Callable[[HfConfig], tuple[int, tuple[int, ...]]]  # the number of groups, and the rows of each part of a group
+Groups = tuple[int, tuple[int, ...]]
+Layout = Reader[Groups]  # the number of groups, and the rows of each part of a group
 
 
 def of_one(function: Callable[[LazyTensor], LazyTensor]) -> Change:
@@ -39,7 +40,7 @@ def kv_heads(config: HfConfig) -> int:
     return config.integer("num_key_value_heads") or heads(config)
 
 
-def permuted(heads: Callable[[HfConfig], int]) -> Change:
+def permuted(heads: Reader[int]) -> Change:
     """Reorder each head's rows from half-split rope (i, i + n/2), as in transformers, to interleaved (2i, 2i + 1)."""
 
     def change(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -85,7 +86,7 @@ def in_turn(*changes: Change) -> Change:
     return change
 
 
-def shaped(width: Callable[[HfConfig], int]) -> Change:
+def shaped(width: Reader[int]) -> Change:
     """Return a change that reshapes a vector to rows of equal width."""
 
     def change(parts: Tensors, config: HfConfig) -> LazyTensor:

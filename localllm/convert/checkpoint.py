@@ -49,7 +49,7 @@ class Checkpoint(Closing):
         config = told_by_tensors(folder) or read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
         config = recipe.said(config)
-        layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
+        layers, heads = config.layers, config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         self._shards = open_shards(folder)

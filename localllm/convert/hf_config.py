@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
@@ -70,9 +70,13 @@ class HfConfig:
             raise self.error(names[0], value, "a whole number from 1 up")
         return value
 
+    @property
+    def layers(self) -> int:
+        return self.needed("num_hidden_layers")
+
     def per_layer(self, name: str, expected: str, valid: Callable[[Any], bool]) -> list[Any]:
         """Return a list with a valid value for each layer. `{}` in the description is the number of layers."""
-        found, layers = self.get(name), self.needed("num_hidden_layers")
+        found, layers = self.get(name), self.layers
         if not isinstance(found, list) or len(found) != layers or not all(map(valid, found)):
             raise self.error(name, found, expected.format(layers))
         return found
@@ -94,6 +98,10 @@ class HfConfig:
     def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:
         """Return a nested table."""
         return HfConfig(self.path.with_name(f"{self.path.name} {name}"), values, {})
+
+
+T = TypeVar("T")
+Reader = Callable[[HfConfig], T]  # reads a value from config.json
 
 
 def read_config(folder: Path) -> HfConfig:

@@ -74,7 +74,7 @@ def shape_keys(
     _check(config, recipe)
     keys: dict[str, Any] = {
         "vocab_size": vocabulary,
-        "block_count": config.needed("num_hidden_layers"),
+        "block_count": config.layers,
         "context_length": config.needed("max_position_embeddings"),
         "embedding_length": config.needed("hidden_size"),
     }
@@ -122,7 +122,7 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}
-    layers = config.needed("num_hidden_layers")
+    layers = config.layers
     kinds = config.get("layer_types")
     if kinds is None:
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period

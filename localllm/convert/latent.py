@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from localllm.convert.changes import in_turn, of_heads, turned
+from localllm.convert.changes import Groups, in_turn, of_heads, turned
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Keys, integer, taken
 
 
-def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def key_and_value(config: HfConfig) -> Groups:
     """Return the number of heads in latent attention, and the rows per head of the keys without rope and of the
     values."""
     widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")

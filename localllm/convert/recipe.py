@@ -10,7 +10,7 @@ from typing import Any, Literal
 from localllm import quant
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.tensor import LazyTensor
 
 Tensors = list[LazyTensor]
@@ -19,7 +19,7 @@ Key = int | float | str | Callable[[HfConfig], Any] | None  # None: the key is n
 Keys = dict[str, Key]
 TokenizerModel = Literal["", "gemma4", "llama"]
 RopeTensors = bool | Literal["whole"]
-Check = Callable[[HfConfig], str | None]  # returns why the results would differ from transformers, or None
+Check = Reader[str | None]  # returns why the results would differ from transformers, or None
 
 
 def only(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -64,20 +64,20 @@ def number(take: Take, name: str) -> float:
     return float(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
 
 
-def by_name(*names: str) -> Callable[[HfConfig], int]:
+def by_name(*names: str) -> Reader[int]:
     """Return a reader that looks up several names in config.json and returns the first value found."""
     return lambda config: config.needed(*names)
 
 
-def integer(*names: str) -> Callable[[HfConfig], int | None]:
+def integer(*names: str) -> Reader[int | None]:
     return lambda config: config.integer(*names)
 
 
-def real(*names: str) -> Callable[[HfConfig], float | None]:
+def real(*names: str) -> Reader[float | None]:
     return lambda config: config.real(*names)
 
 
-def flag(*names: str) -> Callable[[HfConfig], bool | None]:
+def flag(*names: str) -> Reader[bool | None]:
     return lambda config: config.flag(*names)
 
 
@@ -123,32 +123,48 @@ class Recipe:
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Layer = field(default_factory=dict)  # tensors of a layer that the name map lacks, or that differ
-    top: Layer = field(default_factory=dict)  # the same for tensors outside of layers
-    changes: Mapping[str, Change] = field(default_factory=dict)  # of mapped tensors, by GGUF names below `blk.N.`
-    like: str = ""  # architectures of the gguf package with the same names, if the package lacks this one
-    order: str = ""  # the order of tensors where it differs, see `names.place`
-    raw: Callable[[Raw, HfConfig], Raw] = unchanged  # renames, merges or drops tensors of the checkpoint
-    output: Callable[[dict[str, LazyTensor], HfConfig], dict[str, LazyTensor]] = untied  # chooses the output matrix
-    parts: Parts = field(default_factory=Parts)  # non-text parts of the checkpoint
+
+    # Tensors. The name map gives all others, with the `changes` by GGUF names below `blk.N.`.
+    layer: Layer = field(default_factory=dict)  # tensors of a layer
+    top: Layer = field(default_factory=dict)  # tensors outside of layers
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    # Architectures of the gguf package with the same names, if the package lacks this one.
+    like: str = ""
+    order: str = ""  # where the order of tensors differs, see `names.place`
+    # Renames, merges or drops tensors of the checkpoint.
+    raw: Callable[[Raw, HfConfig], Raw] = unchanged
+    # Chooses the output matrix.
+    output: Callable[[dict[str, LazyTensor], HfConfig], dict[str, LazyTensor]] = untied
+    parts: Parts = field(default_factory=Parts)
     norm_offset: float = 0.0  # added to the weights of norms
-    plain_norms: tuple[str, ...] = ()  # norms to which `norm_offset` is not added
-    rope_tensors: RopeTensors = False  # whether GGUFs store frequency factors; "whole": padded to the whole head
+    plain_norms: tuple[str, ...] = ()  # norms to which it is not added
+    # Whether GGUFs store frequency factors; "whole": padded to the whole head.
+    rope_tensors: RopeTensors = False
+
+    # Settings.
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, Key] = field(default_factory=dict)  # values of other metadata keys, or their sources
-    values: Callable[[Take, HfConfig], dict[str, Any]] | None = None  # returns full keys, whose values are tensors
+    keys: Mapping[str, Key] = field(default_factory=dict)  # other keys, or their sources
+    # Returns full keys, whose values are tensors.
+    values: Callable[[Take, HfConfig], dict[str, Any]] | None = None
     # Keys without a prefix, or functions of config.json, all other keys and the tensors; None removes a key.
     whole_keys: Mapping[str, Any] = field(default_factory=dict)
     # Required values, unless a key is missing: one or a tuple of several; `outer.name` is a key in a nested table.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
-    head_dim: Callable[[HfConfig], int] | None = None  # head width of full-attention layers, if it differs
-    when: Callable[[HfConfig], bool] | None = None  # chooses among recipes of one class; the first match is used
-    words: Callable[[HfConfig], Mapping[str, Any]] | None = None  # returns config values by transformers' key names
-    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model`, if tokenizer.json does not determine it
-    templates: Mapping[str, str] = field(default_factory=dict)  # templates added to checkpoints without them
-    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None  # tokens defined in config.json only
+    # Head width of full-attention layers, if it differs.
+    head_dim: Reader[int] | None = None
+    # Chooses among recipes of one class; the first match is used.
+    when: Reader[bool] | None = None
+    # Returns config values by transformers' key names.
+    words: Callable[[HfConfig], Mapping[str, Any]] | None = None
+
+    # Tokenizer, and what follows the model.
+    tokenizer: TokenizerModel = ""  # if tokenizer.json does not determine it
+    # Templates added to checkpoints without them.
+    templates: Mapping[str, str] = field(default_factory=dict)
+    # Tokens defined in config.json only.
+    tokens: Callable[[HfConfig], Mapping[int, str]] | None = None
     pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     # Makes the keys of dense layers after pooling, if GGUF files of the architecture store them.
     dense: Callable[[list[LazyTensor]], dict[str, Any]] | None = None

@@ -19,7 +19,7 @@ def _neighbours(count: int) -> NDArray[np.int64]:
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
     """Return which layers have attention."""
-    layers, found = config.needed("num_hidden_layers"), config.get("attn_layer_indices") or []
+    layers, found = config.layers, config.get("attn_layer_indices") or []
     if not isinstance(found, list) or not all(type(n) is int and 0 <= n < layers for n in found):
         raise config.error("attn_layer_indices", found, f"layers below {layers}")
     return np.isin(np.arange(layers), found)

@@ -12,13 +12,13 @@ def _cohere_kinds(config: HfConfig) -> list[str]:
     layers."""
     dense = config.integer("first_k_dense_replace") or 0
     first, period = config.integer("prefix_dense_sliding_window_pattern") or 1, config.integer("sliding_window_pattern")
-    rest = config.needed("num_hidden_layers") - dense
+    rest = config.layers - dense
     starts = [(i + 1) % first != 0 for i in range(dense)]
     return named_kinds([*starts, *((i + 1) % (period or 4) != 0 for i in range(rest))])
 
 
 def _cohere_widths(config: HfConfig) -> list[str]:
-    dense, layers = config.integer("first_k_dense_replace") or 0, config.needed("num_hidden_layers")
+    dense, layers = config.integer("first_k_dense_replace") or 0, config.layers
     return ["dense" if layer < dense else "sparse" for layer in range(layers)]
 
 

@@ -19,7 +19,7 @@ def _softmax_as_is(config: HfConfig) -> str | None:
 
 def _every_layer(config: HfConfig) -> int:
     """Return the number of leading dense layers. Youtu has no experts, so all of its layers are dense."""
-    return config.needed("num_hidden_layers")
+    return config.layers
 
 
 ROWS = (

@@ -77,14 +77,14 @@ def _hashed(config: HfConfig) -> int:
     """Return the number of leading layers that choose experts by token id."""
     if config.get("mlp_layer_types") is None:
         told = config.integer("num_hash_layers")
-        return min(config.needed("num_hidden_layers"), 3 if told is None else told)
+        return min(config.layers, 3 if told is None else told)
     return leading(config, "mlp_layer_types", "hash_moe", "moe", "hash_moe before moe")
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
     """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then alternately
     128 and 4."""
-    told, layers = config.get("compress_ratios"), config.needed("num_hidden_layers")
+    told, layers = config.get("compress_ratios"), config.layers
     if config.get("layer_types") is not None:
         expected = f"{' or '.join(_RATIOS)}, {{}} times"
         return np.array([_RATIOS[x] for x in config.per_layer("layer_types", expected, _RATIOS.__contains__)], np.int32)
@@ -139,7 +139,7 @@ def _plain_main(config: HfConfig) -> str | None:
 
 def _limits(config: HfConfig) -> np.ndarray:
     """Return the SwiGLU limit, the same for all layers."""
-    return np.full(config.needed("num_hidden_layers"), config.real("swiglu_limit") or 0.0, np.float32)
+    return np.full(config.layers, config.real("swiglu_limit") or 0.0, np.float32)
 
 
 _ORDER = (

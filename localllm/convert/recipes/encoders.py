@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import of_groups
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.changes import Groups, of_groups
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.modules import dense_keys
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, Tensors, without
@@ -38,7 +37,7 @@ def _labels(config: HfConfig) -> list[str] | None:
     return [str(table[key]) for key in sorted(table, key=int)]
 
 
-def _older(name: str) -> Callable[[HfConfig], int | None]:
+def _older(name: str) -> Reader[int | None]:
     """Return a reader for the name that config.json used before transformers supported the class."""
     return lambda config: config.integer(name)
 
@@ -79,7 +78,7 @@ def _no_adapters(config: HfConfig) -> str | None:
 
 def _period(config: HfConfig) -> int:
     """Return n for a ModernBERT with full attention in layers 0, n, 2n, ..."""
-    kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    kinds, layers = config.get("layer_types"), config.layers
     if kinds is None:
         return config.integer("global_attn_every_n_layers") or 3
     full = [i for i, kind in enumerate(kinds) if kind == "full_attention"] if isinstance(kinds, list) else []
@@ -104,7 +103,7 @@ def _ranker(keys: Keys) -> Keys:
     return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
 
 
-def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def _by_head(config: HfConfig) -> Groups:
     """Return NeoBERT's number of heads, and the rows of queries, keys and values per head in the reference
     implementation."""
     heads = config.needed("num_attention_heads")

@@ -15,7 +15,7 @@ from localllm.convert.recipes.shared import EARLY_NORMS
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
     """Return layer_types from EXAONE's format, a string of letters: L is sliding-window attention, G is full
     attention."""
-    letters, layers = config.get("sliding_window_pattern"), config.needed("num_hidden_layers")
+    letters, layers = config.get("sliding_window_pattern"), config.layers
     if not isinstance(letters, str) or config.get("layer_types") is not None:
         return {}
     if not letters or set(letters) - {"L", "G"}:
@@ -27,7 +27,7 @@ def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
 def slides_at_64_layers(config: HfConfig) -> str | None:
     """Require sliding-window attention in models with 64 layers, and in no others."""
     slides = config.integer("sliding_window") is not None and "sliding_attention" in (config.get("layer_types") or ())
-    if slides == (config.needed("num_hidden_layers") == 64):
+    if slides == (config.layers == 64):
         return None
     return "the GGUF architecture has windows in models of 64 layers and no others; layer_types differs"
 

@@ -15,7 +15,7 @@ from localllm.convert.recipe import Recipe
 def _layout(config: HfConfig, name: str) -> list[bool]:
     """Return a list from config.json with 0 or 1 for each layer; all 0 if the list is missing."""
     if config.get(name) is None:
-        return [False] * config.needed("num_hidden_layers")
+        return [False] * config.layers
     return [flag == 1 for flag in config.per_layer(name, "0 or 1, {} times", lambda flag: flag in (0, 1))]
 
 
@@ -51,7 +51,7 @@ ROWS = (
     ),
     Recipe(
         "maple", ("MapleForCausalLM",), like="qwen3moe",
-        keys={"swiglu_clamp_exp": lambda config: np.full(config.needed("num_hidden_layers"), 7.0, np.float32)},
+        keys={"swiglu_clamp_exp": lambda config: np.full(config.layers, 7.0, np.float32)},
         fixed={"num_shared_experts": 0, "norm_topk_prob": True, "nope_on_global_attention": True},
         defaults={"nope_on_global_attention": False},
     ),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import decay, height, in_turn, numbered, of_groups, squeezed
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.changes import Groups, decay, height, in_turn, numbered, of_groups, squeezed
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.modules import width_keys
 from localllm.convert.recipe import Change, Key, Keys, Recipe, Tensors, taken
 from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, NORMED_SPARSE
@@ -22,7 +22,7 @@ def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
     `layer_types`."""
 
     def layers(config: HfConfig) -> np.ndarray | None:
-        found, count = config.get("layer_types"), config.needed("num_hidden_layers")
+        found, count = config.get("layer_types"), config.layers
         if found is None:
             return None
         if not isinstance(found, list) or len(found) != count:
@@ -39,7 +39,7 @@ def _delta_heads(config: HfConfig) -> tuple[int, int, int, int]:
     return groups, heads // groups, config.needed("linear_key_head_dim"), config.needed("linear_value_head_dim")
 
 
-def _qkvz(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def _qkvz(config: HfConfig) -> Groups:
     groups, each, key, value = _delta_heads(config)
     return groups, (key, key, each * value, each * value)
 
@@ -104,7 +104,7 @@ def sections(config: HfConfig) -> np.ndarray:
     return np.array([*sections, 0, 0, 0, 0][:4], np.int32)
 
 
-def kv_heads(attends: Callable[[HfConfig], np.ndarray]) -> Key:
+def kv_heads(attends: Reader[np.ndarray]) -> Key:
     """Return the number of KV heads of each layer, 0 in layers without attention."""
     return lambda config: np.where(attends(config), config.needed("num_key_value_heads"), 0).astype(np.int32)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Check, Keys, Recipe, Tensors, integer
 from localllm.convert.tensor import LazyTensor
 
@@ -42,7 +41,7 @@ def score_scale(wide_layers: int) -> Check:
 
     def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
-        wide = config.needed("num_hidden_layers") == wide_layers
+        wide = config.layers == wide_layers
         fixed = width // heads if wide else config.integer("head_dim") or width // heads
         value = config.real("query_pre_attn_scalar")
         if value is None or value == fixed:
@@ -54,7 +53,7 @@ def score_scale(wide_layers: int) -> Check:
 
 def _by_layer(config: HfConfig, name: str) -> np.ndarray:
     """Return one value per layer. A single value in config.json applies to all layers."""
-    found, layers = config.get(name), config.needed("num_hidden_layers")
+    found, layers = config.get(name), config.layers
     values = found if isinstance(found, list) else [found] * layers
     if len(values) != layers or not all(type(value) in (int, float) and 0 <= value < 1 << 31 for value in values):
         raise config.error(name, found, f"{layers} numbers")
@@ -79,7 +78,7 @@ def _sparsity(config: HfConfig) -> np.ndarray:
     return np.array([NormalDist().inv_cdf(x) if x > 0 else -math.inf for x in shares.tolist()], np.float32)
 
 
-def _of_full(name: str, older: str) -> Callable[[HfConfig], int]:
+def _of_full(name: str, older: str) -> Reader[int]:
     """Return a reader of a size of the full-attention layers, which may differ from the other layers."""
 
     def number(config: HfConfig) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import Layout, halves, of_groups
+from localllm.convert.changes import Groups, Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Change, Layer, Recipe, Tensors, by_name, integer, taken
@@ -31,7 +31,7 @@ def _kv_heads(config: HfConfig) -> int:
     return heads if config.flag("multi_query") is False else 1
 
 
-def _falcon(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def _falcon(config: HfConfig) -> Groups:
     """Return Falcon's number of groups and the rows of a group: the queries that share a key, the key, and the
     value."""
     heads, groups = config.needed("num_attention_heads"), _kv_heads(config)
@@ -39,7 +39,7 @@ def _falcon(config: HfConfig) -> tuple[int, tuple[int, ...]]:
     return groups, (heads // groups * width, width, width)
 
 
-def _by_head(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def _by_head(config: HfConfig) -> Groups:
     heads = config.needed("num_attention_heads")
     return heads, (config.needed("hidden_size") // heads,) * 3
 

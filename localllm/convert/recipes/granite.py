@@ -27,7 +27,7 @@ def _layer_bases(config: HfConfig) -> list[float]:
     """Return each layer's rope base, or 0 for layers without rope."""
     if config.get("layer_rope_theta") is None:
         base = config.inner("rope_parameters", "rope_scaling").real("rope_theta") or config.real("rope_theta")
-        return [base or 10000.0] * config.needed("num_hidden_layers")
+        return [base or 10000.0] * config.layers
     return [float(base) for base in config.per_layer("layer_rope_theta", "{} numbers from 0 up", is_number)]
 
 
@@ -40,7 +40,7 @@ def _granite_base(config: HfConfig) -> float | None:
 
 
 def _granite_kinds(config: HfConfig) -> list[str]:
-    return named_kinds([layer % 4 != 0 for layer in range(config.needed("num_hidden_layers"))])
+    return named_kinds([layer % 4 != 0 for layer in range(config.layers)])
 
 
 ROWS = (

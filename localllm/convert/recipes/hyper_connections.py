@@ -24,7 +24,7 @@ from localllm.models.reading.mixers import BOUND_KEY
 def _limits(config: HfConfig) -> np.ndarray | None:
     """Return the SwiGLU limit of each layer's experts."""
     limit = config.real("swiglu_limit")
-    return np.full(config.needed("num_hidden_layers"), limit, np.float32) if limit and limit > 0 else None
+    return np.full(config.layers, limit, np.float32) if limit and limit > 0 else None
 
 
 _HUNYUAN: Layer = {
@@ -60,7 +60,7 @@ _CONNECTION_KEYS: Keys = {
 def _attends(config: HfConfig) -> np.ndarray:
     found = is_kind("indexed_attention", "full_attention")(config)
     if found is None:
-        return np.array(np.arange(config.needed("num_hidden_layers")) % 4 == 3)
+        return np.array(np.arange(config.layers) % 4 == 3)
     return found
 
 

@@ -40,7 +40,7 @@ from localllm.quant import dequantize
 
 def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
     """Return a list of layer numbers, which count from 1."""
-    found, layers = table.get(name), config.needed("num_hidden_layers")
+    found, layers = table.get(name), config.layers
     if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
         raise table.error(name, found, f"layers from 1 to {layers}")
     return found
@@ -50,7 +50,7 @@ def kimi_attends(config: HfConfig) -> np.ndarray:
     """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. The default
     is every fourth layer.
     """
-    found, own, layers = is_kind("full_attention")(config), own_table(config), config.needed("num_hidden_layers")
+    found, own, layers = is_kind("full_attention")(config), own_table(config), config.layers
     if found is not None:
         return found
     numbers = np.arange(layers)
@@ -92,7 +92,7 @@ def ling_attends(config: HfConfig) -> np.ndarray:
     found = is_kind("full_attention")(config)
     if found is not None:
         return found
-    layers, group = config.needed("num_hidden_layers"), config.needed("layer_group_size")
+    layers, group = config.layers, config.needed("layer_group_size")
     numbers = np.arange(layers)
     return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
 
@@ -143,7 +143,7 @@ _LING_KEYS: Keys = {
 
 def _limits(config: HfConfig, name: str) -> np.ndarray | None:
     """Return the activation limit of each layer's experts, with 0 for no limit; return None if no layer has a limit."""
-    found, layers = config.get(name), config.needed("num_hidden_layers")
+    found, layers = config.get(name), config.layers
     if found is None:
         return None
     if not isinstance(found, list) or not all(n is None or (type(n) in (int, float) and n >= 0) for n in found):

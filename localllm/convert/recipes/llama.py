@@ -19,7 +19,7 @@ from localllm.convert.tensor import LazyTensor
 
 
 def _every_fourth(config: HfConfig) -> str | None:
-    layers = config.needed("num_hidden_layers")
+    layers = config.layers
     rotated = config.get("no_rope_layers") or [int((i + 1) % (config.get("no_rope_layer_interval") or 4) != 0)
                                                for i in range(layers)]  # fmt: skip
     if rotated == [int((i + 1) % 4 != 0) for i in range(layers)]:
@@ -30,7 +30,7 @@ def _every_fourth(config: HfConfig) -> str | None:
 def _experts_by_step(config: HfConfig) -> str | None:
     """Require Llama 4's experts in every n-th layer."""
     step, given = config.integer("interleave_moe_layer_step") or 1, config.get("moe_layers")
-    if not given or given == list(range(step - 1, config.needed("num_hidden_layers"), step)):
+    if not given or given == list(range(step - 1, config.layers, step)):
         return None
     return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
 
@@ -40,7 +40,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
     """Return the settings of one part of each layer from `block_configs`, or None if config.json has no such list."""
-    found, layers = config.get("block_configs"), config.needed("num_hidden_layers")
+    found, layers = config.get("block_configs"), config.layers
     if found is None:
         return None
     right = isinstance(found, list) and len(found) == layers and all(isinstance(block, dict) for block in found)
@@ -52,7 +52,7 @@ def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
 
 def _deci_kv_heads(config: HfConfig) -> list[int]:
     """Return the number of KV heads by layer."""
-    heads, layers = config.needed("num_attention_heads"), config.needed("num_hidden_layers")
+    heads, layers = config.needed("num_attention_heads"), config.layers
     groups = _blocks(config, "attention", "n_heads_in_group")
     if groups is not None:
         if not all(type(n) is int and n > 0 and heads % n == 0 for n in groups):
@@ -95,7 +95,7 @@ _LLAMA4 = {
 
 def _xielu(take: Take, config: HfConfig) -> dict[str, Any]:
     """Return the learned numbers of each layer's activation."""
-    parts, layers = ("alpha_p", "alpha_n", "beta", "eps"), range(config.needed("num_hidden_layers"))
+    parts, layers = ("alpha_p", "alpha_n", "beta", "eps"), range(config.layers)
     return {f"xielu.{x}": np.array([number(take, f"model.layers.{n}.mlp.act_fn.{x}") for n in layers], np.float32)
             for x in parts}  # fmt: skip
 

@@ -3,14 +3,12 @@ attention layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
-from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, by_name, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
@@ -18,13 +16,13 @@ from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
 
-def mamba2(group: Callable[[HfConfig], int]) -> dict[str, Change]:
+def mamba2(group: Reader[int]) -> dict[str, Change]:
     """Return the changes of Mamba-2. The norm applies to groups of equal width."""
     column = shaped(lambda config: 1)
     return {"ssm_a": in_turn(decay, column), "ssm_d": column, "ssm_norm": shaped(group)}
 
 
-def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
+def _own_number(name: str, default: int) -> Reader[int]:
     """Return a size from `ssm_cfg`, which uses the key names of Mamba's reference implementation."""
 
     def number(config: HfConfig) -> int:
@@ -34,7 +32,7 @@ def _own_number(name: str, default: int) -> Callable[[HfConfig], int]:
     return number
 
 
-def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
+def product(one: str, other: str, share: str = "") -> Reader[int]:
     """Return a reader of the product of two values, divided by a third if `share` names one."""
     return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)
 
@@ -46,7 +44,7 @@ def steps_unbounded(config: HfConfig) -> str | None:
     return f"time_step_limit is {printable(str(limits))}; the GGUF architecture has no limits"
 
 
-def rank(name: str) -> Callable[[HfConfig], int]:
+def rank(name: str) -> Reader[int]:
     """Return the rank of the step sizes: from config.json, else a sixteenth of the model width."""
     return lambda config: (
         -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
@@ -93,12 +91,12 @@ def _granite_attends(config: HfConfig) -> bool:
     return bool(attending(config).all())
 
 
-def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
+def _every(period: str, offset: str) -> Reader[np.ndarray]:
     """Return a reader of the layers that these keys select: one in every `period`, starting at `offset`."""
 
     def layers(config: HfConfig) -> np.ndarray:
         every, first = config.needed(period), config.integer(offset) or 0
-        return np.array([layer % every == first for layer in range(config.needed("num_hidden_layers"))])
+        return np.array([layer % every == first for layer in range(config.layers)])
 
     return layers
 

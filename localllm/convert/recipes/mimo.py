@@ -21,7 +21,7 @@ def _mimo_kinds(config: HfConfig) -> list[str]:
     """Return the attention kind of each layer: from the 0/1 list in checkpoints of 2025 (1: sliding-window), else by
     the default period."""
     if config.get("hybrid_layer_pattern") is None:
-        layers = range(config.needed("num_hidden_layers"))
+        layers = range(config.layers)
         return named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in layers])
     flags = config.per_layer("hybrid_layer_pattern", "0 or 1, {} times", lambda flag: flag in (0, 1))
     return named_kinds([flag == 1 for flag in flags])

@@ -6,10 +6,9 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from localllm.convert.changes import PERMUTED
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Recipe, by_name
 
@@ -18,7 +17,7 @@ def _key_width(config: HfConfig) -> int:
     return config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim")
 
 
-def ratio(name: str) -> Callable[[HfConfig], float]:
+def ratio(name: str) -> Reader[float]:
     """Return a reader for a factor that config.json or the defaults must give."""
 
     def value(config: HfConfig) -> float:
@@ -45,7 +44,7 @@ ROWS = (
         keys={
             "embedding_scale": ratio("scale_emb"),
             "residual_scale": lambda config: (
-                ratio("scale_depth")(config) / math.sqrt(config.needed("num_hidden_layers"))
+                ratio("scale_depth")(config) / math.sqrt(config.layers)
             ),
             "logit_scale": lambda config: config.needed("hidden_size") / ratio("dim_model_base")(config),
         },

@@ -3,14 +3,14 @@ checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert.changes import PERMUTED
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Check, Keys, Parts, Recipe, real
 from localllm.convert.recipes.gated_delta import QWEN35_ROW
 from localllm.convert.recipes.glm import GLM4, GLM4_MOE
@@ -49,7 +49,7 @@ def _text_is(*models: str) -> Check:
     return check
 
 
-def _inner_is(model: str) -> Callable[[HfConfig], bool]:
+def _inner_is(model: str) -> Reader[bool]:
     return lambda config: config.table("text_config", "llm_config").get("model_type") == model
 
 

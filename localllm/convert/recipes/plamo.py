@@ -27,7 +27,7 @@ def _plus(number: float) -> Change:
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
     """Return which layers have attention: one in every `mamba_step` or, in a small model, only the last layer."""
-    layers, step = config.needed("num_hidden_layers"), config.needed("mamba_step")
+    layers, step = config.layers, config.needed("mamba_step")
     numbers = np.arange(layers)
     attends: NDArray[np.bool_] = numbers == layers - 1 if layers <= step // 2 else numbers % step == step // 2
     return attends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import squeezed
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Take, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
@@ -48,19 +47,19 @@ def _ratios(config: HfConfig) -> np.ndarray:
     linear = is_kind("linear_attention")(config)
     if linear is None:
         interval = config.integer("full_attention_interval") or 4
-        linear = (np.arange(config.needed("num_hidden_layers")) + 1) % interval != 0
+        linear = (np.arange(config.layers) + 1) % interval != 0
     return np.where(linear, 0, config.needed("indexer_compress_ratio")).astype(np.int32)
 
 
 def _layers(config: HfConfig) -> list[int]:
     """Return the layers that add n-gram embeddings, which config.json counts from 1."""
-    found, layers = config.get("ple_layer_ids") or [], config.needed("num_hidden_layers")
+    found, layers = config.get("ple_layer_ids") or [], config.layers
     if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
         raise config.error("ple_layer_ids", found, f"layers from 1 to {layers}")
     return sorted({n - 1 for n in found})
 
 
-def _if_ngrams(value: Callable[[HfConfig], int]) -> Key:
+def _if_ngrams(value: Reader[int]) -> Key:
     """Return a value that is only written for models with n-gram embeddings."""
     return lambda config: value(config) if _layers(config) else None
 

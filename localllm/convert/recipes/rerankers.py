@@ -4,14 +4,12 @@ Models with a single score are converted to the same form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_file
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.jsonfile import objects, read_json
 from localllm.convert.recipe import From, Keys, Recipe, Tensors
 from localllm.convert.tensor import LazyTensor
@@ -28,7 +26,7 @@ _MAX_CARD = 1 << 20  # maximum bytes of README.md to read
 _KEYS: Keys = {"pooling_type": 4, "classifier.output_labels": lambda config: ["yes", "no"]}
 
 
-def _reranks(tied: bool) -> Callable[[HfConfig], bool]:
+def _reranks(tied: bool) -> Reader[bool]:
     """Return a check that a checkpoint is a reranker, which only its name or model card shows."""
 
     def when(config: HfConfig) -> bool:

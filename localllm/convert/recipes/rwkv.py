@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import flat, in_turn, turned
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sources, Tensors, layers_at, taken
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
@@ -89,7 +89,7 @@ def _extra(config: HfConfig, wide: int) -> int:
     return wide if config.needed("hidden_size") == 4096 else wide // 2
 
 
-def _rank(name: str, wide: int) -> Callable[[HfConfig], int]:
+def _rank(name: str, wide: int) -> Reader[int]:
     return lambda config: config.integer(name) or (wide if config.needed("hidden_size") >= 4096 else wide // 2)
 
 
@@ -157,7 +157,7 @@ _QWEN7: Layer = {
 }  # fmt: skip
 
 
-def _low_rank(name: str, older: str, exponent: float, factor: float) -> Callable[[HfConfig], int]:
+def _low_rank(name: str, older: str, exponent: float, factor: float) -> Reader[int]:
     """Return a reader of a matrix's rank: from config.json, else computed from the model width."""
 
     def rank(config: HfConfig) -> int:

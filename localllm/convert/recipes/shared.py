@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert.changes import Layout, heads, height, in_turn, kv_heads, numbered, of_groups, permuted
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.changes import Groups, Layout, heads, height, in_turn, kv_heads, numbered, of_groups, permuted
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Keys, Layer, Tensors, taken
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
@@ -28,7 +28,7 @@ def leading(
     expected: str = "dense layers before all sparse ones",
 ) -> int:
     """Return the number of leading layers of the first kind, dense ones by default."""
-    kinds, layers = config.get(name), config.needed("num_hidden_layers")
+    kinds, layers = config.get(name), config.layers
     count = kinds.count(first) if isinstance(kinds, list) else 0
     if kinds != [first] * count + [rest] * (layers - count):
         raise config.error(name, kinds, f"{expected}, {layers} in all")
@@ -52,7 +52,7 @@ def head_width(config: HfConfig) -> int:
     return config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
 
 
-def one_after_other(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+def one_after_other(config: HfConfig) -> Groups:
     """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)
     return 1, (config.needed("num_attention_heads") * width, keys * width, keys * width)
@@ -79,7 +79,7 @@ def rotated_of(config: HfConfig) -> int:
     return count
 
 
-def reordered(heads: Callable[[HfConfig], int], ranks: Callable[[int], NDArray[np.int64]]) -> Change:
+def reordered(heads: Reader[int], ranks: Callable[[int], NDArray[np.int64]]) -> Change:
     """Reorder the rotated rows of each head, which come first. `ranks` gives their new order."""
 
     def change(parts: Tensors, config: HfConfig) -> LazyTensor:

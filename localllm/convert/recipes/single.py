@@ -5,14 +5,13 @@ Models that transformers does not support keep the tensor names of their referen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width
 from localllm.convert.tensor import LazyTensor
@@ -58,7 +57,7 @@ def _hrm_layers(raw: Raw, config: HfConfig) -> Raw:
     return {new.get(cut[name], cut[name]) + name[len(cut[name]) :]: parts for name, parts in raw.items()}
 
 
-def _constant(value: Callable[[HfConfig], float]) -> Change:
+def _constant(value: Reader[float]) -> Change:
     """Return a change that gives a head norm constant weights: the reference implementation multiplies all values by
     one factor."""
 
@@ -70,7 +69,7 @@ def _constant(value: Callable[[HfConfig], float]) -> Change:
 
 
 def _muse_kinds(config: HfConfig) -> list[str]:
-    layers = config.needed("num_hidden_layers")
+    layers = config.layers
     return ["sliding_attention" if (layers - 1 - i) % 4 else "full_attention" for i in range(layers)]
 
 

@@ -46,7 +46,7 @@ def _known_depth(config: HfConfig) -> str | None:
     """Require a known number of layers. The depth determines the position encoding, which config.json lacks: 7B has
     rope, 13B ALiBi.
     """
-    layers = config.needed("num_hidden_layers")
+    layers = config.layers
     if layers in (32, 40):
         return None
     return f"num_hidden_layers is {layers}; the GGUF architecture has 32 (rotated) or 40 (ALiBi)"

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.latent import LATENT, OUTPUT_FIRST, all_dimensions
 from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
@@ -26,7 +25,7 @@ _OWN, _SHARED = "full", "shared"  # kinds of indexers
 def indexers(config: HfConfig) -> np.ndarray:
     """Return which layers have an indexer. The other layers reuse the selection of the previous indexer."""
     layers, kinds, pattern = (
-        config.needed("num_hidden_layers"),
+        config.layers,
         config.get("indexer_types"),
         config.get("index_topk_pattern"),
     )
@@ -43,7 +42,7 @@ def indexers(config: HfConfig) -> np.ndarray:
     return np.array([kind == _OWN for kind in kinds])
 
 
-def rotated(groups: Callable[[HfConfig], int], trailing: bool) -> Change:
+def rotated(groups: Reader[int], trailing: bool) -> Change:
     """Reorder the rotated rows of each group from transformers' convention to the GGUF convention. Trailing rotated
     rows change from half-split (i, i + n/2) to interleaved rope, leading ones from interleaved to half-split."""
 
@@ -95,16 +94,16 @@ _SLIDING = {  # transformers' default sizes for sliding-window layers
 def _slides(config: HfConfig) -> np.ndarray:
     """Return which layers use sliding-window attention."""
     found = is_kind("sliding_attention")(config)
-    return np.zeros(config.needed("num_hidden_layers"), bool) if found is None else found
+    return np.zeros(config.layers, bool) if found is None else found
 
 
 def _dots_kinds(config: HfConfig) -> list[str]:
     """Return transformers' default kinds: full attention in the first two layers, then in every fourth."""
-    layers = range(config.needed("num_hidden_layers"))
+    layers = range(config.layers)
     return ["full_attention" if n < 2 or n % 4 == 1 else "sliding_attention" for n in layers]
 
 
-def _in_window(name: str) -> Callable[[HfConfig], int]:
+def _in_window(name: str) -> Reader[int]:
     """Return a reader for a size of the sliding-window layers, under transformers' key or the key in published
     checkpoints."""
 
@@ -163,7 +162,7 @@ def _one_rank(config: HfConfig) -> str | None:
     return None
 
 
-def _shared_width(name: str) -> Callable[[HfConfig], str | None]:
+def _shared_width(name: str) -> Reader[str | None]:
     """Require shared experts that are as wide as the routed experts."""
 
     def check(config: HfConfig) -> str | None:
@@ -229,7 +228,7 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     if kinds is None:
         flags = config.table("sparse_attention_config").get("sparse_attention_freq")
         kinds = ["minimax_m3_sparse" if flag else "" for flag in flags] if isinstance(flags, list) else []
-    dense, layers = _leading(config), config.needed("num_hidden_layers")
+    dense, layers = _leading(config), config.layers
     if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
         return None
     return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"

@@ -19,7 +19,7 @@ def _listed(config: HfConfig, name: str) -> list[float] | None:
     """Return a per-layer list from config.json without the entries of the multi-token prediction heads; null counts as
     0.
     """
-    found, layers = config.get(name), config.needed("num_hidden_layers")
+    found, layers = config.get(name), config.layers
     if found is None:
         return None
     right = isinstance(found, list) and len(found) >= layers
@@ -35,7 +35,7 @@ def _limits(name: str) -> Key:
 
 def _step_kinds(config: HfConfig) -> list[str]:
     """Return the attention kind of each layer, without multi-token prediction heads."""
-    found, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    found, layers = config.get("layer_types"), config.layers
     kinds = ("full_attention", "sliding_attention")
     if not isinstance(found, list) or len(found) < layers or not all(kind in kinds for kind in found):
         raise config.error("layer_types", found, f"{' or '.join(kinds)}, {layers} times")
@@ -57,7 +57,7 @@ def _in_windows(name: str, *own: str) -> Key:
 
 def _dense_first(config: HfConfig) -> int:
     """Return the number of leading dense layers."""
-    layers, told = config.needed("num_hidden_layers"), config.get("mlp_layer_types")
+    layers, told = config.layers, config.get("mlp_layer_types")
     if isinstance(told, list):
         sparse = [layer for layer, kind in enumerate(told[:layers]) if kind == "sparse"]
     else:

@@ -6,12 +6,11 @@ embedding. A GGUF file marks this by omitting the output matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
 from localllm.convert.recipes.shared import NOT_ROTATED
@@ -48,7 +47,7 @@ def _start(config: HfConfig) -> int | None:
     return config.integer("decoder_start_token_id", "pad_token_id")
 
 
-def _gated(default: str) -> Callable[[HfConfig], str | None]:
+def _gated(default: str) -> Reader[str | None]:
     """Require a feed-forward that GGUF supports: ReLU, or GELU (tanh) with a gate."""
 
     def check(config: HfConfig) -> str | None:
