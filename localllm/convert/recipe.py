@@ -116,6 +116,19 @@ class Parts:
     others: tuple[str, ...] = ()  # prefixes of image and audio tensors
 
 
+# Names of sizes in configurations that do not follow transformers, by its names.
+_OTHER_NAMES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "intermediate_size": ("n_inner", "d_ff", "ffn_hidden_size", "mlp_hidden_size"),
+    "max_position_embeddings": (
+        *("n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "max_context_length"),
+        "model_max_length",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One architecture in the table. `defaults` are the values that transformers assumes for missing keys, or functions
@@ -184,7 +197,8 @@ class Recipe:
     def said(self, config: HfConfig) -> HfConfig:
         """Return config.json with transformers' key names, and defaults for missing keys."""
         values = {**config.values, **self.words(config)} if self.words is not None else config.values
-        return HfConfig(config.path, values, evaluated(self.defaults, config))
+        known = {name: config.get(*others) for name, others in _OTHER_NAMES.items()}
+        return HfConfig(config.path, values, {**known, **evaluated(self.defaults, config)})
 
 
 def evaluated(table: Mapping[str, Any], *given: Any) -> dict[str, Any]:

@@ -16,11 +16,7 @@ _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its
 
 
 _SIZES: dict[str, Any] = {
-    "num_hidden_layers": by_name("n_layers", "num_hidden_layers"), "hidden_size": by_name("d_model", "hidden_size"),
-    "num_attention_heads": by_name("n_heads", "num_attention_heads"),
-    "num_key_value_heads": integer("n_kv_heads"),
-    "intermediate_size": by_name("mlp_hidden_size", "intermediate_size"), "rms_norm_eps": 1e-5,
-    "max_position_embeddings": by_name("max_sequence_length", "max_position_embeddings"),
+    "num_key_value_heads": integer("n_kv_heads"), "rms_norm_eps": 1e-5,
     "hidden_act": lambda config: config.get("activation_type"),
 }  # fmt: skip
 

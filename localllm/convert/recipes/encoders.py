@@ -6,10 +6,10 @@ from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import Groups, of_groups
-from localllm.convert.hf_config import HfConfig, Reader
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Keys, Recipe, Tensors, without
+from localllm.convert.recipe import Keys, Recipe, Tensors, integer, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
@@ -35,11 +35,6 @@ def _labels(config: HfConfig) -> list[str] | None:
     if len(table) < 2 or not all(key.isdecimal() and len(key) < 10 for key in table):
         return None
     return [str(table[key]) for key in sorted(table, key=int)]
-
-
-def _older(name: str) -> Reader[int | None]:
-    """Return a reader for the name that config.json used before transformers supported the class."""
-    return lambda config: config.integer(name)
 
 
 def _offset(config: HfConfig) -> int:
@@ -123,7 +118,7 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 _NEO: dict[str, Any] = {
     "order": BY_NAME, "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
     "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
-    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": _older("max_length")},
+    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
 }  # fmt: skip
 _NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
 # GGUF files store all queries, then all keys, then all values.
@@ -165,11 +160,7 @@ ROWS = (
     Recipe(
         "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
         fixed={"activation": "gelu"}, whole_keys=_NO_TYPES,
-        defaults={
-            "num_hidden_layers": _older("n_layers"), "hidden_size": _older("dim"),
-            "num_attention_heads": _older("n_heads"), "intermediate_size": _older("hidden_dim"),
-            "layer_norm_eps": 1e-12,
-        },
+        defaults={"hidden_size": integer("dim"), "intermediate_size": integer("hidden_dim"), "layer_norm_eps": 1e-12},
         raw=without("vocab_"), order=BY_NAME,
     ),
     Recipe(
@@ -196,12 +187,7 @@ ROWS = (
             "activation_function": "swiglu", "causal": False,
         },
         checks=(_no_experts,),
-        defaults={
-            "num_hidden_layers": _older("n_layer"), "hidden_size": _older("n_embd"),
-            "num_attention_heads": _older("n_head"), "intermediate_size": _older("n_inner"),
-            "max_position_embeddings": _older("n_positions"), "rope_theta": 1000.0,
-            "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12,
-        },
+        defaults={"rope_theta": 1000.0, "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12},
         raw=_MASKED, order=BY_NAME,
     ),
     Recipe(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe, by_name, integer
+from localllm.convert.recipe import Recipe, integer
 from localllm.convert.recipes.shared import EARLY_NORMS
 
 
@@ -43,9 +43,6 @@ ROWS = (
     ),
     Recipe(
         "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,
-        defaults={
-            "num_hidden_layers": by_name("num_layers"), "layer_norm_epsilon": 1e-5,
-            "hidden_act": lambda config: config.get("activation_function"),
-        },
+        defaults={"layer_norm_epsilon": 1e-5, "hidden_act": lambda config: config.get("activation_function")},
     ),
 )  # fmt: skip

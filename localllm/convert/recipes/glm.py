@@ -36,8 +36,7 @@ ROWS = (
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
         eps="layernorm_epsilon", fixed={**_ALL_NORMED}, checks=(_as_wide,),
         defaults={
-            "num_hidden_layers": by_name("num_layers"), "max_position_embeddings": by_name("seq_length"),
-            "intermediate_size": by_name("ffn_hidden_size"), "head_dim": by_name("kv_channels"),
+            "head_dim": by_name("kv_channels"),
             "num_key_value_heads": lambda config: (
                 config.needed("multi_query_group_num") if config.flag("multi_query_attention") else None
             ),

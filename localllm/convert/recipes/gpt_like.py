@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import Groups, Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Change, Layer, Recipe, Tensors, by_name, integer, taken
+from localllm.convert.recipe import Change, Layer, Recipe, Tensors, integer, taken
 from localllm.convert.recipes.openai import TURNED
 from localllm.convert.recipes.shared import NOT_ROTATED, head_width
 from localllm.convert.tensor import LazyTensor
@@ -83,10 +82,6 @@ _REFACT: Layer = {
     "attn_v": taken("attn.kv", _key_and_value(1)),
     **halves("mlp.gate_up_proj"),
 }
-_NAMES_OF_GPT: dict[str, Any] = {
-    "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"), "num_attention_heads": by_name("n_head"),
-    "max_position_embeddings": by_name("n_positions"), "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
 
 
 ROWS = (
@@ -97,9 +92,7 @@ ROWS = (
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
         fixed={"apply_residual_connection_post_layernorm": False},
         defaults={
-            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
-            "hidden_size": integer("n_embed", "n_embd"), "layer_norm_epsilon": 1e-5,
-            "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
+            "layer_norm_epsilon": 1e-5, "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
         },
         changes=_apart(_by_head), order=BY_NAME,
     ),
@@ -111,7 +104,6 @@ ROWS = (
         defaults={
             "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
             # checkpoints of 2023 (RWForCausalLM)
-            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
             "num_kv_heads": integer("n_head_kv"),
             "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
         },
@@ -128,11 +120,7 @@ ROWS = (
         "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
         fixed={"multi_query": True, "scale_attn_weights": True, "activation_function": _GELUS},
-        defaults={
-            "num_attention_heads": integer("n_head"), "num_hidden_layers": integer("n_layer"),
-            "hidden_size": integer("n_embd"), "max_position_embeddings": integer("n_positions"),
-            "layer_norm_epsilon": 1e-5,
-        },
+        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
         "codeshell", ("CodeShellForCausalLM",), eps="layer_norm_epsilon",
@@ -144,7 +132,7 @@ ROWS = (
             "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
             "scale_attn_weights": True, "group_query_attention": True,
         },
-        defaults=_NAMES_OF_GPT,
+        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
         "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
@@ -160,13 +148,13 @@ ROWS = (
             "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,
             "scale_qk_dot_by_d": True, "mup_scale_qk_dot_by_d": True, "alibi_scaling": None,
         },
-        defaults=_NAMES_OF_GPT,
+        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
         "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon",
         keys={**NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
         fixed={"multi_query": True, "scale_attn_weights": True},
         whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},
-        defaults=_NAMES_OF_GPT,
+        defaults={"layer_norm_epsilon": 1e-5},
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from localllm.convert import tensor as t
 from localllm.convert.changes import decay, flat, heads
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, by_name, flag, integer, taken
+from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, flag, integer, taken
 from localllm.convert.recipes.linear_attention import (
     KIMI,
     KIMI_ORDER,
@@ -77,7 +77,6 @@ ROWS = (
     Recipe(
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
         order=_ORDER, top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
-        defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
         fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
 )  # fmt: skip

@@ -171,7 +171,7 @@ def _ling_names(raw: Raw, config: HfConfig) -> Raw:
 
 
 _LING_DEFAULTS: dict[str, Any] = {
-    "max_position_embeddings": by_name("model_max_length", "max_position_embeddings"), "kda_lower_bound": -5.0,
+    "kda_lower_bound": -5.0,
     "norm_topk_prob": True, "short_conv_kernel_size": 4,
 }  # fmt: skip
 _LING_FIXED = {"kda_safe_gate": True, "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise"}
@@ -245,8 +245,7 @@ def untrained(config: HfConfig, keys: Mapping[str, Any], tensors: Mapping[str, L
 ROWS = (
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
-        order=KIMI_ORDER, defaults={"max_position_embeddings": by_name("model_max_length", "max_position_embeddings")},
-        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
+        order=KIMI_ORDER, fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
     Recipe(
         "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING, keys=_LING_KEYS, raw=_ling_names,

@@ -9,7 +9,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
 from localllm.convert.hf_config import HfConfig, Reader, class_of
-from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, by_name, integer, real
+from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
 from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED
@@ -234,10 +234,7 @@ ROWS = (
             "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.needed("d_model") // 16))(config),
             "ssm.dt_b_c_rms": False,
         },
-        defaults={
-            **_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "hidden_size": by_name("d_model"),
-            "num_hidden_layers": by_name("n_layer"), "rms_norm": False,
-        },
+        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "rms_norm": False},
         fixed={"rms_norm": True, "ssm_cfg.layer": "Mamba1"},
     ),
     Recipe(

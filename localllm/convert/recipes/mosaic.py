@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Recipe, Tensors, integer
+from localllm.convert.recipe import Recipe, Tensors
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
@@ -58,12 +57,6 @@ def _root_of_width(config: HfConfig) -> str | None:
     return f"attn_config.softmax_scale is {scale:g}; the GGUF architecture has it fixed at {fixed:g}"
 
 
-_NAMES_OF_MPT: dict[str, Any] = {
-    "num_attention_heads": integer("n_heads"), "num_hidden_layers": integer("n_layers"),
-    "hidden_size": integer("d_model"), "max_position_embeddings": integer("max_seq_len"),
-}  # fmt: skip
-
-
 ROWS = (
     Recipe(
         "dbrx", ("DbrxForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
@@ -75,10 +68,7 @@ ROWS = (
             "expert_used_count": lambda config: _experts(config).needed("moe_top_k"),
         },
         fixed={"ffn_config.ffn_act_fn.name": "silu"}, checks=(_sum_of_one, _one_base),
-        defaults={
-            **_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5,
-            "rope_theta": lambda config: _attention(config).real("rope_theta"),
-        },
+        defaults={"layer_norm_epsilon": 1e-5, "rope_theta": lambda config: _attention(config).real("rope_theta")},
         changes={"ffn_gate_exps": _by_expert, "ffn_up_exps": _by_expert, "ffn_down_exps": in_turn(_by_expert, turned)},
     ),
     Recipe(
@@ -93,6 +83,6 @@ ROWS = (
             "attn_config.alibi": True, "attn_config.attn_type": "multihead_attention", "attn_config.qk_ln": False,
             "attn_config.prefix_lm": False, "no_bias": True, "expansion_ratio": 4, "logit_scale": 1,
         },
-        checks=(_root_of_width,), defaults={**_NAMES_OF_MPT, "layer_norm_epsilon": 1e-5},
+        checks=(_root_of_width,), defaults={"layer_norm_epsilon": 1e-5},
     ),
 )  # fmt: skip

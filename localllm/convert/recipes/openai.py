@@ -7,7 +7,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import in_turn, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Layer, Recipe, Tensors, by_name, taken
+from localllm.convert.recipe import Change, From, Layer, Recipe, Tensors, taken
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
@@ -44,12 +44,7 @@ TURNED = {f"{key}.weight": turned for key in ("attn_qkv", "attn_output", "ffn_ga
 
 ROWS = (
     Recipe(
-        "gpt2", ("GPT2LMHeadModel",), changes=TURNED, eps="layer_norm_epsilon",
-        defaults={
-            "num_hidden_layers": by_name("n_layer"), "hidden_size": by_name("n_embd"),
-            "num_attention_heads": by_name("n_head"), "max_position_embeddings": by_name("n_positions", "n_ctx"),
-            "layer_norm_epsilon": 1e-5,
-        },
+        "gpt2", ("GPT2LMHeadModel",), changes=TURNED, eps="layer_norm_epsilon", defaults={"layer_norm_epsilon": 1e-5},
         keys={
             "attention.head_count_kv": "n_head", **NOT_ROTATED,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, halves, kv_heads, stacked
 from localllm.convert.hf_config import HfConfig, is_count, is_number
-from localllm.convert.recipe import Recipe, Tensors, by_name, integer, real, taken
+from localllm.convert.recipe import Recipe, Tensors, by_name, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -98,7 +98,6 @@ ROWS = (
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),
         changes={"output": _unit_rows}, checks=(_known_depth,),
-        defaults={"max_position_embeddings": integer("model_max_length")},
     ),
     Recipe("internlm2", ("InternLM2ForCausalLM",), _INTERNLM2),
     Recipe("maincoder", ("MaincoderForCausalLM",)),
@@ -113,11 +112,7 @@ ROWS = (
             "ffn_with_glu": True, "activation_fn_name": ("swish", "silu"), "normalization_layer_name": "rms_norm",
             "normalize_qk_projections": True,
         },
-        defaults={
-            "num_hidden_layers": by_name("num_transformer_layers"), "hidden_size": by_name("model_dim"),
-            "num_attention_heads": _most_heads, "max_position_embeddings": by_name("max_context_length"),
-            "rope_theta": real("rope_freq_constant"), "rms_norm_eps": 1e-6,
-        },
+        defaults={"num_attention_heads": _most_heads, "rope_theta": real("rope_freq_constant"), "rms_norm_eps": 1e-6},
     ),
     Recipe("orion", ("OrionForCausalLM",)),
     Recipe(

@@ -60,9 +60,7 @@ def _gated(default: str) -> Reader[str | None]:
 
 
 _SIZES: dict[str, Any] = {
-    "num_hidden_layers": by_name("num_layers"), "hidden_size": by_name("d_model"),
-    "num_attention_heads": by_name("num_heads"), "num_key_value_heads": by_name("num_heads"),
-    "intermediate_size": by_name("d_ff"), "head_dim": by_name("d_kv"), "layer_norm_epsilon": 1e-6,
+    "head_dim": by_name("d_kv"), "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32,
     "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
 }  # fmt: skip
