@@ -2,7 +2,7 @@
 converted when it is read.
 
 May import: base, quant, plan, models, sandbox, tokenizer.
-Begin with: checkpoint.py (`open_checkpoint`), then recipes/table.py and recipe.py.
+Begin with: checkpoint.py (`open_checkpoint`), then recipe.py, names.py and assembly.py.
 """
 
 from localllm.convert.checkpoint import Checkpoint, open_checkpoint

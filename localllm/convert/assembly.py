@@ -62,10 +62,8 @@ class Assembly:
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor if the forward pass, which reads these names, ignores its kind in all
         layers."""
-        known = {
-            "output",
-            *(_LAYER.sub("", name).rpartition(".")[0] for name in read),
-        }  # encoders read no output matrix
+        known = {_LAYER.sub("", name).rpartition(".")[0] for name in read}
+        known.add("output")  # encoders do not read an output matrix
         mapped = [name for name in self.tensors if name in self._mapped and name not in read]
         self._refuse([self._sources[x].name for x in mapped if _LAYER.sub("", x).rpartition(".")[0] not in known])
 
@@ -73,12 +71,12 @@ class Assembly:
         """Return the checkpoint's name of a GGUF tensor that is missing or unsuitable, for an error message."""
         found = _LAYER.match(name)
         if name in self._sources or found is None:
-            return self._sources[name].name if name in self._sources else ""
+            return printable(self._sources[name].name) if name in self._sources else ""
         key, layer = name[found.end() :], int(found[1])
         near = min((n for n in range(self._layers) if f"blk.{n}.{key}" in self._sources), default=None,
                    key=lambda n: abs(n - layer))  # fmt: skip
         if near is not None:  # the names of the layers differ in their numbers
-            like = self._sources[f"blk.{near}.{key}"].name
+            like = printable(self._sources[f"blk.{near}.{key}"].name)
             return _NUMBER.sub(lambda number: str(int(number[0]) + layer - near), like, count=1)
         sources = listed(self._recipe.layer.get(key) or self._recipe.layer.get(key.rpartition(".")[0]) or ())
         return " or ".join(f"model.layers.{layer}.{source.names[0]}" for source in sources)

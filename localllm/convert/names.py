@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,6 +56,7 @@ class NameMap:
 
     whole: Mapping[str, str]
     inner: Mapping[str, str]  # the parts of both names after the number of the layer
+    places: Set[str]  # what names of tensors in layers begin with
 
     @classmethod
     def of(cls, names: str) -> NameMap:
@@ -77,7 +78,8 @@ class NameMap:
         inner: dict[str, str] = {}
         for name, key in pairs:
             inner[name[2]] = key[2] if inner.get(name[2], key[2]) == key[2] else ""  # "": the name is ambiguous
-        return cls(whole, inner)
+        places = {name[0] for name, _ in pairs}  # `TensorRegistry` renames what begins with transformer
+        return cls(whole, inner, {"model.layers.", *places, *(x.replace("transformer.", "model.", 1) for x in places)})
 
     def find(self, name: str, layers: int) -> str | None:
         """Return the GGUF name of a tensor outside of layers or in one of this number of layers, or None."""
@@ -96,10 +98,11 @@ class NameMap:
         layer = _LAYER.match(name)
         if layer is not None and int(layer[2]) < layers:
             rest = name[layer.end() :]
-            forms = [f"{before}{{bid}}.{rest}" for before in (layer[1], layer[1].partition(".")[2])]
+            places = [before for before in (layer[1], layer[1].partition(".")[2]) if before in self.places]
+            forms = [f"{before}{{bid}}.{rest}" for before in places]
             key = next((self.whole[form] for form in forms if form in self.whole), "")
-            if key or self.inner.get(rest):
-                return (key or f"blk.{{bid}}.{self.inner[rest]}").replace("{bid}", layer[2])
+            if key or (places and self.inner.get(rest)):
+                return (key or f"blk.{{bid}}.{self.inner[rest]}").replace("{bid}", str(int(layer[2])))
         return self.whole.get(name) or self.whole.get(name.partition(".")[2])
 
 

@@ -1,4 +1,5 @@
-"""The building blocks of recipes: sources of tensors, conversions of tensors, and checks of config.json."""
+"""The form of a recipe: what differs in an architecture from the name map and from the general keys, and its readers of
+config.json. `changes` holds changes of tensors, and `assembly` applies a recipe."""
 
 from __future__ import annotations
 

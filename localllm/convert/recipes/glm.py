@@ -34,7 +34,7 @@ ROWS = (
     ),
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
-        eps="layernorm_epsilon", fixed={**_ALL_NORMED}, checks=(_as_wide,),
+        eps="layernorm_epsilon", fixed=_ALL_NORMED, checks=(_as_wide,),
         defaults={
             "head_dim": by_name("kv_channels"),
             "num_key_value_heads": lambda config: (
