@@ -33,11 +33,11 @@ def stacked(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 
 def heads(config: HfConfig) -> int:
-    return config.needed("num_attention_heads")
+    return config.heads
 
 
 def kv_heads(config: HfConfig) -> int:
-    return config.integer("num_key_value_heads") or heads(config)
+    return config.integer("num_key_value_heads") or config.heads
 
 
 def permuted(heads: Reader[int]) -> Change:

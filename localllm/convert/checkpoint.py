@@ -49,7 +49,7 @@ class Checkpoint(Closing):
         config = told_by_tensors(folder) or read_config(folder)
         recipe, packing = _recipe(config), read_packing(config)
         config = recipe.said(config)
-        layers, heads = config.layers, config.needed("num_attention_heads")
+        layers, heads = config.layers, config.heads
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         self._shards = open_shards(folder)
@@ -58,7 +58,7 @@ class Checkpoint(Closing):
             dense = dense_shards(modules) if recipe.dense else []
             shards, self._shards = self._shards, [*self._shards, *dense]
             self.size = sum(shard.size for shard in self._shards)  # total size of all shards in bytes
-            head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
+            head_dim = config.integer("head_dim") or config.width // heads
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)

@@ -74,6 +74,14 @@ class HfConfig:
     def layers(self) -> int:
         return self.needed("num_hidden_layers")
 
+    @property
+    def heads(self) -> int:
+        return self.needed("num_attention_heads")
+
+    @property
+    def width(self) -> int:
+        return self.needed("hidden_size")
+
     def per_layer(self, name: str, expected: str, valid: Callable[[Any], bool]) -> list[Any]:
         """Return a list with a valid value for each layer. `{}` in the description is the number of layers."""
         found, layers = self.get(name), self.layers

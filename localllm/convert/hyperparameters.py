@@ -76,13 +76,13 @@ def shape_keys(
         "vocab_size": vocabulary,
         "block_count": config.layers,
         "context_length": config.needed("max_position_embeddings"),
-        "embedding_length": config.needed("hidden_size"),
+        "embedding_length": config.width,
     }
     keys |= {key: config.integer(*names) for key, names in _INTEGERS.items() if key not in recipe.keys}
     keys |= {key: config.real(*names) for key, names in _REALS.items()}
     keys |= {key: config.flag(*names) for key, names in _FLAGS.items()}
     if "attention.head_count_kv" not in recipe.keys:
-        keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.needed("num_attention_heads")
+        keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.heads
     eps = config.real(recipe.eps, "norm_eps")
     if eps is None:
         raise config.error(recipe.eps, None, "a small number")

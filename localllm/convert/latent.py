@@ -11,7 +11,7 @@ def key_and_value(config: HfConfig) -> Groups:
     """Return the number of heads in latent attention, and the rows per head of the keys without rope and of the
     values."""
     widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
-    return config.needed("num_attention_heads"), widths
+    return config.heads, widths
 
 
 OUTPUT_FIRST = "ffn_norm attn_output"  # in the order of tensors

@@ -69,8 +69,10 @@ _LING1 = {
 _LING2_ORDER = "ffn_down_shexp attn_qkv attn_q_norm attn_k_norm"
 _OUTPUT = {"output": _unit_columns}
 _LING2_KEYS: Keys = {
-    "expert_shared_count": _shared, "expert_shared_feed_forward_length": _shared_width, "expert_gating_func": _gating,
-}  # fmt: skip
+    "expert_shared_count": _shared,
+    "expert_shared_feed_forward_length": _shared_width,
+    "expert_gating_func": _gating,
+}
 _LING_FIXED = {"use_rmsnorm": True, "use_bias": False, "multi_gate": False}
 
 

@@ -148,7 +148,7 @@ _ORDER = (
 )
 _KEYS: Keys = {
     "feed_forward_length": "moe_intermediate_size",
-    "embedding_length_out": lambda config: config.needed("hidden_size") * config.needed("hc_mult"),
+    "embedding_length_out": lambda config: config.width * config.needed("hc_mult"),
     "attention.head_count_kv": 1,
     "attention.q_lora_rank": "q_lora_rank",
     "attention.sliding_window": "sliding_window",
@@ -172,11 +172,25 @@ _KEYS: Keys = {
     "rope.scaling.attn_factor": None,
 }
 _DEFAULTS: dict[str, Any] = {
-    "head_dim": 512, "q_lora_rank": 1024, "num_key_value_heads": 1, "n_shared_experts": 1, "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6, "hc_mult": 4, "hc_eps": 1e-6,
-    "hc_sinkhorn_iters": 20, "swiglu_limit": 10.0, "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024,
-    "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "max_position_embeddings": 1 << 20,
-}  # fmt: skip
+    "head_dim": 512,
+    "q_lora_rank": 1024,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "rms_norm_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20,
+    "swiglu_limit": 10.0,
+    "sliding_window": 128,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "max_position_embeddings": 1 << 20,
+}
 
 ROWS = (
     Recipe(

@@ -16,9 +16,10 @@ _SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its
 
 
 _SIZES: dict[str, Any] = {
-    "num_key_value_heads": integer("n_kv_heads"), "rms_norm_eps": 1e-5,
+    "num_key_value_heads": integer("n_kv_heads"),
+    "rms_norm_eps": 1e-5,
     "hidden_act": lambda config: config.get("activation_type"),
-}  # fmt: skip
+}
 
 ROWS = (
     Recipe("dream", ("DreamModel",), keys=_BOTH_WAYS),

@@ -101,8 +101,8 @@ def _ranker(keys: Keys) -> Keys:
 def _by_head(config: HfConfig) -> Groups:
     """Return NeoBERT's number of heads, and the rows of queries, keys and values per head in the reference
     implementation."""
-    heads = config.needed("num_attention_heads")
-    return heads, (config.needed("hidden_size") // heads,) * 3
+    heads = config.heads
+    return heads, (config.width // heads,) * 3
 
 
 def _neo_width(config: HfConfig) -> int:
@@ -116,31 +116,43 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 
 _NEO: dict[str, Any] = {
-    "order": BY_NAME, "eps": "norm_eps", "words": _neo_words, "pooling": _CLS,
+    "order": BY_NAME,
+    "eps": "norm_eps",
+    "words": _neo_words,
+    "pooling": _CLS,
     "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
-}  # fmt: skip
+}
 _NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
 # GGUF files store all queries, then all keys, then all values.
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
 _ROBERTA_KEYS: Keys = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
-    "order": BY_NAME, "whole_keys": _NO_TYPES, "eps": "layer_norm_eps", "fixed": _BERT_FIXED, "checks": (_no_adapters,),
+    "order": BY_NAME,
+    "whole_keys": _NO_TYPES,
+    "eps": "layer_norm_eps",
+    "fixed": _BERT_FIXED,
+    "checks": (_no_adapters,),
     "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
-}  # fmt: skip
+}
 _COUNTED = {"position_embd.weight": _counted}
 _MODERN: dict[str, Any] = {
-    "order": BY_NAME, "eps": "norm_eps", "fixed": {"classifier_activation": "gelu"},
+    "order": BY_NAME,
+    "eps": "norm_eps",
+    "fixed": {"classifier_activation": "gelu"},
     "defaults": {
-        "norm_eps": 1e-5, "local_attention": 128,
+        "norm_eps": 1e-5,
+        "local_attention": 128,
         "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
         "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
     },
-}  # fmt: skip
+}
 _MODERN_KEYS: Keys = {
-    **_CAUSAL, "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
+    **_CAUSAL,
+    "attention.sliding_window": "local_attention",
+    "attention.sliding_window_pattern": _period,
     "hidden_activation": _activation,
-}  # fmt: skip
+}
 _JINA: dict[str, Any] = {
     "order": BY_NAME,
     "eps": "layer_norm_eps",

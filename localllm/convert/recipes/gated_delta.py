@@ -134,9 +134,13 @@ def _adjusted_width(config: HfConfig) -> int:
 
 
 QWEN35_ROW: dict[str, Any] = {
-    "changes": QWEN35, "order": DELTA_ORDER, "norm_offset": 1.0, "plain_norms": ("ssm_norm",),
-    "defaults": {"partial_rotary_factor": 0.25}, "keys": {**DELTA_KEYS, "rope.dimension_sections": sections},
-}  # fmt: skip
+    "changes": QWEN35,
+    "order": DELTA_ORDER,
+    "norm_offset": 1.0,
+    "plain_norms": ("ssm_norm",),
+    "defaults": {"partial_rotary_factor": 0.25},
+    "keys": {**DELTA_KEYS, "rope.dimension_sections": sections},
+}
 
 ROWS = (
     Recipe(

@@ -19,10 +19,17 @@ def padded_vocabulary(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 
 GEMMA3_DEFAULTS = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096,
-    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 _PADDED = {"token_embd": padded_vocabulary, "per_layer_token_embd": padded_vocabulary}
 _GEMMA4 = {
     "ffn_gate_inp.scale": "router.scale",
@@ -40,7 +47,7 @@ def score_scale(wide_layers: int) -> Check:
     1/sqrt(width/heads)."""
 
     def check(config: HfConfig) -> str | None:
-        width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
+        width, heads = config.width, config.heads
         wide = config.layers == wide_layers
         fixed = width // heads if wide else config.integer("head_dim") or width // heads
         value = config.real("query_pre_attn_scalar")

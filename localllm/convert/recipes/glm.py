@@ -12,7 +12,7 @@ from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, head_width
 
 def _as_wide(config: HfConfig) -> str | None:
     """Require head widths that add up to the width of the model, since llama.cpp loads no other models."""
-    width, heads, each = config.needed("hidden_size"), config.needed("num_attention_heads"), head_width(config)
+    width, heads, each = config.width, config.heads, head_width(config)
     if heads * each == width:
         return None
     return f"{heads} heads of {each} are not {width} together, which the GGUF architecture has fixed so"
@@ -21,9 +21,13 @@ def _as_wide(config: HfConfig) -> str | None:
 GLM4: Layer = {"ffn_norm": "post_attention_layernorm"}
 GLM4_MOE = f"{EARLY_NORMS}, {EARLY_BIAS}"
 _ALL_NORMED = {
-    "rmsnorm": True, "post_layer_norm": True, "add_bias_linear": False,
-    "apply_residual_connection_post_layernorm": False, "original_rope": True, "position_encoding_2d": False,
-}  # fmt: skip
+    "rmsnorm": True,
+    "post_layer_norm": True,
+    "add_bias_linear": False,
+    "apply_residual_connection_post_layernorm": False,
+    "original_rope": True,
+    "position_encoding_2d": False,
+}
 
 
 ROWS = (

@@ -24,7 +24,7 @@ _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
 def _kv_heads(config: HfConfig) -> int:
     """Return Falcon's number of KV heads."""
-    heads = config.needed("num_attention_heads")
+    heads = config.heads
     if config.flag("new_decoder_architecture"):
         return config.integer("num_kv_heads") or heads
     return heads if config.flag("multi_query") is False else 1
@@ -33,14 +33,14 @@ def _kv_heads(config: HfConfig) -> int:
 def _falcon(config: HfConfig) -> Groups:
     """Return Falcon's number of groups and the rows of a group: the queries that share a key, the key, and the
     value."""
-    heads, groups = config.needed("num_attention_heads"), _kv_heads(config)
-    width = config.needed("hidden_size") // heads
+    heads, groups = config.heads, _kv_heads(config)
+    width = config.width // heads
     return groups, (heads // groups * width, width, width)
 
 
 def _by_head(config: HfConfig) -> Groups:
-    heads = config.needed("num_attention_heads")
-    return heads, (config.needed("hidden_size") // heads,) * 3
+    heads = config.heads
+    return heads, (config.width // heads,) * 3
 
 
 def _apart(layout: Layout) -> Mapping[str, Change]:
@@ -49,12 +49,12 @@ def _apart(layout: Layout) -> Mapping[str, Change]:
 
 
 def _inner(config: HfConfig) -> int:
-    return config.integer("n_inner", "ffn_hidden_size") or 4 * config.needed("hidden_size")
+    return config.integer("n_inner", "ffn_hidden_size") or 4 * config.width
 
 
 def _refact_ffn(config: HfConfig) -> int:
     """Return two thirds of four times the width, rounded up to a multiple of 256."""
-    return -(-(8 * config.needed("hidden_size") // 3) // 256) * 256
+    return -(-(8 * config.width // 3) // 256) * 256
 
 
 def _key_and_value(which: int) -> Change:
@@ -126,7 +126,7 @@ ROWS = (
         "codeshell", ("CodeShellForCausalLM",), eps="layer_norm_epsilon",
         keys={
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
         },
         fixed={
             "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
@@ -142,7 +142,7 @@ ROWS = (
         },
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("hidden_size"),
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
         },
         fixed={
             "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,

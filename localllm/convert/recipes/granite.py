@@ -18,9 +18,11 @@ GRANITE_SHARED: Layer = {**GRANITE_MOE, **halves("shared_mlp.input_linear", "_sh
 
 
 _GRANITE_SWA: Layer = {
-    **GRANITE_MOE, "attn_sinks.weight": "self_attn.sinks", "ffn_up_shexp": "shared_mlp.input_linear",
+    **GRANITE_MOE,
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_up_shexp": "shared_mlp.input_linear",
     "ffn_down_shexp": "shared_mlp.output_linear",
-}  # fmt: skip
+}
 
 
 def _layer_bases(config: HfConfig) -> list[float]:

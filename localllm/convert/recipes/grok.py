@@ -73,9 +73,11 @@ _KEYS: Keys = {
     "rope.scaling.yarn_ext_factor": _extrapolation,
 }
 _FIXED: dict[str, Any] = {
-    "sliding_window_size": -1, "global_attn_every_n": 1, "rope_rotate_half_dims": False,
+    "sliding_window_size": -1,
+    "global_attn_every_n": 1,
+    "rope_rotate_half_dims": False,
     "attn_logit_softcapping_method": "tanh",
-}  # fmt: skip
+}
 
 ROWS = (
     Recipe(

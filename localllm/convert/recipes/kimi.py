@@ -6,7 +6,7 @@ transformers does not support it. The published weights are packed as MXFP4 by c
 from __future__ import annotations
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import decay, flat, heads
+from localllm.convert.changes import decay, flat
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, flag, integer, taken
 from localllm.convert.recipes.linear_attention import (
@@ -30,7 +30,7 @@ def _product(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 def _rates(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the decay rates of the heads. The values after them are padding."""
-    return decay([t.strided(flat(parts, config), 0, heads(config))], config)
+    return decay([t.strided(flat(parts, config), 0, config.heads)], config)
 
 
 def _score(name: str) -> From:

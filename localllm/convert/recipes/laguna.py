@@ -16,7 +16,7 @@ def _all_sparse(config: HfConfig) -> str | None:
 def _heads(config: HfConfig) -> np.ndarray | int:
     """Return the number of heads: an array by layer, or one value for all layers."""
     if config.get("num_attention_heads_per_layer") is None:
-        return config.needed("num_attention_heads")
+        return config.heads
     return np.array(config.per_layer("num_attention_heads_per_layer", "{} numbers of heads", is_count), np.int32)
 
 
@@ -30,7 +30,7 @@ def _rotated_when_sliding(config: HfConfig) -> int:
 _LAGUNA = {
     "attn_gate": "self_attn.g_proj",
     "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
-}  # fmt: skip
+}
 
 
 ROWS = (

@@ -74,7 +74,7 @@ def of_own(name: str, inner: str) -> Key:
 
 def one_count(config: HfConfig) -> str | None:
     heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
-    if heads is None or heads == config.needed("num_attention_heads"):
+    if heads is None or heads == config.heads:
         return None
     return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
 
@@ -172,8 +172,9 @@ def _ling_names(raw: Raw, config: HfConfig) -> Raw:
 
 _LING_DEFAULTS: dict[str, Any] = {
     "kda_lower_bound": -5.0,
-    "norm_topk_prob": True, "short_conv_kernel_size": 4,
-}  # fmt: skip
+    "norm_topk_prob": True,
+    "short_conv_kernel_size": 4,
+}
 _LING_FIXED = {"kda_safe_gate": True, "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise"}
 
 

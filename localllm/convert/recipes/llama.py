@@ -52,7 +52,7 @@ def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
 
 def _deci_kv_heads(config: HfConfig) -> list[int]:
     """Return the number of KV heads by layer."""
-    heads, layers = config.needed("num_attention_heads"), config.layers
+    heads, layers = config.heads, config.layers
     groups = _blocks(config, "attention", "n_heads_in_group")
     if groups is not None:
         if not all(type(n) is int and n > 0 and heads % n == 0 for n in groups):
@@ -74,7 +74,7 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
     for factor in factors:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1000:
             raise config.error("block_configs", f"ffn_mult {factor}", "a feed-forward in all layers")
-        widths.append(-(-int(2 * factor * config.needed("hidden_size") / 3) // 256) * 256)
+        widths.append(-(-int(2 * factor * config.width / 3) // 256) * 256)
     return np.array(widths, np.int32)
 
 

@@ -46,9 +46,7 @@ def steps_unbounded(config: HfConfig) -> str | None:
 
 def rank(name: str) -> Reader[int]:
     """Return the rank of the step sizes: from config.json, else a sixteenth of the model width."""
-    return lambda config: (
-        -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
-    )
+    return lambda config: -(-config.width // 16) if config.get(name) in (None, "auto") else config.needed(name)
 
 
 def inner(config: HfConfig) -> int:
@@ -61,24 +59,34 @@ def inner(config: HfConfig) -> int:
 
 _NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
 _NO_ATTENTION: Keys = {
-    "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
-    "attention.value_length": None, **NOT_ROTATED,
-}  # fmt: skip
+    "attention.head_count": 0,
+    "attention.head_count_kv": 0,
+    "feed_forward_length": 0,
+    "attention.key_length": None,
+    "attention.value_length": None,
+    **NOT_ROTATED,
+}
 _NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
 _MAMBA_KEYS: Keys = {
-    **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": inner,
-    "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
+    **_NO_ATTENTION,
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.inner_size": inner,
+    "ssm.state_size": "state_size",
+    "ssm.time_step_rank": rank("time_step_rank"),
     "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
-}  # fmt: skip
+}
 _GRANITE_FFN: Layer = {**halves("shared_mlp.input_linear"), "ffn_down": "shared_mlp.output_linear"}
 _GRANITE = {**PERMUTED, **mamba2(product("mamba_expand", "hidden_size", "mamba_n_groups"))}
 _GRANITE_ROPE: Keys = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
 MAMBA2_KEYS: Keys = {
-    "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
-    "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
-}  # fmt: skip
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.inner_size": product("mamba_expand", "hidden_size"),
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+}
 _GRANITE_KEYS: Keys = {"attention.head_count_kv": kv_heads(attending), **MAMBA2_KEYS, **_GRANITE_ROPE}
 _GRANITE_CLASS = ("GraniteMoeHybridForCausalLM",)
 
@@ -136,11 +144,15 @@ _NEMOTRON_H = {"ssm_out": "mixer.out_proj"}
 _NEMOTRON_H_CHANGES = mamba2(product("mamba_num_heads", "mamba_head_dim", "n_groups"))
 _NEMOTRON_H_DEFAULTS = {"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5}
 _NEMOTRON_H_KEYS: Keys = {
-    "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
-    "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
-    "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
+    "attention.head_count_kv": _where("attention", "num_key_value_heads"),
+    "rope.freq_base": None,
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.group_count": "n_groups",
+    "ssm.state_size": "ssm_state_size",
+    "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"),
+    "ssm.time_step_rank": "mamba_num_heads",
     "attention.layer_norm_epsilon": real("layer_norm_epsilon"),  # llama.cpp also needs this key
-}  # fmt: skip
+}
 
 
 def scaled(*names: str) -> Change:

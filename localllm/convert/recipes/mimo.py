@@ -71,7 +71,7 @@ def _of_card(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTen
 
     Each shard has a part of the queries, keys and values, with scales for blocks of 128 rows.
     """
-    rows, heads = codes.shape[0], config.needed("num_attention_heads")
+    rows, heads = codes.shape[0], config.heads
     key, value = config.needed("head_dim"), config.needed("v_head_dim")
     counts = [config.integer(name) or 0 for name in ("num_key_value_heads", "swa_num_key_value_heads")]
     sizes = [(heads * key, few * key, few * value) for few in counts if heads * key + few * (key + value) == rows]
@@ -91,18 +91,31 @@ def _of_card(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTen
 
 
 _MIMO_KEYS: Keys = {
-    "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
-    "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window, "expert_gating_func": 2,
-}  # fmt: skip
+    "attention.head_count_kv": _mimo_kv_heads,
+    "attention.value_length": "v_head_dim",
+    "attention.value_scale": _value_scale,
+    "attention.sliding_window": _mimo_window,
+    "expert_gating_func": 2,
+}
 _MIMO_FIXED = {
-    "attention_bias": False, "n_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_shared_experts": 0,
-}  # fmt: skip
+    "attention_bias": False,
+    "n_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_shared_experts": 0,
+}
 _MIMO_DEFAULTS: dict[str, Any] = {
-    "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
-    "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4, "partial_rotary_factor": 0.334,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "sliding_window": 129,
+    "layer_types": _mimo_kinds,
+    "rope_theta": 5e6,
+    "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4,
+    "partial_rotary_factor": 0.334,
     "rms_norm_eps": lambda config: config.real("layernorm_epsilon") or 1e-5,
-}  # fmt: skip
+}
 
 
 ROWS = (

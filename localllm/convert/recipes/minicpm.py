@@ -46,7 +46,7 @@ ROWS = (
             "residual_scale": lambda config: (
                 ratio("scale_depth")(config) / math.sqrt(config.layers)
             ),
-            "logit_scale": lambda config: config.needed("hidden_size") / ratio("dim_model_base")(config),
+            "logit_scale": lambda config: config.width / ratio("dim_model_base")(config),
         },
         fixed={"num_experts": 0}, defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
     ),

@@ -50,8 +50,8 @@ def _sum_of_one(config: HfConfig) -> str | None:
 
 def _root_of_width(config: HfConfig) -> str | None:
     """Require MPT's attention scores to be scaled by 1/sqrt(head width)."""
-    scale, width = _attention(config).real("softmax_scale"), config.needed("hidden_size")
-    fixed = (width / config.needed("num_attention_heads")) ** -0.5
+    scale, width = _attention(config).real("softmax_scale"), config.width
+    fixed = (width / config.heads) ** -0.5
     if scale is None or math.isclose(scale, fixed, rel_tol=1e-6):
         return None
     return f"attn_config.softmax_scale is {scale:g}; the GGUF architecture has it fixed at {fixed:g}"
@@ -75,7 +75,7 @@ ROWS = (
         "mpt", ("MptForCausalLM", "MPTForCausalLM"), eps="layer_norm_epsilon", order=BY_NAME,
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads",
-            "feed_forward_length": lambda config: 4 * config.needed("hidden_size"),
+            "feed_forward_length": lambda config: 4 * config.width,
             "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv") or None,
             "attention.max_alibi_bias": lambda config: float(_attention(config).integer("alibi_bias_max") or 8),
         },

@@ -19,15 +19,21 @@ from localllm.convert.recipes.vision import SECTIONED
 
 # transformers' defaults for missing keys, by `model_type` of the text model.
 _SMALL: Mapping[str, Any] = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
 _ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "llama": {**_SMALL, "intermediate_size": 11008, "max_position_embeddings": 2048},
     "mistral": {
-        **_SMALL, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+        **_SMALL,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
     },
     "qwen2": {**_SMALL, "intermediate_size": 22016, "max_position_embeddings": 32768},
-}  # fmt: skip
+}
 
 
 def _assumed(*models: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _context(config: HfConfig) -> int:
 
 def _keys_of_plamo(config: HfConfig) -> int:
     """Return PLaMo 1's number of KV heads, each shared by `n_shared_head` queries. `num_key_value_heads` is ignored."""
-    heads, shared = config.needed("num_attention_heads"), config.needed("n_shared_head")
+    heads, shared = config.heads, config.needed("n_shared_head")
     if heads % shared:
         raise config.error("n_shared_head", shared, f"a number that divides the {heads} heads")
     return heads // shared
@@ -59,8 +59,8 @@ def _neighbours(config: HfConfig, tensor: LazyTensor, count: int) -> NDArray[np.
 
     In PLaMo 1's reference implementation query i reads key i % keys; in GGUF files it reads key i // (queries per key).
     """
-    heads, keys = config.needed("num_attention_heads"), _keys_of_plamo(config)
-    order = numbered(tensor, count, heads, config.needed("hidden_size") // heads)
+    heads, keys = config.heads, _keys_of_plamo(config)
+    order = numbered(tensor, count, heads, config.width // heads)
     return order.reshape(heads // keys, keys, -1).swapaxes(0, 1).reshape(-1)
 
 

@@ -18,9 +18,10 @@ from localllm.convert.tensor import LazyTensor
 _TABLE = "ple_embedding.ngram_embedding"
 _OF_LAYER = re.compile(r"^model\.layers\.[0-9]+\.ple\.(?=ple_embedding\.)")  # the one layer that adds n-gram embeddings
 _HASHES = {
-    "layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
+    "layer_multipliers": "layer_multipliers",
+    "head_offsets": "ngram_heads_offsets",
     "head_vocab_sizes": "ngram_heads_vocab_sizes",
-}  # fmt: skip
+}
 
 
 def _index_rows(keys: bool) -> Change:
@@ -67,7 +68,7 @@ def _if_ngrams(value: Reader[int]) -> Key:
 def _width(config: HfConfig) -> int:
     """Return the width of one head of the n-gram table."""
     heads = config.needed("heads_per_ngram") * (config.needed("ngram_size") - 1)
-    return (config.integer("ple_embed_dim") or config.needed("hidden_size")) // max(1, heads)
+    return (config.integer("ple_embed_dim") or config.width) // max(1, heads)
 
 
 def _end(config: HfConfig) -> int:

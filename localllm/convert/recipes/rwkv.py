@@ -32,7 +32,7 @@ def _layer_of(tensor: LazyTensor) -> int:
 def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return several vectors, or one tensor that holds them all, as (count, 1, 1, width)."""
     rows = t.stacked([t.flattened(part) for part in parts])
-    count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := config.needed("hidden_size"))
+    count = rows.nbytes // t.ITEM_BYTES[rows.format] // (width := config.width)
     whole = rows if len(parts) > 1 else t.shaped(t.flattened(rows), width)
     return replace(whole, shape=(count, 1, 1, width))
 
@@ -75,8 +75,11 @@ def _time_mix6(module: str, *reordered: Change) -> Layer:
 
 
 _RWKV6 = {
-    "time_mix_output": _halved, "channel_mix_lerp_k": flat, "channel_mix_lerp_r": flat, "channel_mix_value": _halved,
-}  # fmt: skip
+    "time_mix_output": _halved,
+    "channel_mix_lerp_k": flat,
+    "channel_mix_lerp_r": flat,
+    "channel_mix_value": _halved,
+}
 _QWEN6: Layer = {
     **_time_mix6("self_attn", _in_order(3, 1, 2, 0, 4)),  # from r, k, v, w, g to w, k, v, r, g
     "time_mix_first.weight": "self_attn.time_faaaa",
@@ -86,11 +89,11 @@ _QWEN6: Layer = {
 
 def _extra(config: HfConfig, wide: int) -> int:
     """Return the rank of a low-rank matrix of RWKV-6. config.json lacks it; the value is llama.cpp's."""
-    return wide if config.needed("hidden_size") == 4096 else wide // 2
+    return wide if config.width == 4096 else wide // 2
 
 
 def _rank(name: str, wide: int) -> Reader[int]:
-    return lambda config: config.integer(name) or (wide if config.needed("hidden_size") >= 4096 else wide // 2)
+    return lambda config: config.integer(name) or (wide if config.width >= 4096 else wide // 2)
 
 
 # -- RWKV-7 ------------------------------------------------------------------------------------------------------------
@@ -143,18 +146,20 @@ _RWKV7: Layer = {
     "attn_norm": "attn_norm",
     "attn_norm_2": "ffn_norm",
     **_time_mix7(
-        "attn", _of_flash,
+        "attn",
+        _of_flash,
         {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln": "g_norm"},
     ),
     "channel_mix_lerp_k.weight": taken("ffn.x_k", flat),
     **{f"channel_mix_{x}": f"ffn.{x}" for x in ("key", "value")},
-}  # fmt: skip
+}
 _QWEN7: Layer = {
     **_time_mix7(
-        "self_attn.time_mixer", _of_program,
+        "self_attn.time_mixer",
+        _of_program,
         {**{x: x for x in ("receptance", "key", "value", "output")}, "ln": "ln_x"},
     ),
-}  # fmt: skip
+}
 
 
 def _low_rank(name: str, older: str, exponent: float, factor: float) -> Reader[int]:
@@ -162,13 +167,13 @@ def _low_rank(name: str, older: str, exponent: float, factor: float) -> Reader[i
 
     def rank(config: HfConfig) -> int:
         found = config.integer(name, older)
-        return found or max(1, round(config.needed("hidden_size") ** exponent * factor / 32)) * 32
+        return found or max(1, round(config.width**exponent * factor / 32)) * 32
 
     return rank
 
 
 def _inner(share: Callable[[int], int]) -> Key:
-    return lambda config: config.integer("intermediate_size") or share(config.needed("hidden_size"))
+    return lambda config: config.integer("intermediate_size") or share(config.width)
 
 
 def _all_recurrent(config: HfConfig) -> str | None:
@@ -182,12 +187,16 @@ def _head_size(config: HfConfig) -> int:
 
 
 _KEYS: Keys = {
-    "attention.head_count": 0, "attention.head_count_kv": None, "attention.key_length": None,
-    "attention.value_length": None, **NOT_ROTATED, "wkv.head_size": _head_size,
-}  # fmt: skip
+    "attention.head_count": 0,
+    "attention.head_count_kv": None,
+    "attention.key_length": None,
+    "attention.value_length": None,
+    **NOT_ROTATED,
+    "wkv.head_size": _head_size,
+}
 _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": _LONG,
-    "num_attention_heads": lambda config: config.needed("hidden_size") // _head_size(config),
+    "num_attention_heads": lambda config: config.width // _head_size(config),
 }
 _IN_QWEN: Keys = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
 
@@ -207,7 +216,7 @@ ROWS = (
         defaults={"num_attention_heads": 1},
         keys={
             **_IN_QWEN, "attention.head_count_kv": "num_key_value_heads",
-            "wkv.head_size": lambda config: config.needed("hidden_size") // config.needed("num_attention_heads"),
+            "wkv.head_size": lambda config: config.width // config.heads,
             "time_mix_extra_dim": _rank("lora_rank_tokenshift", 64),
             "time_decay_extra_dim": _rank("lora_rank_decay", 128),
         },

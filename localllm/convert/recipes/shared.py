@@ -49,13 +49,13 @@ NOT_ROTATED: Keys = {"rope.dimension_count": None, "rope.freq_base": None}
 
 
 def head_width(config: HfConfig) -> int:
-    return config.integer("head_dim") or config.needed("hidden_size") // config.needed("num_attention_heads")
+    return config.integer("head_dim") or config.width // config.heads
 
 
 def one_after_other(config: HfConfig) -> Groups:
     """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)
-    return 1, (config.needed("num_attention_heads") * width, keys * width, keys * width)
+    return 1, (config.heads * width, keys * width, keys * width)
 
 
 def neighbours(name: str, layout: Layout) -> Layer:
@@ -69,7 +69,7 @@ def neighbours(name: str, layout: Layout) -> Layer:
 
 def as_many_keys(config: HfConfig) -> str | None:
     """Require one KV head per query head: the reference implementation supports nothing else."""
-    count, keys = heads(config), kv_heads(config)
+    count, keys = config.heads, kv_heads(config)
     return None if count == keys else f"num_key_value_heads is {keys} of {count} heads; the model's program has all"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
+from localllm.convert.changes import PERMUTED, column, height, numbered, share
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width
@@ -18,12 +18,15 @@ from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 
 _HRM: Layer = {
-    **{f"attn_{x}": (f"self_attn.{x}_proj", taken("attn.gqkv_proj", share(which, 4)))
-       for which, x in enumerate(("gate", "q", "k", "v"))},
+    **{
+        f"attn_{x}": (f"self_attn.{x}_proj", taken("attn.gqkv_proj", share(which, 4)))
+        for which, x in enumerate(("gate", "q", "k", "v"))
+    },
     "attn_output": ("self_attn.o_proj", "attn.o_proj"),
-    **{f"ffn_{x}": (f"mlp.{x}_proj", taken("mlp.gate_up_proj", share(which))) for which,
-    x in enumerate(("gate", "up"))},
-}  # fmt: skip
+    **{
+        f"ffn_{x}": (f"mlp.{x}_proj", taken("mlp.gate_up_proj", share(which))) for which, x in enumerate(("gate", "up"))
+    },
+}
 
 
 def _hrm_stack(config: HfConfig) -> int:
@@ -89,13 +92,14 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
 _MUSE: Layer = {
     **{f"attn_{x}": taken(f"self_attn.{x}_proj", PERMUTED[f"attn_{x}"]) for x in "qk"},
     "attn_gate": "self_attn.gate_proj",
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
     "attn_q_norm.weight": taken(
         "self_attn.q_proj.weight", _constant(lambda config: config.real("qk_scale_factor") or 1.0)
     ),
     "attn_k_norm.weight": taken("self_attn.k_proj.weight", _constant(lambda config: 1.0)),
-}  # fmt: skip
+}
 
 
 def _share(kind: str) -> Key:
@@ -116,7 +120,7 @@ _FLOAT32_EPS = 2.0**-23  # epsilon of the norms: PyTorch's default, since the re
 def _turned_back(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Negate the second half of each head's rows: the reference implementation rotates in the opposite direction."""
     rows, width = height(parts[0]), head_width(config)
-    numbered(parts[0], rows, heads(config), width)
+    numbered(parts[0], rows, config.heads, width)
     return t.scaled(parts[0], np.where(np.arange(rows) % width < width // 2, 1.0, -1.0).astype(np.float32))
 
 

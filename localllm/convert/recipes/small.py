@@ -65,7 +65,7 @@ def _most_heads(config: HfConfig) -> int | None:
 def _openelm_ffn(config: HfConfig) -> NDArray[np.int32]:
     """Return the feed-forward widths: the model width times a factor, rounded to a multiple."""
     factors = config.per_layer("ffn_multipliers", "{} positive numbers", lambda x: is_number(x) and 0 < x < 1000)
-    divisor, width = config.integer("ffn_dim_divisor") or 256, config.needed("hidden_size")
+    divisor, width = config.integer("ffn_dim_divisor") or 256, config.width
     rounded = [max(divisor, int(x * width + divisor / 2) // divisor * divisor) for x in factors]
     return np.array(
         [n + divisor * (n < 0.9 * x * width) for n, x in zip(rounded, factors, strict=True)], np.int32
@@ -76,7 +76,7 @@ _INTERNLM2 = neighbours(
     "attention.wqkv",
     lambda config: (  # queries that share a key, the key, and the value
         kv_heads(config),
-        (config.needed("num_attention_heads") // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
+        (config.heads // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
     ),
 )
 _STABLELM = {f"attn_{x}_norm": taken(f"self_attn.{x}_layernorm.norms.{{}}", stacked) for x in "qk"}

@@ -86,9 +86,13 @@ ROUTING = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_bias
 # -- dots3-note --------------------------------------------------------------------------------------------------------
 
 _SLIDING = {  # transformers' default sizes for sliding-window layers
-    "num_attention_heads": 64, "kv_lora_rank": 1024, "q_lora_rank": 1024, "qk_nope_head_dim": 192, "v_head_dim": 128,
+    "num_attention_heads": 64,
+    "kv_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 128,
     "head_dim": 256,
-}  # fmt: skip
+}
 
 
 def _slides(config: HfConfig) -> np.ndarray:
@@ -148,7 +152,7 @@ def _rescaled(name: str) -> Change:
     normalized values."""
 
     def change(parts: Tensors, config: HfConfig) -> LazyTensor:
-        width = config.needed("hidden_size")
+        width = config.width
         factor = np.float32(math.sqrt(width / _kind_of(parts[0], config, name)))
         return t.computed(parts[0], lambda values: values * factor)
 
@@ -181,13 +185,14 @@ _DOTS: Layer = {
     "attn_gate": "self_attn.g_proj",
 }
 _DOTS_CHANGES = {
-    **rotated_indexer(trailing=False), "attn_q_a_norm": _rescaled("q_lora_rank"),
+    **rotated_indexer(trailing=False),
+    "attn_q_a_norm": _rescaled("q_lora_rank"),
     "attn_kv_a_norm": _rescaled("kv_lora_rank"),
-}  # fmt: skip
+}
 _DOTS_KEYS: Keys = {
     **_SPARSE_KEYS,
     "attention.head_count": lambda config: np.where(
-        _slides(config), _in_window("num_attention_heads")(config), config.needed("num_attention_heads")
+        _slides(config), _in_window("num_attention_heads")(config), config.heads
     ).astype(np.int32),
     "attention.kv_lora_rank_swa": _in_window("kv_lora_rank"),
     "attention.key_length_swa": lambda config: (

@@ -60,14 +60,15 @@ def _gated(default: str) -> Reader[str | None]:
 
 
 _SIZES: dict[str, Any] = {
-    "head_dim": by_name("d_kv"), "layer_norm_epsilon": 1e-6,
+    "head_dim": by_name("d_kv"),
+    "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32,
     "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
-}  # fmt: skip
+}
 _KEYS: Keys = {
     **NOT_ROTATED,
     "attention.relative_buckets_count": "relative_attention_num_buckets",
-}  # fmt: skip
+}
 _DECODER_KEYS: Keys = {
     **_KEYS,
     "decoder_block_count": integer("num_decoder_layers", "num_layers"),

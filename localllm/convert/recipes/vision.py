@@ -20,7 +20,7 @@ def _upright(axis: int, change: Change) -> Change:
     model's width."""
 
     def then(parts: Tensors, config: HfConfig) -> LazyTensor:
-        upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == config.needed("hidden_size")
+        upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == config.width
         return change(parts if upright else [turned(parts, config)], config)
 
     return then
@@ -78,7 +78,7 @@ _COGVLM: Layer = {
 
 def _as_many_keys(config: HfConfig) -> str | None:
     """Refuse CogVLM 2, which shares KV heads: llama.cpp does not load it, so results cannot be compared."""
-    shared, heads = config.integer("num_multi_query_heads"), config.needed("num_attention_heads")
+    shared, heads = config.integer("num_multi_query_heads"), config.heads
     if shared in (None, heads):
         return None
     return f"num_multi_query_heads is {shared}; the GGUF architecture has a key and a value for each of {heads} heads"
