@@ -62,7 +62,9 @@ class Checkpoint(Closing):
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
-            registry = TensorRegistry(shards, layers, packing, recipe.parts, lambda raw: recipe.raw(raw, config))
+            registry = TensorRegistry(
+                shards, layers, packing, recipe.inside, recipe.others, lambda raw: recipe.raw(raw, config)
+            )
             values = {} if recipe.values is None else recipe.values(registry.take, config)
             assembly, behind = Assembly(registry, recipe, config, rope.tensors), list(dense_tensors(dense))
             self.tensors = assembly.tensors | {tensor.name: tensor for tensor in behind}

@@ -89,6 +89,13 @@ class HfConfig:
             raise self.error(name, found, expected.format(layers))
         return found
 
+    def choice(self, *names: str, of: Mapping[str, int], default: str) -> int:
+        """Return the number of a setting whose value is one of several words."""
+        found = self.get(*names) or default
+        if found not in of:
+            raise self.error(names[0], found, " or ".join(of))
+        return of[found]
+
     def table(self, *names: str) -> dict[str, Any]:
         value = self.get(*names) or {}
         if not isinstance(value, dict):

@@ -109,14 +109,6 @@ def layers_at(prefix: str) -> Callable[[Raw, HfConfig], Raw]:
     return lambda raw, config: {start.sub("model.layers.", name): parts for name, parts in raw.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The place of the text model in a multimodal checkpoint, and the other tensors, which are skipped."""
-
-    inside: str = ""  # prefix of the text model's tensors, unless it is saved alone
-    others: tuple[str, ...] = ()  # prefixes of image and audio tensors
-
-
 # Names of sizes in configurations that do not follow transformers, by its names.
 _OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
@@ -149,7 +141,10 @@ class Recipe:
     raw: Callable[[Raw, HfConfig], Raw] = unchanged
     # Chooses the output matrix.
     output: Callable[[dict[str, LazyTensor], HfConfig], dict[str, LazyTensor]] = untied
-    parts: Parts = field(default_factory=Parts)
+    # In multimodal checkpoints: the prefix of the text model's tensors, unless it is saved alone, and the prefixes of
+    # image and audio tensors, which are skipped.
+    inside: str = ""
+    others: tuple[str, ...] = ()
     norm_offset: float = 0.0  # added to the weights of norms
     plain_norms: tuple[str, ...] = ()  # norms to which it is not added
     # Whether GGUFs store frequency factors; "whole": padded to the whole head.

@@ -161,12 +161,7 @@ def multiplied(one: LazyTensor, other: LazyTensor) -> LazyTensor:
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
-    for other in tensors:
-        if (other.shape, other.format) != (first.shape, first.format):
-            raise ConvertError(
-                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
-                "they must be alike to be one tensor"
-            )
+    _check_alike(tensors, lambda shape: shape, "alike to be one tensor")
 
     def read(start: int, stop: int) -> U8:
         parts, each = [], first.rows
@@ -177,16 +172,25 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     return replace(first, shape=(len(tensors), *first.shape), _read=read)
 
 
+def _check_alike(
+    tensors: Sequence[LazyTensor], part: Callable[[tuple[int, ...]], object], what: str, matrices: bool = False
+) -> None:
+    """Raise ConvertError if formats, or these parts of the shapes, differ."""
+    first = tensors[0]
+    for other in tensors:
+        if matrices:
+            _check_matrix(other)
+        if (part(other.shape), other.format) != (part(first.shape), first.format):
+            raise ConvertError(
+                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
+                f"they must be {what}"
+            )
+
+
 def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the rows of matrices of equal width."""
     first, starts = tensors[0], np.cumsum([0, *(tensor.rows for tensor in tensors)])
-    for other in tensors:
-        _check_matrix(other)
-        if (other.shape[1], other.format) != (first.shape[1], first.format):
-            raise ConvertError(
-                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
-                "they must be equally wide to be one matrix"
-            )
+    _check_alike(tensors, lambda shape: shape[1:], "equally wide to be one matrix", matrices=True)
 
     def read(start: int, stop: int) -> U8:
         spans = [(max(start - at, 0), min(stop - at, each.rows)) for each, at in zip(tensors, starts, strict=False)]
@@ -199,13 +203,7 @@ def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
 def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the columns of matrices of equal height."""
     first = tensors[0]
-    for other in tensors:
-        _check_matrix(other)
-        if (other.shape[0], other.format) != (first.shape[0], first.format):
-            raise ConvertError(
-                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
-                "they must be equally high to be one matrix"
-            )
+    _check_alike(tensors, lambda shape: shape[:1], "equally high to be one matrix", matrices=True)
     columns, width = sum(each.shape[1] for each in tensors), sum(each.row_bytes for each in tensors)
 
     def read(start: int, stop: int) -> U8:

@@ -9,7 +9,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.quantized import Packing, fp4, unpack_quantized
-from localllm.convert.recipe import Parts, Raw
+from localllm.convert.recipe import Raw
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 
@@ -46,7 +46,6 @@ _FP8_OTHERS = ("activation_scale", "input_scale")
 _BYTES = ("I8", "U8")  # formats that hold two 4-bit codes per byte
 _PACKED = ".weight_packed"
 _NOT_PACKED = Packing()
-_ONE_MODEL = Parts()
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,5})\.")
 _NUMBER = re.compile(r"\.(?:shard_)?([0-9]{1,5})(?=\.)")
 
@@ -59,15 +58,16 @@ class TensorRegistry:
         shards: Iterable[Shard],
         layers: int,
         packing: Packing = _NOT_PACKED,
-        parts: Parts = _ONE_MODEL,
+        inside: str = "",
+        others: tuple[str, ...] = (),
         raw: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> None:
         """Create a registry of the tensors in these shards. `raw` changes them before they are dequantized."""
         self.notes: list[str] = []
         shards = list(shards)
-        within = any(name.startswith(parts.inside) for shard in shards for name in shard.tensors)
+        within = any(name.startswith(inside) for shard in shards for name in shard.tensors)
         found: Raw = {}
-        for name, tensor in self._named(shards, layers, parts.inside if within else "", parts.others):
+        for name, tensor in self._named(shards, layers, inside if within else "", others):
             found.setdefault(name, []).append(tensor)
         self._tensors = {name: _whole(name, tensors) for name, tensors in raw(found).items()}
         self._apply_fp8_scales(packing.fp8_blocks)

@@ -55,11 +55,8 @@ def _shared_width(config: HfConfig) -> int:
 
 def _gating(config: HfConfig) -> int:
     """Return the GGUF number of the router's scoring function."""
-    functions = {"softmax": 1, "sigmoid": 2}
-    name = config.get("score_function", "moe_router_activation", "scoring_func") or "softmax"
-    if name not in functions:
-        raise config.error("score_function", name, " or ".join(functions))
-    return functions[name]
+    names = ("score_function", "moe_router_activation", "scoring_func")
+    return config.choice(*names, of={"softmax": 1, "sigmoid": 2}, default="softmax")
 
 
 _LING1 = {

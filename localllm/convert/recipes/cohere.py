@@ -24,11 +24,7 @@ def _cohere_widths(config: HfConfig) -> list[str]:
 
 def _cohere_gating(config: HfConfig) -> int:
     """Return the GGUF number of the router's scoring function."""
-    functions = {"sigmoid": 2, "softmax": 3}
-    name = config.get("expert_selection_fn") or "softmax"
-    if name not in functions:
-        raise config.error("expert_selection_fn", name, " or ".join(functions))
-    return functions[name]
+    return config.choice("expert_selection_fn", of={"sigmoid": 2, "softmax": 3}, default="softmax")
 
 
 def _rms_eps(config: HfConfig) -> float | None:

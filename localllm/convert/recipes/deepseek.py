@@ -8,7 +8,7 @@ from __future__ import annotations
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, gating, one_mscale
-from localllm.convert.recipe import Parts, Recipe
+from localllm.convert.recipe import Recipe
 
 
 def _softmax_as_is(config: HfConfig) -> str | None:
@@ -46,6 +46,6 @@ ROWS = (
             "expert_group_count": None, "expert_group_used_count": None,
         },
         fixed={"rope_interleave": True, "n_routed_experts": 0}, checks=(one_mscale,),
-        parts=Parts(others=("siglip2.", "merger.")),
+        others=("siglip2.", "merger."),
     ),
 )  # fmt: skip

@@ -88,10 +88,7 @@ def _activation(config: HfConfig) -> str:
 
 
 def _classifier_pooling(config: HfConfig) -> int:
-    found = config.get("classifier_pooling") or "cls"
-    if found not in ("cls", "mean"):
-        raise config.error("classifier_pooling", found, "cls or mean")
-    return 1 if found == "mean" else 2
+    return config.choice("classifier_pooling", of={"cls": 2, "mean": 1}, default="cls")
 
 
 def _ranker(keys: Keys) -> Keys:

@@ -20,7 +20,6 @@ from localllm.convert.recipe import (
     Key,
     Keys,
     Layer,
-    Parts,
     Raw,
     Recipe,
     Tensors,
@@ -255,7 +254,7 @@ ROWS = (
     Recipe(
         "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING, raw=_ling_names, defaults=_LING_DEFAULTS,
         like="kimi-linear", order=_LING_ORDER, keys={**_LING_KEYS, "rope.dimension_sections": _ling_sections},
-        fixed=_LING_FIXED, parts=Parts(others=("linear_proj.",)),
+        fixed=_LING_FIXED, others=("linear_proj.",),
     ),
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _MINIMAX,

@@ -10,7 +10,7 @@ from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Keys, Parts, Raw, Recipe
+from localllm.convert.recipe import Keys, Raw, Recipe
 from localllm.convert.recipes.shared import named_kinds, slides_of
 from localllm.convert.tensor import LazyTensor
 
@@ -126,6 +126,6 @@ ROWS = (
     Recipe(
         "mimo2", ("MiMoV2ForCausalLM",), {**_SINKS, "attn_qkv": "self_attn.qkv_proj"}, keys=_MIMO_KEYS,
         order="ffn_down_exps attn_sinks, exp_probs_b attn_qkv", fixed=_MIMO_FIXED, checks=(_mimo_alike,),
-        defaults=_MIMO_DEFAULTS, parts=Parts(others=("speech_embeddings.",)), raw=_of_cards,
+        defaults=_MIMO_DEFAULTS, others=("speech_embeddings.",), raw=_of_cards,
     ),
 )  # fmt: skip

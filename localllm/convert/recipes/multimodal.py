@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.recipe import Check, Keys, Parts, Recipe, real
+from localllm.convert.recipe import Check, Keys, Recipe, real
 from localllm.convert.recipes.gated_delta import QWEN35_ROW
 from localllm.convert.recipes.glm import GLM4, GLM4_MOE
 from localllm.convert.recipes.shared import NORMED_SPARSE, queries_and_keys
@@ -78,15 +78,15 @@ _NO_DEEPSTACK: Keys = {**SECTIONED, "n_deepstack_layers": 0}
 _OCR = ("model.sam_model.", "model.vision_model.", "model.projector.", "model.image_newline", "model.view_seperator")
 _GLM = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
 _INTERN = ("InternVLForConditionalGeneration", "InternVLChatModel")
-_INTERN_PARTS = Parts(others=("mlp1.",))
+_INTERN_OTHERS = ("mlp1.",)
 ROWS = (
     Recipe(
         "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), changes=PERMUTED,
         rope_tensors=True, checks=(_text_is("llama"),), defaults=_assumed("llama"),
-        parts=Parts(others=("model.connector.",)),
+        others=("model.connector.",),
     ),
-    Recipe("qwen3", _INTERN, when=_inner_is("qwen3"), parts=_INTERN_PARTS),
-    Recipe("qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"), parts=_INTERN_PARTS),
+    Recipe("qwen3", _INTERN, when=_inner_is("qwen3"), others=_INTERN_OTHERS),
+    Recipe("qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"), others=_INTERN_OTHERS),
     Recipe(
         "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         checks=(_text_is("qwen3"),),
@@ -106,13 +106,13 @@ ROWS = (
             "use_mla": False, "norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy",
             "moe_layer_freq": 1, "rope_scaling": None, "rope_theta": 10000.0,
         },
-        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0}, parts=Parts(others=_OCR),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "routed_scaling_factor": 1.0}, others=_OCR,
     ),
-    Recipe("qwen35", ("MiniCPMV4_6ForConditionalGeneration",), **QWEN35_ROW, parts=Parts(others=("model.merger.",))),
+    Recipe("qwen35", ("MiniCPMV4_6ForConditionalGeneration",), **QWEN35_ROW, others=("model.merger.",)),
     Recipe(
         "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
         changes=PERMUTED, rope_tensors=True, checks=(_text_is("granite"),),
-        parts=Parts(others=("encoder.", "projector.")),
+        others=("encoder.", "projector."),
     ),
     Recipe(
         "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), changes=PERMUTED,
@@ -120,20 +120,20 @@ ROWS = (
     ),
     Recipe(
         "llama", ("JanusForConditionalGeneration",), changes=PERMUTED, rope_tensors=True, checks=(_text_is("llama"),),
-        parts=Parts(others=("model.vqmodel.", "model.generation_")), defaults=_assumed("llama"),
+        others=("model.vqmodel.", "model.generation_"), defaults=_assumed("llama"),
     ),
-    Recipe("llama", ("Sarashina2VisionForCausalLM",), changes=PERMUTED, rope_tensors=True, parts=Parts(inside="llm.")),
+    Recipe("llama", ("Sarashina2VisionForCausalLM",), changes=PERMUTED, rope_tensors=True, inside="llm."),
     Recipe(
         "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"),
         checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
     ),
     Recipe(
         "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), keys=SECTIONED,
-        parts=Parts(inside="thinker."),
+        inside="thinker.",
     ),
-    Recipe("qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, parts=Parts(inside="thinker.")),
+    Recipe("qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, inside="thinker."),
     Recipe(
         "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK, fixed=NORMED_SPARSE,
-        parts=Parts(inside="thinker."),
+        inside="thinker.",
     ),
 )  # fmt: skip
