@@ -68,7 +68,7 @@ class Assembly:
         self._refuse([self._sources[x].name for x in mapped if _LAYER.sub("", x).rpartition(".")[0] not in known])
 
     def origin(self, name: str) -> str:
-        """Return the checkpoint's name of a GGUF tensor that is missing or unsuitable, for an error message."""
+        """Return the checkpoint's name for a missing or unsuitable GGUF tensor, for an error message."""
         found = _LAYER.match(name)
         if name in self._sources or found is None:
             return printable(self._sources[name].name) if name in self._sources else ""
@@ -114,7 +114,7 @@ class Assembly:
         self._refuse(unknown)
 
     def _targets(self, names: NameMap, name: str) -> dict[str, Change]:
-        """Return the GGUF names of a tensor, and what to change in it: usually one name."""
+        """Return the GGUF names of a tensor, usually one, with its changes."""
         experts, target = _EXPERTS.fullmatch(name), names.find(name, self._layers)
         if experts and experts[2] == "gate_up":
             return {f"blk.{experts[1]}.ffn_{x}_exps.weight": share(which) for which, x in enumerate(("gate", "up"))}

@@ -107,7 +107,7 @@ class HfConfig:
         return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
 
     def inner(self, name: str, *others: str) -> HfConfig:
-        """Return the nested table with one of these names; it is empty if all are missing."""
+        """Return a nested table by its name, or by another of its names; it is empty if missing."""
         return self.below(name, self.table(name, *others))
 
     def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:

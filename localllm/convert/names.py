@@ -60,7 +60,7 @@ class NameMap:
 
     @classmethod
     def of(cls, names: str) -> NameMap:
-        """Return the names of these architectures. One that the gguf package lacks has those of Llama."""
+        """Return the map for architectures, separated by spaces. Llama replaces an architecture that gguf lacks."""
         from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES, TensorNameMap
 
         numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}

@@ -168,7 +168,7 @@ class Recipe:
     # Returns config values by transformers' key names.
     words: Callable[[HfConfig], Mapping[str, Any]] | None = None
 
-    # Tokenizer, and what follows the model.
+    # Tokenizer, pooling and dense layers.
     tokenizer: TokenizerModel = ""  # if tokenizer.json does not determine it
     # Templates added to checkpoints without them.
     templates: Mapping[str, str] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def _hrm_words(config: HfConfig) -> dict[str, Any]:
 
 
 def _hrm_layers(raw: Raw, config: HfConfig) -> Raw:
-    """Number the layers of the low stack, then those of the high stack."""
+    """Number the layers of both stacks, the low stack first."""
     stack = _hrm_stack(config)
     numbers = [(which, layer) for which in "LH" for layer in range(stack)]
     new = {f"model.{which}_module.layers.{layer}": f"model.layers.{i}" for i, (which, layer) in enumerate(numbers)}

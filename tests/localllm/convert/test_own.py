@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "not rotated": ("llada", {"rope": False}, "rope is False; the GGUF architecture"),
     "norms of queries": ("llada", {"attention_layer_norm": True}, "attention_layer_norm is True; the GGUF"),
     "activation": ("llada", {"activation_type": "gelu"}, "hidden_act is gelu; expected silu"),
-    "no sizes": ("llada", {"d_model": None}, "d_model is missing; expected a whole number"),
+    "no sizes": ("llada", {"d_model": None}, "hidden_size is missing; expected a whole number"),
     "scores of experts": ("rnd1", {"norm_topk_prob": False}, "norm_topk_prob is False; the GGUF architecture"),
     "scores to sum to one": ("llada-moe", {"norm_topk_prob": True}, "norm_topk_prob is True; the GGUF architecture"),
     "dense layers": ("rnd1", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; the GGUF architecture"),

@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "chatglm biases": ("chatglm", {"add_bias_linear": True}, "add_bias_linear is True; the GGUF architecture"),
     "chatglm order": ("chatglm", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is True; the "),
     "chatglm heads": ("chatglm", {"kv_channels": 16}, "4 heads of 16 are not 32 together, which the GGUF architecture"),
-    "chatglm no sizes": ("chatglm", {"seq_length": None}, "seq_length is missing; expected a whole number"),
+    "chatglm no sizes": ("chatglm", {"seq_length": None}, "max_position_embeddings is missing; expected a whole"),
     "codeshell positions": ("codeshell", {"position_embedding_type": "alibi"}, "position_embedding_type is alibi"),
     "exaone activation": ("exaone", {"activation_function": "gelu"}, "hidden_act is gelu; expected silu"),
     "jais positions": ("jais", {"position_embedding_type": "learned"}, "position_embedding_type is learned; the GGUF"),

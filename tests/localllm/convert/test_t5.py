@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None], str]] = {
     "divided, with a matrix": ({}, {OUTPUT: np.ones((320, 32), np.float32)}, "lm_head.weight is not the embedding"),
     "no table": ({}, {TABLE: None}, "the tensor of token embeddings is missing"),
     "a third stack": ({}, {"extra.block.0.weight": np.ones(32, np.float32)}, "has no place in GGUF files of t5"),
-    "no width": ({"d_model": None}, {}, "d_model is missing; expected a whole number"),
+    "no width": ({"d_model": None}, {}, "hidden_size is missing; expected a whole number"),
     "layers": ({"num_decoder_layers": 4}, {}, r"dec\.blk\.3\..*does not hold this tensor"),
     "a start beyond": ({"decoder_start_token_id": 320}, {}, "decoder_start_token_id: expected an integer"),
 }  # fmt: skip
