@@ -30,7 +30,8 @@ _TABLES = (".ffn_gate_tid2eid.weight",)  # tables of integers
 _LAYER = re.compile(r"^(?:(?:enc|dec)\.)?blk\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _EXPERTS = re.compile(r"model\.layers\.([0-9]+)\..*\bexperts\.(gate_up|gate|up|down)_proj(?:\.weight)?")
-_CHANGES: Mapping[str, Change] = {  # what all architectures change, unless the recipe says otherwise
+# What all architectures change, unless the recipe says otherwise.
+_CHANGES: Mapping[str, Change] = {
     "ssm_conv1d.weight": squeezed, "shortconv.conv.weight": squeezed, "ssm_a": decay,
     "ffn_gate_inp_shexp.weight": flat,
 }  # fmt: skip
@@ -46,7 +47,8 @@ class Assembly:
         self._registry, self._recipe, self._config = registry, recipe, config
         self._layers = max(layers := config.layers, config.integer("num_decoder_layers") or 0)
         self._made: dict[str, LazyTensor] = {}
-        self._sources: dict[str, LazyTensor] = {}  # GGUF name -> the first tensor that it is made of
+        # GGUF name -> the first tensor that it is made of.
+        self._sources: dict[str, LazyTensor] = {}
         self._mapped: set[str] = set()  # GGUF names that the recipe does not name
         for key, sources in recipe.top.items():
             self._take("", key, sources)

@@ -24,8 +24,10 @@ def of_one(function: Callable[[LazyTensor], LazyTensor]) -> Change:
 
 
 flat, turned = of_one(t.flattened), of_one(t.transposed)
-squeezed, column = of_one(t.squeezed), of_one(t.column)  # without a dimension of 1; values as a column (n, 1)
-decay = of_one(lambda tensor: t.computed(tensor, lambda values: -np.exp(values)))  # rates, from their logarithms
+# Without a dimension of 1; values as a column (n, 1).
+squeezed, column = of_one(t.squeezed), of_one(t.column)
+# Rates, from their logarithms.
+decay = of_one(lambda tensor: t.computed(tensor, lambda values: -np.exp(values)))
 
 
 def stacked(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -136,3 +138,9 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
             "config.json does not belong to these weights"
         )
     return np.arange(count).reshape(groups, each)
+
+
+def second(parts: Tensors, config: HfConfig) -> LazyTensor:
+    """Return the second tensor. Both kinds of layers have it; the first tensor only identifies the kind of the
+    layer."""
+    return parts[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from localllm.convert.changes import Groups, in_turn, of_heads, turned
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Keys, integer, taken
+from localllm.convert.recipes.shared import dense_layers
 
 
 def key_and_value(config: HfConfig) -> Groups:
@@ -62,4 +63,11 @@ LATENT_KEYS: Keys = {
     "rope.scaling.yarn_log_multiplier": all_dimensions,
     "expert_gating_func": gating,
     "expert_group_count": _groups,
+}
+ROUTED_KEYS: Keys = {
+    **LATENT_WIDTHS,
+    "leading_dense_block_count": dense_layers,
+    "expert_gating_func": 2,  # sigmoid
+    "expert_shared_count": integer("num_shared_experts", "n_shared_experts"),
+    "expert_group_count": integer("num_expert_group", "n_group"),
 }

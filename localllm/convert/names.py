@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 
 _LAYER = re.compile(r"((?:.*?\.)?)([0-9]{1,5})\.")
-_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # names of norm parameters in checkpoints of 2019
+# Names of norm parameters in checkpoints of 2019.
+_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}
 _BLOCK = re.compile(r"(?:(enc|dec)\.)?blk\.([0-9]+)\.")
 _BARE = (".ssm_a", ".ssm_d")  # names without a suffix in GGUF files
-_PLAIN_LLAMA = ("attention.wq", "attention.wk")  # names of Meta's files, whose rows have another order
+# Names of Meta's files, whose rows have another order.
+_PLAIN_LLAMA = ("attention.wq", "attention.wk")
 _STACKS = (None, "enc", "dec")
 BY_NAME = "by name"
 # The order of tensors, from the token embedding through a layer ("blk") to the output.
@@ -78,7 +80,8 @@ class NameMap:
         inner: dict[str, str] = {}
         for name, key in pairs:
             inner[name[2]] = key[2] if inner.get(name[2], key[2]) == key[2] else ""  # "": the name is ambiguous
-        places = {name[0] for name, _ in pairs}  # `TensorRegistry` renames what begins with transformer
+        # `TensorRegistry` renames what begins with transformer.
+        places = {name[0] for name, _ in pairs}
         return cls(whole, inner, {"model.layers.", *places, *(x.replace("transformer.", "model.", 1) for x in places)})
 
     def find(self, name: str, layers: int) -> str | None:

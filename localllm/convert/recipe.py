@@ -90,7 +90,8 @@ def untied(tensors: dict[str, LazyTensor], config: HfConfig) -> dict[str, LazyTe
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("output.")}
 
 
-Raw = dict[str, list[LazyTensor]]  # tensors by name; a tensor-parallel checkpoint stores parts of one in several files
+# Tensors by name; a tensor-parallel checkpoint stores parts of one in several files.
+Raw = dict[str, list[LazyTensor]]
 Take = Callable[[str, tuple[str, ...]], list[LazyTensor] | None]  # see `TensorRegistry.take`
 
 

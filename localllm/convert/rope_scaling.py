@@ -20,7 +20,8 @@ from localllm.convert.tensor import LazyTensor, array_tensor
 
 _KINDS_OF_FULL = ("full_attention", "indexed_attention", "compress")  # nested tables in rope_parameters
 
-_MOST_APART = 3e-4  # radians per position; gpt-oss's published GGUF files differ from the exact values by 2.2e-4
+# Radians per position; gpt-oss's published GGUF files differ from the exact values by 2.2e-4.
+_MOST_APART = 3e-4
 GGUFKeys = dict[str, Any]  # keys without the architecture prefix
 
 

@@ -20,7 +20,8 @@ U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # unquantized formats
 FLOATS = ("F32", "F16", "BF16", "F64")
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte for the scale, 16 for the codes
+# Weights and bytes per block: one byte for the scale, 16 for the codes.
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ _OTHER_SENSES = re.compile(
     r"speaker_encoder|code_predictor|mimi|flow_lm\.(flow_net|out_eos|speaker_proj_weight|emb_mean|emb_std))(\.|$)"
 )
 _DRAFTS = re.compile(r"(model\.)?mtp(_layers)?\.")
-_HYPER = ".hc_pre."  # part of the names of Hunyuan 4's hyper-connections, which transformers saves under another module
+# Part of the names of Hunyuan 4's hyper-connections, which transformers saves under another module.
+_HYPER = ".hc_pre."
 _BARE = (
     "embed_tokens.",
     "layers.",
@@ -73,7 +74,8 @@ class TensorRegistry:
         self._apply_fp8_scales(packing.fp8_blocks)
         self._apply_fp4_scales()
         self._unpack(packing)
-        self._counts: dict[tuple[str, str], int] = {}  # (layer prefix, name with {}) -> highest index + 1
+        # (layer prefix, name with {}) -> highest index + 1.
+        self._counts: dict[tuple[str, str], int] = {}
         for name in self._tensors:
             if number := _numbered(name)[1]:
                 key = self.group(name)

@@ -1,4 +1,4 @@
-"""The recipes of Ling 1 and 2.
+"""The recipes of Ling 1 to 3.
 
 Models that transformers does not support keep the tensor names of their reference implementation.
 """
@@ -6,16 +6,21 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.convert import tensor as t
+from localllm.convert.changes import column, in_turn, of_one, second
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Keys, Recipe, Tensors
+from localllm.convert.latent import LATENT, ROUTED_KEYS
+from localllm.convert.recipe import From, Keys, Layer, Raw, Recipe, Tensors, by_name, flag, real, taken
+from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
+from localllm.models.reading.mixers import BOUND_KEY
 
 _CHUNK = 4096  # rows of the output matrix read at a time
 
@@ -73,6 +78,84 @@ _LING2_KEYS: Keys = {
 _LING_FIXED = {"use_rmsnorm": True, "use_bias": False, "multi_gate": False}
 
 
+# -- Ling 3 ------------------------------------------------------------------------------------------------------------
+
+
+def ling_attends(config: HfConfig) -> np.ndarray:
+    """Return which layers of Ling 3 have full attention: from `layer_types`, else the last layer of each group. In an
+    incomplete last group, all layers have it."""
+    found = is_kind("full_attention")(config)
+    if found is not None:
+        return found
+    layers, group = config.layers, config.needed("layer_group_size")
+    numbers = np.arange(layers)
+    return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
+
+
+_LING3_KEYS: Keys = {
+    **ROUTED_KEYS,
+    "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
+    "ssm.conv_kernel": "short_conv_kernel_size",
+    "kda.head_dim": by_name("linear_head_dim", "head_dim"),
+    "kda.safe_gate": lambda config: True,
+    BOUND_KEY: real("kda_lower_bound"),
+    "expert_shared_feed_forward_length": lambda config: (
+        config.integer("moe_shared_expert_intermediate_size")
+        or config.needed("moe_intermediate_size") * (config.integer("num_shared_experts") or 1)
+    ),
+    "expert_weights_norm": flag("norm_topk_prob", "moe_renormalize"),
+    "swiglu_clamp_exp": lambda config: _limits(config, "expert_swiglu_limit_list"),
+    "swiglu_clamp_shexp": lambda config: _limits(config, "share_expert_swiglu_limit_list"),
+}
+
+
+def _limits(config: HfConfig, name: str) -> np.ndarray | None:
+    """Return the activation limit of each layer's experts, with 0 for no limit; return None if no layer has a limit."""
+    found, layers = config.get(name), config.layers
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(n is None or (type(n) in (int, float) and n >= 0) for n in found):
+        raise config.error(name, found, "a number or null for each layer")
+    return np.array([float(n or 0) for n in [*found, *[None] * layers][:layers]], np.float32)
+
+
+_LING3: Layer = {
+    **LATENT,
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_gate.weight": From(("self_attn.kv_a_layernorm.weight", "self_attn.g_proj.weight"), second),
+    "ssm_a": taken("self_attn.A_log", in_turn(column, of_one(lambda tensor: t.computed(tensor, np.exp)))),  # slopes
+    "ssm_f_a": "self_attn.f_proj",
+    "ssm_g_a.weight": From(("self_attn.A_log", "self_attn.g_proj.weight"), second),
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
+}
+_LING3_ORDER = (
+    "exp_probs_b attn_output attn_gate attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a "
+    "ssm_g_a ssm_beta ssm_norm"
+)
+
+
+def _ling_names(raw: Raw, config: HfConfig) -> Raw:
+    return {name.replace(".attention.", ".self_attn."): parts for name, parts in raw.items()}
+
+
+_LING3_DEFAULTS: dict[str, Any] = {
+    "kda_lower_bound": -5.0,
+    "norm_topk_prob": True,
+    "short_conv_kernel_size": 4,
+}
+_LING3_FIXED = {"kda_safe_gate": True, "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise"}
+
+
+def _ling_sections(config: HfConfig) -> np.ndarray:
+    """Return the number of rotated pairs for time, height and width, and 0 for a fourth axis."""
+    found, pairs = config.get("mrope_section"), config.needed("qk_rope_head_dim") // 2
+    if not isinstance(found, list) or len(found) < 3 or not all(type(n) is int and 0 <= n <= pairs for n in found):
+        raise config.error("mrope_section", found, "three numbers of pairs")
+    if sum(found[:3]) != pairs:
+        raise config.error("mrope_section", found, f"three numbers whose sum is {pairs}")
+    return np.array([*found[:3], 0], np.int32)
+
+
 ROWS = (
     Recipe(
         "bailingmoe", ("BailingMoeForCausalLM",), _LING1, changes=_OUTPUT, order="ffn_down_shexp attn_q attn_k attn_v",
@@ -87,5 +170,15 @@ ROWS = (
         "bailingmoe2", ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
         changes={**_OUTPUT, "exp_probs_b": _centred}, order=_LING2_ORDER,
         keys={**_LING2_KEYS, "rope.dimension_count": head_width}, fixed={**_LING_FIXED, "use_qk_norm": True},
+    ),
+    Recipe(
+        "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING3, keys=_LING3_KEYS,
+        raw=_ling_names,
+        like="kimi-linear", order=_LING3_ORDER, defaults=_LING3_DEFAULTS, fixed=_LING3_FIXED,
+    ),
+    Recipe(
+        "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING3, raw=_ling_names, defaults=_LING3_DEFAULTS,
+        like="kimi-linear", order=_LING3_ORDER, keys={**_LING3_KEYS, "rope.dimension_sections": _ling_sections},
+        fixed=_LING3_FIXED, others=("linear_proj.",),
     ),
 )  # fmt: skip

@@ -12,7 +12,8 @@ from localllm.convert.recipe import Keys, Recipe, by_name, integer, layers_at
 from localllm.convert.recipes.shared import NORMED_SPARSE
 
 _BOTH_WAYS: Keys = {"attention.causal": False}
-_SHIFT = "diffusion.shift_logits"  # false: the logits at a position predict its own token, not the next token
+# False: the logits at a position predict its own token, not the next token.
+_SHIFT = "diffusion.shift_logits"
 
 
 _SIZES: dict[str, Any] = {

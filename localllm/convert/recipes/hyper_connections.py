@@ -9,7 +9,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, OUTPUT_FIRST
 from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real, taken
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.linear_attention import of_own, one_count, own_table
+from localllm.convert.recipes.kimi import of_own, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
     GLM_DEFAULTS,
     ROUTING,

@@ -1,26 +1,82 @@
-"""The recipe of Kimi K3: Kimi Linear plus attention residuals, with routed experts on a narrower, projected input.
+"""The recipes of Kimi Linear, and of Kimi K3: Kimi Linear plus attention residuals, with routed experts on a narrower,
+projected input.
 
-transformers does not support it. The published weights are packed as MXFP4 by compressed-tensors.
+The checkpoints of Kimi Linear have the format of the reference implementation, which transformers also reads and
+writes. transformers does not support Kimi K3, whose published weights are packed as MXFP4 by compressed-tensors.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from localllm.convert import tensor as t
-from localllm.convert.changes import decay, flat
+from localllm.convert.changes import column, decay, flat, in_turn, second
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, flag, integer, taken
-from localllm.convert.recipes.linear_attention import (
-    KIMI,
-    KIMI_ORDER,
-    LATENT_KEYS,
-    kimi_attends,
-    of_own,
-    one_count,
-    own_table,
-    second,
-)
+from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS
+from localllm.convert.recipe import From, Key, Keys, Layer, Recipe, Tensors, flag, integer, taken
+from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import BOUND_KEY
+
+
+def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
+    """Return a list of layer numbers, which count from 1."""
+    found, layers = table.get(name), config.layers
+    if not isinstance(found, list) or not all(type(n) is int and 1 <= n <= layers for n in found):
+        raise table.error(name, found, f"layers from 1 to {layers}")
+    return found
+
+
+def kimi_attends(config: HfConfig) -> np.ndarray:
+    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. The default
+    is every fourth layer.
+    """
+    found, own, layers = is_kind("full_attention")(config), own_table(config), config.layers
+    if found is not None:
+        return found
+    numbers = np.arange(layers)
+    if own.get("full_attn_layers") is None:
+        return np.array((numbers > 0) & (numbers % 4 == 0))
+    full, linear = (_listed(config, own, f"{name}_layers") for name in ("full_attn", "kda"))
+    if sorted([*full, *linear]) != list(range(1, layers + 1)):
+        raise own.error("full_attn_layers", full, f"together with kda_layers, each of the {layers} layers once")
+    return np.isin(numbers + 1, full)
+
+
+def own_table(config: HfConfig) -> HfConfig:
+    return config.inner("linear_attn_config")
+
+
+def of_own(name: str, inner: str) -> Key:
+    """Return a reader of a size of Kimi's linear attention, under transformers' key or the key of the reference
+    implementation."""
+    return lambda config: config.integer(name) or own_table(config).needed(inner)
+
+
+def one_count(config: HfConfig) -> str | None:
+    heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
+    if heads is None or heads == config.heads:
+        return None
+    return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
+
+
+_KIMI_KEYS: Keys = {
+    **ROUTED_KEYS,
+    "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
+    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+}
+KDA = {"ssm_a": in_turn(column, decay)}
+KIMI_ORDER = f"{OUTPUT_FIRST}, ssm_a ssm_dt, ssm_f_b ssm_beta, ffn_down_exps exp_probs_b"
+KIMI: Layer = {
+    **LATENT,
+    # transformers names the tensors of the dense layers like the tensors of expert layers
+    **{f"ffn_{x}": (f"mlp.{x}_proj", f"block_sparse_moe.{x}_proj") for x in ("gate", "up", "down")},
+    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+}
+
+
+# -- Kimi K3 -----------------------------------------------------------------------------------------------------------
 
 
 def _product(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -53,7 +109,7 @@ _ORDER = (
     "ffn_routed_norm"
 )
 _KEYS: Keys = {
-    **LATENT_KEYS,
+    **ROUTED_KEYS,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
     "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
     "kda.head_dim": of_own("linear_head_dim", "head_dim"),
@@ -78,5 +134,9 @@ ROWS = (
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
         order=_ORDER, top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
+    ),
+    Recipe(
+        "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
+        order=KIMI_ORDER, fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
 )  # fmt: skip

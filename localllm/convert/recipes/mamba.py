@@ -12,7 +12,7 @@ from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
-from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED
+from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED, queries_and_keys
 from localllm.convert.tensor import LazyTensor
 
 
@@ -215,6 +215,22 @@ _FALCON_H1 = {
 }
 
 
+def _neighbours(count: int) -> np.ndarray:
+    """Return the order that places i and i + count/2 next to each other."""
+    return np.arange(count).reshape(2, -1).T.reshape(-1)
+
+
+def _bamba_attends(config: HfConfig) -> np.ndarray:
+    """Return which layers have attention."""
+    layers, found = config.layers, config.get("attn_layer_indices") or []
+    if not isinstance(found, list) or not all(type(n) is int and 0 <= n < layers for n in found):
+        raise config.error("attn_layer_indices", found, f"layers below {layers}")
+    return np.isin(np.arange(layers), found)
+
+
+_BAMBA = {**queries_and_keys(_neighbours), **mamba2(product("mamba_expand", "hidden_size", "mamba_n_groups"))}
+
+
 ROWS = (
     Recipe(
         "granite", _GRANITE_CLASS, _GRANITE_FFN, changes=PERMUTED, rope_tensors=True,
@@ -288,5 +304,10 @@ ROWS = (
     Recipe(
         "falcon-h1", ("FalconH1ForCausalLM",), {"ffn_norm.": "pre_ff_layernorm.weight"}, changes=_FALCON_H1,
         keys={**MAMBA2_KEYS, "ssm.inner_size": "mamba_d_ssm"}, checks=(steps_unbounded, _norm_after_gate, _own_output),
+    ),
+    Recipe(
+        "granitehybrid", ("BambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"}, changes=_BAMBA,
+        keys={"attention.head_count_kv": kv_heads(_bamba_attends), "rope.scaling.finetuned": True, **MAMBA2_KEYS},
+        checks=(steps_unbounded,), defaults={"partial_rotary_factor": 0.5, "mamba_d_conv": 4, "mamba_n_groups": 1},
     ),
 )  # fmt: skip

@@ -26,7 +26,8 @@ _FILE, _START, _VOICE = "model.safetensors", "flow_lm.bos_emb", "flow_lm.bos_bef
 _TABLE, _LATENT = "flow_lm.conditioner.embed.weight", "flow_lm.input_linear.weight"
 _LAYERS = re.compile(r"flow_lm\.transformer\.layers\.(\d+)\.norm1\.weight")
 _HEAD, _CONTEXT = 64, 4096  # the model has no maximum context; this is llama.cpp's value
-_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")  # padding is the last row of the checkpoint's table
+# Padding is the last row of the checkpoint's table.
+_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")
 
 
 def told_by_tensors(folder: Path) -> HfConfig | None:

@@ -16,7 +16,8 @@ from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35
 from localllm.convert.tensor import LazyTensor
 
 _TABLE = "ple_embedding.ngram_embedding"
-_OF_LAYER = re.compile(r"^model\.layers\.[0-9]+\.ple\.(?=ple_embedding\.)")  # the one layer that adds n-gram embeddings
+# The one layer that adds n-gram embeddings.
+_OF_LAYER = re.compile(r"^model\.layers\.[0-9]+\.ple\.(?=ple_embedding\.)")
 _HASHES = {
     "layer_multipliers": "layer_multipliers",
     "head_offsets": "ngram_heads_offsets",

@@ -19,7 +19,8 @@ from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.world_tokens import TEMPLATE
 
-_LONG = 1 << 20  # llama.cpp's context length: the size of the state does not depend on the length of the text
+# llama.cpp's context length: the size of the state does not depend on the length of the text.
+_LONG = 1 << 20
 _LAYER = re.compile(r"\.(\d+)\.")
 
 

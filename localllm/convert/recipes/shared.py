@@ -35,6 +35,13 @@ def leading(
     return count
 
 
+def dense_layers(config: HfConfig) -> int:
+    """Return the number of leading dense layers."""
+    if config.get("mlp_layer_types") is None:
+        return config.integer("first_k_dense_replace") or 0
+    return leading(config)
+
+
 def slides_of(config: HfConfig) -> list[bool]:
     """Return which layers use sliding-window attention."""
     kinds = config.per_layer("layer_types", "the kinds of {} layers", lambda kind: True)
@@ -95,3 +102,15 @@ def queries_and_keys(ranks: Callable[[int], NDArray[np.int64]]) -> dict[str, Cha
     return {
         "attn_q": reordered(heads, ranks), "attn_k": reordered(kv_heads, ranks),
     }  # fmt: skip
+
+
+def shared_width(name: str) -> Reader[str | None]:
+    """Require shared experts that are as wide as the routed experts."""
+
+    def check(config: HfConfig) -> str | None:
+        width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
+        if own is None or own == width:
+            return None
+        return f"{name} is {own} and experts have {width}; the GGUF architecture has one width for both"
+
+    return check

@@ -114,7 +114,8 @@ def _share(kind: str) -> Key:
 
 
 _SPARK: Layer = {"attn_qkv": "self_attn.q_k_v_proj", "attn_gate": "self_attn.g_proj"}
-_FLOAT32_EPS = 2.0**-23  # epsilon of the norms: PyTorch's default, since the reference implementation sets none
+# Epsilon of the norms: PyTorch's default, since the reference implementation sets none.
+_FLOAT32_EPS = 2.0**-23
 
 
 def _turned_back(parts: Tensors, config: HfConfig) -> LazyTensor:

@@ -25,7 +25,8 @@ def _one_table(config: HfConfig) -> str | None:
     return "tie_word_embeddings is not true, and there is no other output matrix"
 
 
-BAICHUAN_2 = 125696  # Baichuan 2's vocabulary size, the only difference from Baichuan 1 in config.json
+# Baichuan 2's vocabulary size, the only difference from Baichuan 1 in config.json.
+BAICHUAN_2 = 125696
 
 
 def _unit_rows(parts: Tensors, config: HfConfig) -> LazyTensor:

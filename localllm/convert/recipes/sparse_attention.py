@@ -1,5 +1,5 @@
-"""The recipes of models with sparse attention, where an indexer selects the positions: DeepSeek 3.2, GLM 5, dots3-note,
-MiniMax M3. Models that also have hyper-connections are in `hyper_connections`."""
+"""The recipes of models with sparse attention, where an indexer selects the positions: DeepSeek 3.2, GLM 5, dots3-note.
+Models that also have hyper-connections are in `hyper_connections`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.latent import LATENT, OUTPUT_FIRST, all_dimensions
-from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Tensors, by_name, taken
+from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS, all_dimensions
+from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.linear_attention import LATENT_KEYS, dense_layers
-from localllm.convert.recipes.shared import leading
+from localllm.convert.recipes.shared import shared_width
 from localllm.convert.tensor import LazyTensor
 
 _OWN, _SHARED = "full", "shared"  # kinds of indexers
@@ -73,7 +72,7 @@ _INDEXER_KEYS: Keys = {
     "attention.indexer.top_k": "index_topk",
 }
 _SPARSE_KEYS: Keys = {
-    **LATENT_KEYS,
+    **ROUTED_KEYS,
     **_INDEXER_KEYS,
     "attention.head_count_kv": 1,
     "rope.scaling.attn_factor": None,
@@ -166,18 +165,6 @@ def _one_rank(config: HfConfig) -> str | None:
     return None
 
 
-def _shared_width(name: str) -> Reader[str | None]:
-    """Require shared experts that are as wide as the routed experts."""
-
-    def check(config: HfConfig) -> str | None:
-        width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
-        if own is None or own == width:
-            return None
-        return f"{name} is {own} and experts have {width}; the GGUF architecture has one width for both"
-
-    return check
-
-
 _DOTS: Layer = {
     "attn_k_norm": "self_attn.k_rope_only_layernorm",
     "attn_k_b.weight": taken("self_attn.kv_b_proj.weight", in_turn(_part(0), turned)),
@@ -207,60 +194,6 @@ _DOTS_KEYS: Keys = {
 }
 
 
-# -- MiniMax M3 --------------------------------------------------------------------------------------------------------
-
-
-def _of_sparse(name: str, older: str) -> Key:
-    """Return a reader for a size of the indexer, under transformers' key or the key in published checkpoints."""
-
-    def size(config: HfConfig) -> int:
-        table = config.inner("sparse_attention_config")
-        return config.integer(name) or table.needed(older)
-
-    return size
-
-
-def _leading(config: HfConfig) -> int:
-    """Return the number of leading dense layers."""
-    if config.get("mlp_layer_types") is not None or config.get("moe_layer_freq") is None:
-        return dense_layers(config)
-    return leading(config, "moe_layer_freq", 0, 1, "0 for layers before all with 1")
-
-
-def _indexed_where_routed(config: HfConfig) -> str | None:
-    """Require an indexer in the layers with experts, and in no other layers."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        flags = config.table("sparse_attention_config").get("sparse_attention_freq")
-        kinds = ["minimax_m3_sparse" if flag else "" for flag in flags] if isinstance(flags, list) else []
-    dense, layers = _leading(config), config.layers
-    if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
-        return None
-    return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"
-
-
-_MINIMAX: Layer = {
-    **{f"ffn_{x}_shexp": f"block_sparse_moe.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
-    **{f"indexer.{x}_{part}": f"self_attn.index_{x}_{part}" for x in ("q", "k") for part in ("proj", "norm")},
-}
-_MINIMAX_ORDER = (
-    "ffn_down_exps exp_probs_b ffn_gate ffn_up ffn_down, ffn_down_shexp indexer.q_proj indexer.q_norm indexer.k_proj"
-)
-_MINIMAX_KEYS: Keys = {
-    "feed_forward_length": "dense_intermediate_size",
-    "expert_feed_forward_length": "intermediate_size",
-    "expert_shared_count": lambda config: config.integer("n_shared_experts") or 1,
-    "expert_gating_func": 2,
-    "expert_weights_norm": lambda config: True,
-    "leading_dense_block_count": _leading,
-    "rope.dimension_count": lambda config: config.integer("rotary_dim") or 64,
-    "attention.indexer.head_count": _of_sparse("index_n_heads", "sparse_num_index_heads"),
-    "attention.indexer.key_length": _of_sparse("index_head_dim", "sparse_index_dim"),
-    "attention.indexer.block_size": _of_sparse("index_block_size", "sparse_block_size"),
-    "attention.indexer.top_k": _of_sparse("index_topk_blocks", "sparse_topk_blocks"),
-    "attention.indexer.local_blocks": _of_sparse("index_local_blocks", "sparse_local_block"),
-}
-
 GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5, "norm_topk_prob": True}
 
 ROWS = (
@@ -282,8 +215,8 @@ ROWS = (
             "swa_attention_gate_type": "headwise", "apply_mla_qkv_lora_rescale": True, "use_sliding_window": True,
         },
         checks=(
-            _one_rank, _shared_width("shared_experts_intermediate_size"),
-            _shared_width("moe_shared_expert_intermediate_size"),
+            _one_rank, shared_width("shared_experts_intermediate_size"),
+            shared_width("moe_shared_expert_intermediate_size"),
         ),
         defaults={
             "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
@@ -291,13 +224,5 @@ ROWS = (
             "sliding_window": lambda config: config.integer("sliding_window_size") or 512,
             "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 5e4, "rms_norm_eps": 1e-5,
         },
-    ),
-    Recipe(
-        "minimax-m3",
-        ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _MINIMAX,
-        like="minimax-m2 llama", order=_MINIMAX_ORDER, keys=_MINIMAX_KEYS, norm_offset=1.0,
-        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
-        checks=(_indexed_where_routed, _shared_width("shared_intermediate_size")),
-        defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
     ),
 )  # fmt: skip

@@ -22,7 +22,8 @@ from localllm.convert.tensor import LazyTensor
 
 _TABLES = ("model.text_embedding.weight", "model.codec_embedding.weight")
 _PROJECTION = tuple([f"text_projection.linear_fc{i}.{part}" for i in (1, 2) for part in ("weight", "bias")])
-_SPECIAL = 1024  # special codes at the end of the codebook; only the end of speech may be generated
+# Special codes at the end of the codebook; only the end of speech may be generated.
+_SPECIAL = 1024
 
 F32 = NDArray[np.float32]
 

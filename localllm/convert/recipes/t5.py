@@ -16,8 +16,10 @@ from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
 
-_CONTEXT = 512  # trained length, which config.json lacks; longer texts work too, since positions are relative
-_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)  # unused tensor of old checkpoints
+# Trained length, which config.json lacks; longer texts work too, since positions are relative.
+_CONTEXT = 512
+# Unused tensor of old checkpoints.
+_NO_PLACE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",)
 
 
 def _divided(config: HfConfig) -> bool:

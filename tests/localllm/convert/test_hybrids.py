@@ -12,7 +12,7 @@ import pytest
 
 from localllm.convert import open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipes.linear_attention import ling_attends
+from localllm.convert.recipes.bailing import ling_attends
 from tests.localllm.convert.hf_models import ids
 from tests.localllm.convert.hf_synthetic import POSITIONS, numbers, write_folder
 from tests.localllm.convert.support import logits_of, save
