@@ -62,12 +62,11 @@ class Assembly:
         self.tensors = recipe.output({tensor.name: tensor for tensor in (first, *computed, *rest)}, config)
 
     def check_read(self, read: Set[str]) -> None:
-        """Raise ConvertError for a mapped tensor if the forward pass, which reads these names, ignores its kind in all
-        layers."""
-        known = {_LAYER.sub("", name).rpartition(".")[0] for name in read}
-        known.add("output")  # encoders do not read an output matrix
-        mapped = [name for name in self.tensors if name in self._mapped and name not in read]
-        self._refuse([self._sources[x].name for x in mapped if _LAYER.sub("", x).rpartition(".")[0] not in known])
+        """Raise ConvertError for a mapped tensor whose kind is read in no layer: it is not among these names."""
+        known = {_LAYER.sub("", name) for name in read}
+        known.add("output.weight")  # encoders do not read an output matrix
+        mapped = [name for name in self.tensors if name in self._mapped and _LAYER.sub("", name) not in known]
+        self._refuse([self._sources[name].name for name in mapped])
 
     def origin(self, name: str) -> str:
         """Return the checkpoint's name for a missing or unsuitable GGUF tensor, for an error message."""

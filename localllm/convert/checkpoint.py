@@ -112,7 +112,7 @@ class Checkpoint(Closing):
             origin = assembly.origin(str(error).split(":")[0])
             made = f" (it is made of {origin})" if origin else ""
             raise ConvertError(f"{self.path}: {error}{made}") from None
-        assembly.check_read(plan.tensors)
+        assembly.check_read({*plan.tensors, *row.ignored})
         return summarize(plan).parameters
 
     def close(self) -> None:

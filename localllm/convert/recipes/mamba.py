@@ -8,6 +8,7 @@ import numpy as np
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
+from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
@@ -200,7 +201,14 @@ def _own_output(config: HfConfig) -> str | None:
     return "embedding_multiplier and lm_head_multiplier differ, but the matrix is one"
 
 
+def _no_bias(parts: Tensors, config: HfConfig) -> LazyTensor:
+    """Refuse a bias, to which the multipliers would not apply as in transformers."""
+    raise ConvertError(f"tensor '{printable(parts[0].name)}' has no place in GGUF files of falcon-h1")
+
+
 _FALCON_H1 = {
+    **{f"attn_{x}.bias": _no_bias for x in ("q", "k", "v", "output")},
+    **{f"ffn_{x}.bias": _no_bias for x in ("gate", "up", "down")},
     "attn_q": scaled("attention_in_multiplier"),
     "attn_k": scaled("attention_in_multiplier", "key_multiplier"),
     "attn_v": scaled("attention_in_multiplier"),
