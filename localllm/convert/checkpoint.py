@@ -50,6 +50,7 @@ class Checkpoint(Closing):
         recipe, packing = _recipe(config), read_packing(config)
         config = recipe.said(config)
         layers, heads = config.layers, config.heads
+        config.integer("num_key_value_heads")  # check it, even if the recipe has its own number
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         self._shards = open_shards(folder)

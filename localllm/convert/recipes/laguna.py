@@ -42,5 +42,8 @@ ROWS = (
         },
         fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),
-    Recipe("mellum", ("MellumForCausalLM",), like="qwen3moe qwen2moe", fixed={"norm_topk_prob": True}, checks=(_all_sparse,)),
+    Recipe(
+        "mellum", ("MellumForCausalLM",), like="qwen3moe qwen2moe", fixed={"norm_topk_prob": True},
+        checks=(_all_sparse,),
+    ),
 )  # fmt: skip
