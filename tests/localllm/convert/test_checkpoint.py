@@ -313,6 +313,13 @@ BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         shape("model.layers.0.block_sparse_moe.experts.2.w1.weight", [32, 64]), "they must be alike to be one tensor"
     ),
     "further": (lambda t: t.update({"model.layers.1.odd": t[NORM]}), "'model.layers.1.odd' has no place in GGUF"),
+    "not read": (
+        lambda t: t.update({"model.layers.1.mlp.gate_proj.weight": t[NORM]}),
+        "'model.layers.1.mlp.gate_proj.weight' has no place in GGUF",
+    ),
+    "elsewhere": (
+        lambda t: t.update({"odd.1.self_attn.q_proj.weight": t[NORM]}), "'odd.1.self_attn.q_proj.weight' has no place"
+    ),
     "numbers": (lambda t: t[NORM].update(dtype="I16"), "attn_norm.weight: is stored as I16; supported"),
     "fp8": (lambda t: t[NORM].update(dtype="F8_E4M3", shape=[64]), "is in FP8, but its scale .* is missing"),
 }  # fmt: skip
