@@ -1,4 +1,4 @@
-"""Compare converted models with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
+"""Compare converted models with transformers and llama.cpp, for every model of tests/localllm/convert/checkpoints.py.
 
     python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
 
@@ -20,9 +20,11 @@ import numpy as np
 
 from benchmarks.llama_logits import build
 from localllm.convert import open_checkpoint
-from tests.localllm.convert.hf_models import MODELS, ids, make
+from tests.localllm.convert.checkpoints import MODELS
+from tests.localllm.convert.hf_make import logits, make
 from tests.localllm.convert.hf_tokenizers import TEXT
 from tests.localllm.convert.support import logits_of, write_f32
+from tests.localllm.convert.weights import ids
 from tests.models.support import nmse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +41,7 @@ def one(name: str, peer: Path, work: Path) -> dict[str, object]:
     import tokenizers
 
     folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # llama.cpp looks for phi-3 in the name
-    theirs = make(name, folder)
+    theirs = logits(make(name, folder))
     with open_checkpoint(folder) as model:
         ours, notes = logits_of(model, ids()), model.notes
         write_f32(model, gguf)

@@ -18,7 +18,7 @@ from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.children import PerProcess
-from tests.localllm.convert.hf_synthetic import read_specs, write_folder
+from tests.localllm.convert.checkpoints import write
 from tests.localllm.convert.support import HF
 
 _MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # in addition to the stored checkpoints HF
@@ -60,10 +60,9 @@ class Kind:
     def __init__(self, home: Path) -> None:
         child = PerProcess(folder_tokenizer.__name__, ResourceLimits(seconds=1.0, wall=10.0))
         tokenizer_keys.Confined = lambda *_: child  # type: ignore[assignment,misc]
-        specs = read_specs()
         for name in _MADE:
             (home / name).mkdir()
-            write_folder(specs[name], home / name)
+            write(name, home / name)
         folders = [home / name for name in _MADE] + [path for path in sorted(HF.iterdir()) if path.is_dir()]
         self._folders = {f.name: {p.name: p.read_bytes() for p in sorted(f.iterdir())} for f in folders}
         for folder in folders:

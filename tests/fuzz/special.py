@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from localllm.cli.main import main
 from tests.fuzz.case import Case, Wrong
-from tests.localllm.convert.hf_synthetic import read_specs, write_folder
+from tests.localllm.convert.checkpoints import write
 from tests.localllm.support import write_model
 
 TEXT = "Once upon a time there was a little girl who liked to play outside. " * 8
@@ -65,7 +65,7 @@ class Kind:
         self._text.write_text(TEXT)
         self._folder = home / "llama"
         self._folder.mkdir()
-        write_folder(read_specs()["llama"], self._folder)
+        write("llama", self._folder)
         good = {"text": TEXT, "grammar": 'root ::= "a"*', "schema": '{"type": "integer"}', "toml": "temp = 0.5\n"}
         good["template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
         self._good = {name: text.encode() for name, text in good.items()} | {"model": self._model.read_bytes()}

@@ -1,14 +1,13 @@
-"""Settings shared by several tiny models of `hf_table`, named as in transformers."""
+"""Settings that several tiny models share, named as in transformers, and the rows of the tables of models."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 WINDOW = 8
 CONTEXT = 256
-XIELU = ("act_fn.beta", "act_fn.eps")  # parameters of Apertus' xIELU activation
-# buffers that MiniMax 01 checkpoints contain, although they follow from config.json
-COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
@@ -23,24 +22,17 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.6],
     "long_factor": [1.0, 1.5, 4.0, 9.0], "original_max_position_embeddings": 16,
 }  # fmt: skip
-GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
 GRANITE = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3,
 }  # fmt: skip
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-GPT_OSS = {
-    "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 3,
-    "rope_parameters": {**YARN, "truncate": True},
-}  # fmt: skip
 DELTA = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }  # fmt: skip
 CONV = ["conv", "full_attention", "conv"]
-GRANITE_MAMBA = {
-    "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
-    "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 2,
-}  # fmt: skip
 LATENT = {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 12,
     "first_k_dense_replace": 1, "num_key_value_heads": 4,
@@ -49,31 +41,40 @@ GEMMA4 = {
     "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
-NEMOTRON3 = {
-    "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"], "head_dim": 8, "mamba_num_heads": 4,
-    "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "use_mamba_kernels": False, "n_routed_experts": 4,
-    "n_shared_experts": 1, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 48,
-    "num_experts_per_tok": 2, "routed_scaling_factor": 2.5,
-}  # fmt: skip
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
-# settings of config.json outside `text_config` and `vision_config`
-PARTS = {"MuseGlimmerConfig": {"out_hidden_size": 64, "projector_hidden_size": 16}}
-STEP = {
-    **EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "num_sliding_attention_heads": 6,
-    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-    "moe_layers_enum": "1,2,3", "n_routed_experts": 4, "share_expert_dim": 40, "moe_router_scaling_factor": 3.0,
-    "swiglu_limits": [0.0, 0.0, 0.25, 0.0], "swiglu_limits_shared": [0.0, 0.5, 0.0, 0.25],
-    "rope_parameters": {
-        "full_attention": {**LLAMA3, "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    },
-}  # fmt: skip
+SEES = {"vision_config": VISION}
 MINISTRAL = {
     **YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
+
+
+class Tiny(NamedTuple):
+    kind: str  # configuration class
+    settings: dict[str, Any]  # its arguments
+    tokenizer: str  # "spm", "llama3", ...
+    program: str = ""  # model class; "": the class for causal models, or for images and text
+    pooling: str = ""  # of sentence-transformers
+
+
+def tiny(kind: str, tokenizer: str, *shared: dict[str, Any], **settings: Any) -> Tiny:
+    """Return a row: `COMMON`, then the shared settings, then the model's own. A multimodal model takes only these."""
+    told = {key: x for part in shared for key, x in part.items()} | settings
+    inside = "text_config" in told or "thinker_config" in told
+    return Tiny(kind, told if inside else {**COMMON, **told}, tokenizer)
+
+
+def text(model_type: str, /, *shared: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Return the `text_config` of a multimodal model; "" keeps the model type that its class has by default."""
+    told = tiny("", "", *shared, **settings).settings
+    return {"text_config": told | ({"model_type": model_type} if model_type else {})}
+
+
+def seeing(kind: str, tokenizer: str, *shared: dict[str, Any], **settings: Any) -> Tiny:
+    """Return the row of a vision model; the settings belong to the language model."""
+    return tiny(kind, tokenizer, text("", *shared, **settings), SEES)

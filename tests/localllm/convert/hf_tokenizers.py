@@ -7,8 +7,12 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from collections.abc import Iterable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from localllm.tokenizer.pretokenize import CASED_LETTERS
 from tests.localllm.tokenizer.vocabularies import charsmap
@@ -62,23 +66,22 @@ TEXT = (
 )
 
 
+def around(single: str, ids: dict[str, int]) -> Any:
+    """Return the step that puts special tokens around a text, as in `<s> $A`."""
+    return processors.TemplateProcessing(single=single, special_tokens=list(ids.items()))
+
+
+def add_special(tokenizer: Any, texts: Iterable[str]) -> None:
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in texts])
+
+
 def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
     """Return a byte-level BPE tokenizer with the style's split rules, trained on the texts."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
     tokenizer = Tokenizer(models.BPE(ignore_merges=style in ("llama3", "tekken")))
-    steps: list[Any] = []
-    if style in STEPS:
-        steps = [
-            pre_tokenizers.Digits(individual_digits=True)
-            if step == "digits"
-            else pre_tokenizers.Split(Regex(step), "isolated")
-            for step in STEPS[style]
-        ]
-    elif style == "starcoder":
-        steps = [pre_tokenizers.Digits(individual_digits=True)]
-    by_regex = style not in STEPS
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    rules = STEPS.get(style, ("digits",) if style == "starcoder" else ())
+    steps = [digits if rule == "digits" else pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style not in STEPS))
     if style == "falcon":
         threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
         steps = [pre_tokenizers.Punctuation("contiguous"), *steps, pre_tokenizers.Digits(), threes]
@@ -90,7 +93,7 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
     )  # fmt: skip
     tokenizer.train_from_iterator(texts or [TEXT], trainer)
     if style == "llama3":  # adds <s> as BOS
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        tokenizer.post_processor = around("<s> $A", {"<s>": 1})
     else:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
@@ -100,8 +103,6 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
     """Return the fast tokenizer that transformers derives from a SentencePiece BPE model, with byte fallback and all
     merges.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
-
     pieces = spm_pieces(vocabulary, texts or [TEXT])
     ids = {text: i for i, (text, _, _) in enumerate(pieces)}
     rank = {text: i for i, (text, _, kind) in enumerate(pieces) if kind == 1}
@@ -116,15 +117,13 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>")])
+    tokenizer.post_processor = around("<s> $A", {"<s>": 1})
+    add_special(tokenizer, ("<unk>", "<s>", "</s>"))
     return tokenizer
 
 
 def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> Any:
     """Return a BPE tokenizer like Gemma 4's: explicit merge ranks over UTF-8, byte fallback, and no pre-tokenizer."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|channel>"]
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
@@ -141,14 +140,12 @@ def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> A
     tokenizer.normalizer = trained.normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    add_special(tokenizer, special)
     return tokenizer
 
 
 def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None, lowercase: bool = True) -> Any:
     """Return a WordPiece tokenizer like BERT's."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -156,9 +153,7 @@ def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts or [TEXT], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    tokenizer.post_processor = around("[CLS] $A [SEP]", {"[CLS]": 2, "[SEP]": 3})
     return tokenizer
 
 
@@ -166,8 +161,6 @@ def unigram_tokenizer(
     vocabulary: int = VOCABULARY, texts: list[str] | None = None, charsmap: bytes = b"", words: bool = True
 ) -> Any:
     """Return a unigram tokenizer like XLM-RoBERTa's."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
     tokenizer = Tokenizer(models.Unigram())
     metaspace = pre_tokenizers.Metaspace("▁", prepend_scheme="always")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap)] if charsmap else [])
@@ -179,26 +172,22 @@ def unigram_tokenizer(
         vocab_size=vocabulary, special_tokens=special, unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(texts or [TEXT], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
+    tokenizer.post_processor = around("<s> $A </s>", {"<s>": 0, "</s>": 2})
     return tokenizer
 
 
 def t5_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
     """Return a unigram tokenizer like T5's, which appends </s> and has sentinel tokens after the pieces."""
-    from tokenizers import AddedToken, Tokenizer, models, processors
-
     trained = unigram_tokenizer(vocabulary - 3, texts, SPACES)
     pieces = json.loads(trained.to_str())["model"]["vocab"][4:]
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     tokenizer = Tokenizer(models.Unigram([*special, *((text, score) for text, score in pieces)], 2, False))
     tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
     tokenizer.decoder = trained.decoder
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = around("$A </s>", {"</s>": 1})
     sentinels = [f"<extra_id_{i}>" for i in range(vocabulary - tokenizer.get_vocab_size() - 1, -1, -1)]
     names = [*(text for text, _ in special), *sentinels]
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in names])
+    add_special(tokenizer, names)
     return tokenizer
 
 
@@ -279,52 +268,47 @@ def plamo_entries(vocabulary: int = VOCABULARY) -> list[list[Any]]:
     return [*special, *single, *scored][:vocabulary]
 
 
-def save_tokenizer(style: str, folder: Path) -> None:
-    """Write the tokenizer files of a checkpoint: tokenizer.json and tokenizer_config.json.
-
-    "spm" adds tokenizer.model, and "pieces" writes only tokenizer.model. "world" writes only RWKV's vocabulary file,
-    and "plamo" writes PLaMo's instead of tokenizer.json.
-    """
-    if style == "world":
-        (folder / "rwkv_vocab_v20230424.txt").write_text(world_lines())
-        return
-    if style == "pieces":  # no tokenizer.json; fewer pieces than the embedding matrix has rows
-        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]  # no byte tokens
-        (folder / "tokenizer.model").write_bytes(spm_file(pieces, model=1, charsmap=SPACES))
-        return
-    if style == "plamo":
-        settings = {f"{role}_token": f"<|plamo:{role}|>" for role in ("unk", "bos", "eos", "pad")}
-        (folder / "tokenizer.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in plamo_entries()))
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        return
-    make = _MADE.get(style)
-    tokenizer = make() if make is not None else bpe_tokenizer(style)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings = {"bos_token": "<s>", "eos_token": "</s>"}
-    if style == "spm":
-        settings["unk_token"] = "<unk>"
-        (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))
-    if style == "wordpiece":
-        settings = {f"{role}_token": text for role, text in _BERT.items()}
-    if style == "t5":
-        settings = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    if style == "gemma4":
-        settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 def roberta_tokenizer() -> Any:
     """Return a tokenizer like RoBERTa's: GPT-2's byte-level BPE, with <s> and </s> around the text."""
-    from tokenizers import processors
-
     tokenizer = bpe_tokenizer("gpt-2")
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False)
     return tokenizer
 
 
 _MADE = {
-    "spm": spm_tokenizer, "gemma4": lambda: gemma4_tokenizer(VOCABULARY), "wordpiece": wordpiece_tokenizer,
-    "unigram": lambda: unigram_tokenizer(charsmap=SPACES), "roberta": roberta_tokenizer,
-    "t5": t5_tokenizer,
+    "spm": spm_tokenizer, "gemma4": partial(gemma4_tokenizer, VOCABULARY), "wordpiece": wordpiece_tokenizer,
+    "unigram": partial(unigram_tokenizer, charsmap=SPACES), "roberta": roberta_tokenizer, "t5": t5_tokenizer,
 }  # fmt: skip
-_BERT = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"}
+_ROLES = {  # special tokens in tokenizer_config.json
+    "wordpiece": {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"},
+    "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    "gemma4": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>"},
+    "spm": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "plamo": {role: f"<|plamo:{role}|>" for role in ("unk", "bos", "eos", "pad")},
+}
+
+
+@cache
+def _files(style: str) -> dict[str, bytes]:
+    if style == "world":
+        return {"rwkv_vocab_v20230424.txt": world_lines().encode()}
+    if style == "pieces":  # fewer pieces than the embedding matrix has rows, and no byte tokens
+        pieces = [piece for piece in spm_pieces(VOCABULARY + 100, [TEXT]) if piece[2] != 6]
+        return {"tokenizer.model": spm_file(pieces, model=1, charsmap=SPACES)}
+    roles = _ROLES.get(style, {"bos": "<s>", "eos": "</s>"})
+    found = {"tokenizer_config.json": json.dumps({f"{role}_token": x for role, x in roles.items()}).encode()}
+    if style == "plamo":
+        return {**found, "tokenizer.jsonl": "".join(json.dumps(entry) + "\n" for entry in plamo_entries()).encode()}
+    if style == "spm":
+        found["tokenizer.model"] = spm_file(spm_pieces(VOCABULARY, [TEXT]))
+    return {**found, "tokenizer.json": _MADE.get(style, partial(bpe_tokenizer, style))().to_str().encode()}
+
+
+def save_tokenizer(style: str, folder: Path) -> None:
+    """Write the tokenizer files of a checkpoint: tokenizer.json and tokenizer_config.json.
+
+    "spm" adds tokenizer.model, and "pieces" writes only tokenizer.model. "world" writes only RWKV's vocabulary file,
+    and "plamo" writes PLaMo's instead of tokenizer.json.
+    """
+    for name, data in _files(style).items():
+        (folder / name).write_bytes(data)

@@ -27,7 +27,7 @@ _DELTA = ("qwen35", "qwen35moe", "qwen3next", "qwen4exp", "MiniCPMV4_6ForConditi
 REFUSED = {
     "command-r": "reads norms of heads in models of 64 layers alone",
     "deepseek2": "allows queries without a rank in models of 26, 27 and 48 layers alone",
-    "deepseek4": "asserts in its attention at these sizes; its own converter writes the same keys and tensors",
+    "deepseek4-fp4": "asserts in its attention at these sizes; its own converter writes the same keys and tensors",
     "dots1": "requires equal numbers of query and key heads",
     "gemma3n": "has the width per layer fixed at 256",
     "jina-bert-v3-rank": "reads no classifier in this architecture",
@@ -50,17 +50,9 @@ _LOADED = "llama.cpp loaded it"
 
 def folders() -> dict[str, Callable[[Path], Any]]:
     """Return, for each checkpoint name of the tables, a function that writes the checkpoint."""
-    from tests.localllm.convert.hf_classes import read_classes
-    from tests.localllm.convert.hf_encoders import read_encoders, write_encoder
-    from tests.localllm.convert.hf_own import OWN, write_own
-    from tests.localllm.convert.hf_synthetic import read_specs, write_folder
-    from tests.localllm.convert.hf_t5 import read_family
+    from tests.localllm.convert.checkpoints import SPECS, write
 
-    specs = {**read_specs(), **read_family(), **read_classes()}
-    found: dict[str, Callable[[Path], Any]] = {name: partial(write_folder, spec) for name, spec in specs.items()}
-    found |= {name: partial(write_encoder, name, spec) for name, spec in read_encoders().items()}
-    found |= {name: partial(write_own, name) for name in OWN}
-    return found
+    return {name: partial(write, name) for name in SPECS}
 
 
 def convert(write: Callable[[Path], Any], folder: Path) -> Path:

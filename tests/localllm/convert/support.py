@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +31,16 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
     return Driver(bind_reference(plan)).step([(0, ids)])
 
 
+def save_zeros(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Write a safetensors file of zeros in F32, which takes no space on the disk."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    path.write_bytes(blob(header))
+    os.truncate(path, path.stat().st_size + end)
+
+
 def check_refused(folder: Path, message: str) -> None:
     """Check that opening the checkpoint fails with a one-line error that begins with its path."""
     import pytest  # the data generators run without pytest
@@ -35,6 +49,31 @@ def check_refused(folder: Path, message: str) -> None:
         open_checkpoint(folder)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(folder))
+
+
+def edit_json(path: Path, **new: Any) -> None:
+    """Replace some keys of a JSON file, or remove them if None."""
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({key: value for key, value in {**old, **new}.items() if value is not None}))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, Any]], Any], more: bytes = b"") -> None:
+    """Change the tensor table in the header of a safetensors file, and append data."""
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    change(header)
+    path.write_bytes(blob(header, data[size:] + more))
+
+
+def write_modules(folder: Path, modules: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+    """Write the files of sentence-transformers modules behind the model: type and settings by their folders."""
+    named = [("", "sentence_transformers.models.Transformer"), *((path, kind) for path, (kind, _) in modules.items())]
+    entries = [{"idx": i, "path": path, "type": kind} for i, (path, kind) in enumerate(named)]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    for path, (_, settings) in modules.items():
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path / "config.json").write_text(json.dumps(settings))
 
 
 def write_f32(model: Checkpoint, path: Path) -> None:
@@ -48,13 +87,26 @@ def values(tensor: LazyTensor) -> np.ndarray:
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
 
 
+def digest(values: np.ndarray) -> str:
+    """Return a digest of the values in F32. Bytes and int32 are hashed unconverted."""
+    kept = values.dtype if values.dtype in (np.uint8, np.int32) else np.float32
+    return hashlib.sha256(np.ascontiguousarray(values, kept).tobytes()).hexdigest()[:16]
+
+
+def sample(values: np.ndarray) -> list[Any]:
+    """Return every n-th row, starting at the last. The reference stores some tensors as such rows."""
+    found: list[Any] = values[:: -1 - len(values) // 32].tolist()
+    return found
+
+
 def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
 _DTYPES = {
-    "float32": "F32", "float16": "F16", "uint8": "U8", "int8": "F8_E4M3", "int32": "I32", "int64": "I64",
+    "float32": "F32", "float16": "F16", "uint8": "U8", "int8": "F8_E4M3", "int16": "I16", "int32": "I32",
+    "int64": "I64",
 }  # fmt: skip
 
 

@@ -1,58 +1,89 @@
-"""Integer weights packed by compressed-tensors are dequantized as by that package, and a whole checkpoint converts."""
+"""Weights packed by compressed-tensors are dequantized as by that package: integers of 2, 4 and 8 bits, and FP4 with
+two codes a byte, as in DeepSeek 4 and Kimi K3.
+
+`test_own` compares converted FP4 experts with llama.cpp's bytes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
-from localllm.convert import ConvertError, open_checkpoint
+from localllm.convert import ConvertError, LazyTensor, open_checkpoint
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.quantized import read_packing, unpack_quantized
+from localllm.convert.quantized import Packing, read_packing
 from localllm.convert.safetensors import Shard
-from tests.localllm.convert.hf_models import ids
-from tests.localllm.convert.hf_synthetic import DATA, numbers, read_specs
-from tests.localllm.convert.hf_tokenizers import save_tokenizer
-from tests.localllm.convert.make_packed import CASES
+from localllm.convert.tensor_registry import TensorRegistry
+from tests.localllm.convert.checkpoints import DATA, tensors_of, write
+from tests.localllm.convert.make_data import CASES
 from tests.localllm.convert.support import logits_of, save, values
+from tests.localllm.convert.weights import ids
 
 STORED = dict(np.load(DATA / "packed.npz"))
+FP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+Arrays = dict[str, np.ndarray]
 
 
-def parts_of(case: str) -> dict[str, np.ndarray]:
+def quantization(*weights: dict[str, Any]) -> dict[str, Any]:
+    groups = {f"group_{i}": {"targets": ["Linear"], "weights": {"type": "int", **w}} for i, w in enumerate(weights)}
+    told = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return told | ({"config_groups": groups} if weights else {})
+
+
+def packing_of(*weights: dict[str, Any], **told: Any) -> Packing:
+    config = {"quantization_config": {**quantization(*weights), **told}}
+    return read_packing(HfConfig(Path("config.json"), config, {}))
+
+
+def fp4_packing(**changes: Any) -> Packing:
+    return packing_of({**FP4, **changes}, format="mxfp4-pack-quantized")
+
+
+@contextmanager
+def taken(
+    name: str, parts: Arrays, packing: Packing, folder: Path, types: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[LazyTensor]:
+    """Yield a tensor that several stored ones make up."""
+    save(folder / "x.safetensors", parts, types)
+    shard = Shard(folder / "x.safetensors")
+    try:
+        found = TensorRegistry([shard], 1, packing)
+        (tensor,) = found.take("", (f"{name}.weight",)) or ()
+        assert found.rest() == []
+        yield tensor
+    finally:
+        shard.close()
+
+
+# -- integers ----------------------------------------------------------------------------------------------------------
+
+
+def parts_of(case: str) -> Arrays:
     return {key.removeprefix(f"{case}:"): x for key, x in STORED.items() if key.startswith(f"{case}:")}
 
 
-def schemes(*weights: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    groups = {f"group_{i}": {"targets": ["Linear"], "weights": {"type": "int", **w}} for i, w in enumerate(weights)}
-    told = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-    return read_packing(HfConfig(Path("config.json"), {"quantization_config": told}, {})).schemes
-
-
-def unpacked(parts: dict[str, np.ndarray], known: tuple[tuple[int, int], ...], folder: Path) -> np.ndarray:
-    save(folder / "x.safetensors", {f"x.{key}": value for key, value in parts.items() if key != "numbers"})
-    shard = Shard(folder / "x.safetensors")
-    try:
-        tensors = dict(shard.tensors)
-        tensor = unpack_quantized(lambda name: tensors.pop(name, None), "x", known)
-        assert not tensors
+def unpacked(parts: Arrays, packing: Packing, folder: Path) -> np.ndarray:
+    named = {f"x.{key}": value for key, value in parts.items() if key != "numbers"}
+    with taken("x", named, packing, folder) as tensor:
         whole = values(tensor)
         for start, stop in ((0, 1), (3, 7), (5, len(whole))):  # row ranges that split a word of eight zero points
-            np.testing.assert_array_equal(tensor.read(start, stop).view(np.float32), whole[start:stop])
+            assert_array_equal(tensor.read(start, stop).view(np.float32), whole[start:stop])
         return whole
-    finally:
-        shard.close()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_those_of_compressed_tensors(case: str, tmp_path: Path) -> None:
     parts = parts_of(case)
     other = {"num_bits": 8, "strategy": "group", "group_size": 16}  # quantization scheme of the other matrices
-    np.testing.assert_array_equal(unpacked(parts, schemes(other, CASES[case][2]), tmp_path), parts["numbers"])
+    assert_array_equal(unpacked(parts, packing_of(other, CASES[case][2]), tmp_path), parts["numbers"])
 
 
 def test_columns_in_an_order_of_their_own(tmp_path: Path) -> None:
@@ -64,40 +95,15 @@ def test_columns_in_an_order_of_their_own(tmp_path: Path) -> None:
     down = parts["weight_zero_point"].view(np.uint32)
     zeros = np.stack([down >> 4 * i & 15 for i in range(8)], axis=1).reshape(24, -1)[:21].astype(np.int64)
     expected = (codes - zeros[:, index]) * parts["weight_scale"].astype(np.float64)[:, index]
-    known = schemes(CASES["asymmetric"][2])
-    found = unpacked({**parts, "weight_g_idx": index}, known, tmp_path)
+    packing = packing_of(CASES["asymmetric"][2])
+    found = unpacked({**parts, "weight_g_idx": index}, packing, tmp_path)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     unused = np.full(80, -1, np.int32)
-    np.testing.assert_array_equal(unpacked({**parts, "weight_g_idx": unused}, known, tmp_path), parts["numbers"])
-
-
-BAD: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]] = {
-    "no scale": (lambda p: p.pop("weight_scale"), r"'x.weight_scale' is missing"),
-    "no shape": (lambda p: p.pop("weight_shape"), r"'x.weight_shape' is missing"),
-    "shape of three": (lambda p: p.update(weight_shape=np.array([1, 2, 3])), r"expected rows and columns"),
-    "huge": (lambda p: p.update(weight_shape=np.array([21, 1 << 40])), r"expected rows and columns"),
-    "negative": (lambda p: p.update(weight_shape=np.array([21, -80])), r"expected rows and columns"),
-    "more columns": (lambda p: p.update(weight_shape=np.array([21, 96])), r"is no matrix of \(21, 96\)"),
-    "scales": (lambda p: p.update(weight_scale=p["weight_scale"][:, :4]), r"is no matrix of \(21, 80\)"),
-    "rows of scales": (lambda p: p.update(weight_scale=p["weight_scale"][:20]), r"is no matrix of \(21, 80\)"),
-    "zero points": (lambda p: p.update(weight_zero_point=p["weight_zero_point"][:2]), r"does not fit scales"),
-    "index": (lambda p: p.update(weight_g_idx=np.full(80, 5, np.int32)), r"names groups outside of 0 to 4"),
-    "length of the index": (lambda p: p.update(weight_g_idx=np.zeros(8, np.int32)), r"expected I32 \(80,\)"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_parts_that_do_not_belong_together_are_one_line(case: str, tmp_path: Path) -> None:
-    change, expected = BAD[case]
-    parts = parts_of("asymmetric")
-    change(parts)
-    with pytest.raises(ConvertError, match=expected) as caught:
-        unpacked(parts, schemes(CASES["asymmetric"][2]), tmp_path)
-    assert "\n" not in str(caught.value)
+    assert_array_equal(unpacked({**parts, "weight_g_idx": unused}, packing, tmp_path), parts["numbers"])
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),
+    ("weights", "message"),
     [
         ({"num_bits": 3, "group_size": 32}, r"num_bits is 3 \(int\); expected int of \(2, 4, 8\) bits"),
         ({"num_bits": 4, "type": "float"}, r"num_bits is 4 \(float\)"),
@@ -105,9 +111,9 @@ def test_parts_that_do_not_belong_together_are_one_line(case: str, tmp_path: Pat
         ({"num_bits": 4, "strategy": "group"}, "group_size is missing"),
     ],
 )
-def test_schemes_that_cannot_be_read_are_one_line(weights: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConvertError, match=expected):
-        schemes(weights)
+def test_schemes_that_cannot_be_read_are_one_line(weights: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConvertError, match=message):
+        packing_of(weights)
 
 
 def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -122,31 +128,100 @@ def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
     """A DeepSeek V3 with packed experts, as Kimi K2.5 is published, gives the logits of the dequantized weights."""
-    spec = read_specs()["deepseek2-v3"]
     packed, plain = {}, {}
-    for name, *rest in spec["tensors"]:
-        x = numbers(name, *rest)
+    for name, x in tensors_of("deepseek2-v3").items():
         if name.endswith("proj.weight"):
             parts, x = _pack(x, 8)
             packed |= {f"{name}_{part}": value for part, value in parts.items()}
         else:
             packed[name] = x
         plain[name] = x
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
-    told = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
-    results = []
+    told = quantization({"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8})
     senses = {"vision_tower.x.weight": np.ones(4, np.float32), "mm_projector.x.weight": np.ones(4, np.float32)}
     inside = {f"language_model.{name}": x for name, x in packed.items()} | senses
-    outside = {"architectures": ["KimiK25ForConditionalGeneration"]}
-    outside["text_config"] = {**spec["config"], "quantization_config": told}
-    for tensors, config in ((inside, outside), (plain, spec["config"])):
-        save(tmp_path / "model.safetensors", tensors)
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        save_tokenizer(spec["tokenizer"], tmp_path)
-        with open_checkpoint(tmp_path) as model:
-            assert len(model.notes) == (tensors is inside)  # the note on skipped tensors
-            results.append(logits_of(model, ids()))
-    np.testing.assert_array_equal(*results)
+    folder, results = write("deepseek2-v3", tmp_path, plain), []
+    with open_checkpoint(folder) as model:
+        assert model.notes == ()
+        results.append(logits_of(model, ids()))
+    text = {**json.loads((folder / "config.json").read_text()), "quantization_config": {**told, "ignore": ["lm_head"]}}
+    outside = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(outside))
+    save(folder / "model.safetensors", inside)
+    with open_checkpoint(folder) as model:
+        assert len(model.notes) == 1  # the note on skipped tensors
+        results.append(logits_of(model, ids()))
+    assert_array_equal(*results)
+
+
+# -- FP4 ---------------------------------------------------------------------------------------------------------------
+
+LEVELS = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+)  # E2M1 values, OCP Microscaling 1.0
+CODES = np.random.RandomState(2).randint(0, 256, (6, 32), np.uint8)  # two codes a byte, the first in the low half
+SCALES = np.random.RandomState(3).randint(120, 130, (6, 2), np.uint8)
+NUMBERS = LEVELS[np.stack([CODES & 15, CODES >> 4], axis=-1).reshape(6, 64)] * np.exp2(
+    np.repeat(SCALES.astype(np.float32) - 127, 32, axis=1)
+)
+
+
+@pytest.mark.parametrize("of_kimi", [True, False])
+@pytest.mark.parametrize(("base", "kept"), [("model.layers.0.x.experts.0.w1", "MXFP4"), ("model.layers.0.x.wq", "F32")])
+def test_numbers_are_levels_times_powers_of_two(of_kimi: bool, base: str, kept: str, tmp_path: Path) -> None:
+    codes, scales = (f"{base}.{x}" for x in (("weight_packed", "weight_scale") if of_kimi else ("weight", "scale")))
+    types = {} if of_kimi else {codes: "I8", scales: "F8_E8M0"}
+    packing = fp4_packing() if of_kimi else Packing()
+    with taken(base, {codes: CODES, scales: SCALES}, packing, tmp_path, types) as tensor:
+        assert (tensor.format, tensor.shape) == (kept, (6, 64))
+        assert_array_equal(values(tensor), NUMBERS)
+        assert_array_equal(tensor.read(2, 5), tensor.read(0, 6)[2:5])
+
+
+def test_groups_that_nobody_tells_are_those_of_mxfp4() -> None:
+    assert packing_of(format="mxfp4-pack-quantized") == fp4_packing() == Packing(fp4=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_size": 16}, "group_size is 16; expected 32, as in MXFP4"),
+        ({"num_bits": 8}, "num_bits is 8; expected 4, as in MXFP4"),
+        ({"type": "int"}, "type is int; expected float, as in MXFP4"),
+    ],
+)
+def test_codes_of_another_kind_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConvertError, match=message):
+        fp4_packing(**change)
+
+
+# -- parts that do not belong together ---------------------------------------------------------------------------------
+
+INTEGERS, CODED = parts_of("asymmetric"), {"weight_packed": CODES, "weight_scale": SCALES}
+# Parts, what replaces some of them, and the message.
+BAD: list[tuple[Arrays, dict[str, np.ndarray | None], str]] = [
+    (INTEGERS, {"weight_scale": None}, "'x.weight_scale' is missing"),
+    (INTEGERS, {"weight_shape": None}, "'x.weight_shape' is missing"),
+    (INTEGERS, {"weight_shape": np.array([1, 2, 3])}, "expected rows and columns"),
+    (INTEGERS, {"weight_shape": np.array([21, 1 << 40])}, "expected rows and columns"),
+    (INTEGERS, {"weight_shape": np.array([21, -80])}, "expected rows and columns"),
+    (INTEGERS, {"weight_shape": np.array([21, 96])}, r"is no matrix of \(21, 96\)"),
+    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:, :4]}, r"is no matrix of \(21, 80\)"),
+    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:20]}, r"is no matrix of \(21, 80\)"),
+    (INTEGERS, {"weight_zero_point": INTEGERS["weight_zero_point"][:2]}, "does not fit scales"),
+    (INTEGERS, {"weight_g_idx": np.full(80, 5, np.int32)}, "names groups outside of 0 to 4"),
+    (INTEGERS, {"weight_g_idx": np.zeros(8, np.int32)}, r"expected I32 \(80,\)"),
+    (CODED, {"weight_scale": None}, "'x.weight_scale' is missing"),
+    (CODED, {"weight_scale": SCALES[:, :1]}, r"\(6, 32\) with scales U8 \(6, 1\)"),
+    (CODED, {"weight_packed": CODES.astype(np.float32)}, r"F32 \(6, 32\) with scales U8 \(6, 2\)"),
+    (CODED, {"weight": CODES}, "is there packed and unpacked"),
+]
+
+
+@pytest.mark.parametrize(("parts", "changes", "message"), BAD)
+def test_parts_that_do_not_belong_together(
+    parts: Arrays, changes: dict[str, np.ndarray | None], message: str, tmp_path: Path
+) -> None:
+    packing = fp4_packing() if parts is CODED else packing_of(CASES["asymmetric"][2])
+    with pytest.raises(ConvertError, match=message) as error:
+        unpacked({key: x for key, x in {**parts, **changes}.items() if x is not None}, packing, tmp_path)
+    assert "\n" not in str(error.value)

@@ -14,9 +14,9 @@ import pytest
 
 from localllm.base.errors import LocalLLMError
 from localllm.convert import Checkpoint
+from tests.localllm.convert.hf_own_shapes import below, shapes
 from tests.localllm.convert.support import save
 
-WIDTH = 8
 WRONG: tuple[Any, ...] = (None, True, 7, "x", [], ["x"], [{}], {}, {"type": "x"}, {"type": {}}, 10**30)
 TOKENS = [*(chr(c) for c in range(33, 127)), "ab", "cd", "<end>"]
 END = TOKENS.index("<end>")
@@ -24,31 +24,23 @@ SPLIT = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 FILES: dict[str, Any] = {
     "tokenizer.json": {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        "version": "1.0", "truncation": None, "padding": None, "decoder": None,
         "added_tokens": [
             {"id": END, "content": "<end>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False}
         ],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}]},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]},
-        "post_processor": {
-            "type": "Sequence",
-            "processors": [
-                {"type": "TemplateProcessing", "pair": [],
-                 "special_tokens": {"<end>": {"id": "<end>", "ids": [END], "tokens": ["<end>"]}},
-                 "single": [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
-            ],
-        },
-        "decoder": None,
+        "post_processor": {"type": "Sequence", "processors": [
+            {"type": "TemplateProcessing", "pair": [],
+             "special_tokens": {"<end>": {"id": "<end>", "ids": [END], "tokens": ["<end>"]}},
+             "single": [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+        ]},
         "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(TOKENS)}, "byte_fallback": False,
                   "merges": [["a", "b"], ["c", "d"]]},
     },
     "tokenizer_config.json": {
-        "bos_token": {"content": "<end>"},
-        "eos_token": "<end>",
-        "add_bos_token": True,
+        "bos_token": {"content": "<end>"}, "eos_token": "<end>", "add_bos_token": True,
         "added_tokens_decoder": {str(END): {"content": "<end>", "special": True}},
         "chat_template": [{"name": "default", "template": "x"}],
     },
@@ -56,32 +48,20 @@ FILES: dict[str, Any] = {
     "special_tokens_map.json": {"eos_token": {"content": "<end>"}},
     "added_tokens.json": {"<end>": END},
     "config.json": {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": WIDTH,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": WIDTH,
-        "vocab_size": len(TOKENS),
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "eos_token_id": [END],
-        "text_config": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-        "quantization_config": None,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": len(TOKENS), "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "eos_token_id": [END],
+        "text_config": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "quantization_config": None,
     },
 }  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shapes = {"self_attn.k_proj": (4, WIDTH), "self_attn.v_proj": (4, WIDTH)}
-    shapes |= {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qo"}
-    shapes |= {f"mlp.{name}_proj": (WIDTH, WIDTH) for name in ("gate", "up", "down")}
-    named = {f"model.layers.0.{name}.weight": shape for name, shape in shapes.items()}
-    norms = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
-    named |= {f"{name}.weight": (WIDTH,) for name in norms} | {"model.embed_tokens.weight": (len(TOKENS), WIDTH)}
-    save(tmp_path / "model.safetensors", {name: np.ones(shape, np.float32) for name, shape in named.items()})
+    layer = "self_attn.(k|v)_proj 4x8 self_attn.(q|o)_proj 8x8 mlp.(gate|up|down)_proj 8x8 "
+    layer = below("model.layers.0.", layer + "(input|post_attention)_layernorm 8")
+    tensors = shapes(f"{layer} model.norm 8 model.embed_tokens {len(TOKENS)}x8")
+    save(tmp_path / "model.safetensors", {name: np.ones(shape, np.float32) for name, shape, _ in tensors})
     for name, value in FILES.items():
         (tmp_path / name).write_text(json.dumps(value))
     return tmp_path

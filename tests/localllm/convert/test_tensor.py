@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
-from localllm.convert.changes import in_turn, of_groups, of_heads, share, turned
-from localllm.convert.hf_config import HfConfig
 
 RANDOM = np.random.default_rng(5)
 
@@ -37,30 +33,34 @@ def values_of(tensor: LazyTensor) -> np.ndarray:
     return quant.dequantize(rows, tensor.format).reshape(tensor.shape)
 
 
+def check(tensor: LazyTensor, expected: object) -> None:
+    np.testing.assert_array_equal(values_of(tensor), expected)
+
+
 X = RANDOM.standard_normal((3, 8, 6)).astype(np.float16)
 
 
 @pytest.mark.parametrize("fmt", ["F32", "F16"])
 def test_rows_and_columns(fmt: str) -> None:
     x = of(X, fmt)
-    np.testing.assert_array_equal(values_of(t.strided(x, 0, 4)), X[:, :4])
-    np.testing.assert_array_equal(values_of(t.strided(x, 4, 8)), X[:, 4:])
-    np.testing.assert_array_equal(values_of(t.strided(x, 1, 8, 2)), X[:, 1::2])
-    np.testing.assert_array_equal(values_of(t.picked_columns(x, np.arange(1, 6, 2))), X[:, :, 1::2])
-    np.testing.assert_array_equal(values_of(t.transposed(x)), X.transpose(0, 2, 1))
-    np.testing.assert_array_equal(values_of(t.transposed(of(X[0], fmt))), X[0].T)
-    np.testing.assert_array_equal(values_of(t.stacked([of(m, fmt) for m in X])), X)
-    np.testing.assert_array_equal(values_of(t.stacked([of(v, fmt) for v in X[0]])), X[0])
-    np.testing.assert_array_equal(values_of(t.strided(of(X[0, 0], fmt), 1, 6, 2)), X[0, 0, 1::2])
+    check(t.strided(x, 0, 4), X[:, :4])
+    check(t.strided(x, 4, 8), X[:, 4:])
+    check(t.strided(x, 1, 8, 2), X[:, 1::2])
+    check(t.picked_columns(x, np.arange(1, 6, 2)), X[:, :, 1::2])
+    check(t.transposed(x), X.transpose(0, 2, 1))
+    check(t.transposed(of(X[0], fmt)), X[0].T)
+    check(t.stacked([of(m, fmt) for m in X]), X)
+    check(t.stacked([of(v, fmt) for v in X[0]]), X[0])
+    check(t.strided(of(X[0, 0], fmt), 1, 6, 2), X[0, 0, 1::2])
     order = np.array([5, 0, 3, 3, 7, 1, 2, 6])
-    np.testing.assert_array_equal(values_of(t.picked(of(X[1], fmt), order, 8)), X[1][order])
-    np.testing.assert_array_equal(values_of(t.flattened(of(X[0, :1], fmt))), X[0, 0])
+    check(t.picked(of(X[1], fmt), order, 8), X[1][order])
+    check(t.flattened(of(X[0, :1], fmt)), X[0, 0])
 
 
 def test_float32() -> None:
-    np.testing.assert_array_equal(values_of(t.as_float32(of(X, "F16"))), X.astype(np.float32))
+    check(t.as_float32(of(X, "F16")), X.astype(np.float32))
     np.testing.assert_array_equal(values_of(t.as_float32(of(X[0, 0], "BF16"), 1.0)) - 1, values_of(of(X[0, 0], "BF16")))
-    np.testing.assert_array_equal(values_of(t.array_tensor("x", X[0].astype(np.float32))), X[0])
+    check(t.array_tensor("x", X[0].astype(np.float32)), X[0])
 
 
 def test_mxfp4_keeps_every_number() -> None:
@@ -74,8 +74,8 @@ def test_mxfp4_keeps_every_number() -> None:
     wanted = np.stack([e2m1[codes & 15], e2m1[codes >> 4]], -1).reshape(2, 6, 3, 32) * 2.0 ** (scales[..., None] - 127)
     packed = t.mxfp4(of(codes, "U8"), of(scales, "U8"))
     assert packed.format == "MXFP4"
-    np.testing.assert_array_equal(values_of(packed), wanted.reshape(2, 6, 96))
-    np.testing.assert_array_equal(values_of(t.strided(packed, 1, 6, 2)), wanted.reshape(2, 6, 96)[:, 1::2])
+    check(packed, wanted.reshape(2, 6, 96))
+    check(t.strided(packed, 1, 6, 2), wanted.reshape(2, 6, 96)[:, 1::2])
     with pytest.raises(ConvertError, match="with scales"):
         t.mxfp4(of(codes, "U8"), of(scales[..., :2], "U8"))
 
@@ -84,14 +84,14 @@ def test_fp8() -> None:
     """In FP8 E4M3, the code 0x38 is 1, 0x7E is 448 (the largest), and 0x01 is 2^-9 (the smallest)."""
     codes = np.array([[0x38, 0xB8, 0x7E, 0x01, 0x00, 0x44]])
     numbers = np.array([[1, -1, 448, 2.0**-9, 0, 3]])
-    np.testing.assert_array_equal(values_of(t.scaled_fp8(of(codes, "F8_E4M3"), of([0.5]))), numbers / 2)
+    check(t.scaled_fp8(of(codes, "F8_E4M3"), of([0.5])), numbers / 2)
     rows = np.repeat(codes, 3, axis=0)
     by_row = t.scaled_fp8(of(rows, "F8_E4M3"), of([[1.0], [2.0], [4.0]]))
-    np.testing.assert_array_equal(values_of(by_row), numbers * [[1], [2], [4]])
+    check(by_row, numbers * [[1], [2], [4]])
     wide = np.full((130, 256), 0x38)
     scales = np.array([[1.0, 2.0], [3.0, 4.0]])
     expected = np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)[:130]
-    np.testing.assert_array_equal(values_of(t.scaled_fp8(of(wide, "F8_E4M3"), of(scales))), expected)
+    check(t.scaled_fp8(of(wide, "F8_E4M3"), of(scales)), expected)
     with pytest.raises(ConvertError, match="do not divide"):
         t.scaled_fp8(of(codes, "F8_E4M3"), of([1.0, 2.0]))
 
@@ -101,50 +101,18 @@ def test_what_is_stacked_must_be_alike() -> None:
         t.stacked([of(X[0]), of(X[0, :4])])
 
 
-def test_experts_that_are_one_tensor_already() -> None:
-    """The fused mlp.experts.gate_up_proj (experts, 2 f, width) of transformers 5 has the gate rows first, then the up
-    rows.
-    """
-    halves, config = {}, HfConfig(Path(), {}, {})
-    for which, part in enumerate(("gate", "up")):
-        halves[part] = values_of(share(which)([of(X)], config))
-    np.testing.assert_array_equal(halves["gate"], X[:, :4])
-    np.testing.assert_array_equal(halves["up"], X[:, 4:])
-
-
 def test_shapes_and_functions() -> None:
     x = of(X[0, 0], "F16")
-    np.testing.assert_array_equal(values_of(t.shaped(x, 2)), X[0, 0].reshape(3, 2))
-    np.testing.assert_array_equal(values_of(t.squeezed(of(X[:, :1], "F16"))), X[:, 0])
-    np.testing.assert_array_equal(values_of(t.divided(of(X[0], "F16"), 4)), X[0].reshape(4, 2, 6))
-    np.testing.assert_array_equal(values_of(t.padded_rows(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
+    check(t.shaped(x, 2), X[0, 0].reshape(3, 2))
+    check(t.squeezed(of(X[:, :1], "F16")), X[:, 0])
+    check(t.divided(of(X[0], "F16"), 4), X[0].reshape(4, 2, 6))
+    check(t.padded_rows(of(X[0], "F16"), 11), np.pad(X[0], ((0, 3), (0, 0))))
     factors = np.arange(8, dtype=np.float32)
-    np.testing.assert_array_equal(
-        values_of(t.scaled(of(X[0], "F16"), factors)), X[0] * factors[:, None].astype(np.float16)
-    )
-    np.testing.assert_array_equal(values_of(t.computed(x, np.negative)), -X[0, 0].astype(np.float32))
+    check(t.scaled(of(X[0], "F16"), factors), X[0] * factors[:, None].astype(np.float16))
+    check(t.computed(x, np.negative), -X[0, 0].astype(np.float32))
     for wrong, message in ((lambda: t.shaped(x, 4), "rows of 4"), (lambda: t.squeezed(of(X)), "expected")):
         with pytest.raises(ConvertError, match=message):
             wrong()
-
-
-def test_parts_of_groups() -> None:
-    """A fused matrix of two groups, each with 1 + 3 rows, splits into one matrix per part.
-
-    Part of the heads can also be selected from FP8 weights with scales.
-    """
-    rows, config = X[0], HfConfig(Path(), {}, {})
-    picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], config))
-    np.testing.assert_array_equal(picked, rows[[1, 2, 3, 5, 6, 7, 0, 4]])
-    heads = rows.reshape(2, 4, 6)
-    np.testing.assert_array_equal(values_of(of_heads(lambda config: (2, (1, 3)), 1)([of(rows)], config)), heads[:, 1:])
-    codes = RANDOM.integers(0, 120, (8, 6))
-    scaled = t.scaled_fp8(of(codes, "F8_E4M3"), of(np.array([[2.0], [0.5]])))
-    expected = values_of(scaled).reshape(2, 4, 6)[:, :1].transpose(0, 2, 1)
-    found = in_turn(of_heads(lambda config: (2, (1, 3)), 0), turned)([scaled], config)
-    np.testing.assert_array_equal(values_of(found), expected)
-    with pytest.raises(ConvertError, match="8 rows or columns are not 3 groups of 4"):
-        of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], config)
 
 
 def test_integers_of_32_bits() -> None:
@@ -166,11 +134,11 @@ def test_integers_of_32_bits() -> None:
 def test_exponents_of_two() -> None:
     rows = np.array([[0, 1, 127], [128, 254, 255]], np.uint8)
     tensor = t.powers(LazyTensor("x", "F8_E8M0", (2, 3), 3, lambda start, stop: rows[start:stop]))
-    np.testing.assert_array_equal(values_of(tensor), [[2.0**-127, 2.0**-126, 1.0], [2.0, 2.0**127, np.nan]])
+    check(tensor, [[2.0**-127, 2.0**-126, 1.0], [2.0, 2.0**127, np.nan]])
 
 
 def test_products_of_tensors_of_one_shape() -> None:
     one, other = RANDOM.standard_normal((2, 4, 3)).astype(np.float32)
-    np.testing.assert_array_equal(values_of(t.multiplied(of(one), of(other))), one * other)
+    check(t.multiplied(of(one), of(other)), one * other)
     with pytest.raises(ConvertError, match=r"x: is \(2, 3\), but x is \(4, 3\); expected the same"):
         t.multiplied(of(one), of(other[:2]))

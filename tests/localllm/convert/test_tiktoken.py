@@ -13,7 +13,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.vocab import read_vocab
-from tests.localllm.convert.hf_synthetic import DATA
+from tests.localllm.convert.checkpoints import DATA
 
 STORED = json.loads((DATA / "tiktoken.json").read_text())
 COUNT = len(STORED["ranks"])

@@ -1,4 +1,4 @@
-"""Converted byte-level and SentencePiece tokenizers give the same token ids as the checkpoint's tokenizer.
+"""Converted byte-level, SentencePiece and Gemma 4 tokenizers give the same token ids as the checkpoint's tokenizer.
 
 SentencePiece vocabularies come from tokenizer.model, from tokenizer.json, and from both.
 """
@@ -8,40 +8,45 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
 from localllm.convert import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.pretokenizer import pre_tokenizer_name
+from localllm.convert.recipe import TokenizerModel
 from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
+from localllm.gguf import open_gguf
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA
 from tests.localllm.convert.hf_tokenizers import (
     REGEXES,
+    SPACES,
     STEPS,
     TEXT,
+    add_special,
+    around,
     bpe_tokenizer,
+    gemma4_tokenizer,
     spm_file,
     spm_pieces,
     spm_tokenizer,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
 )
 from tests.localllm.support import REPOSITORY
 
 SMALL_TALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
-STYLES = {
-    "llama3": "llama-bpe",
-    **{style: style for style in (*STEPS, "gpt-2", "starcoder") if style != "llama3"},
-}
+STYLES = {**{style: style for style in (*STEPS, "gpt-2", "starcoder")}, "llama3": "llama-bpe"}
 TEXTS = [
-    TEXT,
-    "",
-    " ",
-    "  two  spaces ",
+    *(TEXT, "", " ", "  two  spaces "),
     "It's WE'LL 12345678 don'T\n\n\n  indented\tTab\r\n\r\n",
     "x = a[1:-2] ** 3.14e-10  # comment — “quoted” …",
     "日本語のテキスト。русский текст العربية हिन्दी ไทย 🙂👍🏽 naïve",
@@ -57,14 +62,16 @@ def sample() -> list[str]:
     return [*TEXTS, talk, *(path.read_text(encoding="utf-8", errors="replace")[20_000:28_000] for path in files)]
 
 
-def keys_of(folder: Path, tokenizer: Any = None, rows: int = 1000, config: dict[str, Any] | None = None,
-            **settings: Any) -> TokenizerKeys:  # fmt: skip
+def keys_of(
+    folder: Path, tokenizer: Any = None, rows: int = 1000, config: dict[str, Any] | None = None,
+    kind: TokenizerModel = "", **settings: Any,
+) -> TokenizerKeys:  # fmt: skip
     """Return the converted tokenizer of the checkpoint, after saving `tokenizer` and the settings there."""
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
     if settings:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tokenizer_keys(folder, HfConfig(folder / "config.json", config or {}, {}), rows)
+    return tokenizer_keys(folder, HfConfig(folder / "config.json", config or {}, {}), rows, kind)
 
 
 def check_ids(keys: TokenizerKeys, theirs: Any) -> None:
@@ -72,6 +79,10 @@ def check_ids(keys: TokenizerKeys, theirs: Any) -> None:
     for text in sample():
         assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text) == theirs.encode(text).ids
+
+
+def byte_level() -> Any:
+    return bpe_tokenizer("qwen2")
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -126,9 +137,22 @@ def test_the_space_before_a_text(tmp_path: Path) -> None:
         assert keys_of(tmp_path).keys["tokenizer.ggml.add_space_prefix"] is expected
 
 
-def test_added_tokens(tmp_path: Path) -> None:
-    from tokenizers import AddedToken
+def test_gemma4(tmp_path: Path) -> None:
+    theirs = gemma4_tokenizer(1300, sample())
+    keys = keys_of(tmp_path, theirs, 1302, kind="gemma4", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>")
+    assert keys.keys["tokenizer.ggml.model"] == "gemma4"
+    assert keys.notes == ()
+    ours = Tokenizer.from_metadata(keys.keys)
+    for text in [*sample(), "▁ ▁▁ a\u0300\x00 <|channel>"]:
+        assert ours.encode(text, add_special=False) == theirs.encode(text).ids
+    assert ours.encode("Once") == [2, *theirs.encode("Once").ids]
+    # shown as text, although it is special in the checkpoint's tokenizer
+    assert ours.decode(theirs.encode("<|channel>x").ids) == "<|channel>x"
+    # other models with such a tokenizer.json give the model type "llama"
+    assert keys_of(tmp_path, theirs, 1302).keys["tokenizer.ggml.model"] == "llama"
 
+
+def test_added_tokens(tmp_path: Path) -> None:
     theirs = bpe_tokenizer("qwen2")
     size = theirs.get_vocab_size()
     theirs.add_special_tokens([AddedToken("<|im_end|>", special=True)])
@@ -174,32 +198,19 @@ def test_ends_by_config_json_alone(tmp_path: Path) -> None:
     assert ids == {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 7}
 
 
-def template(first: str | None, last: str | None, tokens: dict[str, int]) -> Callable[[Any], None]:
-    from tokenizers import processors
-
-    single = " ".join(part for part in (first, "$A", last) if part)
-
-    def change(tokenizer: Any) -> None:
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(tokens.items()))
-
-    return change
-
-
 def test_what_is_put_around_a_text(tmp_path: Path) -> None:
     """tokenizer.json decides whether BOS and EOS are added, then tokenizer_config.json. If neither does, none
     is added.
     """
-    cases: list[tuple[Callable[[Any], None] | None, dict[str, Any], tuple[bool, bool]]] = [
-        (template("<s>", "</s>", {"<s>": 1, "</s>": 2}), {"bos_token": "<s>", "eos_token": "</s>"}, (True, True)),
-        (template("<s>", None, {"<s>": 1}), {"eos_token": "</s>", "add_bos_token": False}, (True, False)),
+    cases: list[tuple[Any, dict[str, Any], tuple[bool, bool]]] = [
+        (around("<s> $A </s>", {"<s>": 1, "</s>": 2}), {"bos_token": "<s>", "eos_token": "</s>"}, (True, True)),
+        (around("<s> $A", {"<s>": 1}), {"eos_token": "</s>", "add_bos_token": False}, (True, False)),
         (None, {"bos_token": "<s>", "add_bos_token": True}, (True, False)),
         (None, {"bos_token": "<s>"}, (False, False)),
     ]
-    for change, settings, expected in cases:
+    for step, settings, expected in cases:
         tokenizer = spm_tokenizer()
-        tokenizer.post_processor = None
-        if change:
-            change(tokenizer)
+        tokenizer.post_processor = step
         keys = keys_of(tmp_path, tokenizer, **settings)
         assert (keys.keys["tokenizer.ggml.add_bos_token"], keys.keys["tokenizer.ggml.add_eos_token"]) == expected
     tokenizer = bpe_tokenizer("qwen2")  # a ByteLevel post-processor adds no special tokens
@@ -208,10 +219,8 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_told(tmp_path: Path) -> None:
-    from tokenizers import normalizers
-
     tokenizer = bpe_tokenizer("qwen2")
-    template("<s> </s>", None, {"<s>": 1, "</s>": 2})(tokenizer)
+    tokenizer.post_processor = around("<s> </s> $A", {"<s>": 1, "</s>": 2})
     notes = keys_of(tmp_path, tokenizer, bos_token="<s>").notes
     assert notes == ("around a text the folder's tokenizer puts 2 special tokens, the file's 1",)
     tokenizer.normalizer = normalizers.Lowercase()
@@ -243,10 +252,9 @@ def test_an_unknown_pre_tokenizer_is_an_error(pre: Any) -> None:
         pre_tokenizer_name(pre, False)
 
 
-def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def broken(change: Callable[[dict[str, Any]], Any], make: Callable[[], Any] = byte_level) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
-        bpe_tokenizer("qwen2").save(str(folder / "tokenizer.json"))
-        whole = json.loads((folder / "tokenizer.json").read_text())
+        whole = json.loads(make().to_str())
         change(whole)
         (folder / "tokenizer.json").write_text(json.dumps(whole))
 
@@ -281,6 +289,29 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "high id": (broken(lambda t: t["model"]["vocab"].update(x=1000)), "tokenizer and weights do not belong together"),
     "merges": (broken(lambda t: t["model"].update(merges=["abc"])), "model.merges is not a list of pairs"),
     "added": (broken(lambda t: t["added_tokens"].append({"id": "x"})), "an added token has no id"),
+    "no unknown text": (
+        broken(lambda t: t["model"].update(unk_token="[NONE]"), wordpiece_tokenizer), "has no token for unknown text",
+    ),
+    "prefix": (
+        broken(lambda t: t["model"].update(continuing_subword_prefix=""), wordpiece_tokenizer),
+        "subword_prefix is not a text",
+    ),
+    "no unknown piece": (
+        broken(lambda t: t["model"].update(unk_id=None), unigram_tokenizer), "has no token for unknown text",
+    ),
+    "score": (
+        broken(lambda t: t["model"]["vocab"].append(["x", "y"]), unigram_tokenizer),
+        "not a list of tokens with scores",
+    ),
+    "rows": (
+        broken(lambda t: t["model"]["vocab"].extend([["x", 0.0]] * 1000), unigram_tokenizer),
+        "tokenizer and weights do not",
+    ),
+    "table": (
+        broken(lambda t: t["normalizer"]["normalizers"][0].update(precompiled_charsmap="?"),
+               partial(unigram_tokenizer, charsmap=SPACES)),
+        "charsmap is not base64",
+    ),
     "bomb": (broken(multiplying), "tokenizer.json: the folder's tokenizer fails on a text of a few lines: it crashes"),
     "pieces": (pieces(b"\xff" * 50), "is not a SentencePiece model, or damaged"),
     "cut": (pieces(GOOD[:-3]), "is not a SentencePiece model, or damaged"),
@@ -320,3 +351,32 @@ def test_old_merges_and_names(tmp_path: Path) -> None:
     whole["model"]["merges"] = [" ".join(pair) for pair in whole["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
     assert keys_of(tmp_path).keys["tokenizer.ggml.merges"] == pairs
+
+
+GEMMA4 = SHARED_DATA / "vocab" / "ggml-vocab-gemma-4.gguf"
+
+
+@pytest.mark.skipif(not GEMMA4.is_file(), reason="no reference data")
+def test_the_real_vocabulary_of_gemma4(tmp_path: Path) -> None:
+    """Gemma 4's vocabulary, written as tokenizer.json and converted back, gives llama.cpp's token ids."""
+    metadata = open_gguf(GEMMA4).metadata
+    texts, kinds = list(metadata["tokenizer.ggml.tokens"]), np.array(metadata["tokenizer.ggml.token_type"])
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    ids = {text: i for i, text in enumerate(texts)}
+    theirs = Library(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    theirs.normalizer = normalizers.Replace(" ", "▁")
+    theirs.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    special = [texts[i] for i in np.flatnonzero((kinds == 3) | (kinds == 4))]
+    add_special(theirs, special)
+    keys = keys_of(
+        tmp_path, theirs, len(texts) + 2, kind="gemma4", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+    assert keys.notes == ()
+    assert keys.keys["tokenizer.ggml.token_type"][: len(texts)][ids["<unk>"]] in (2, 3)
+    same = np.arange(len(texts)) != ids["<unk>"]
+    assert np.array_equal(keys.keys["tokenizer.ggml.token_type"][: len(texts)][same], kinds[same])
+    ours = Tokenizer.from_metadata(keys.keys)
+    cases = GEMMA4.with_suffix(".gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    expected = GEMMA4.with_suffix(".gguf.out").read_text().splitlines()
+    for text, line in zip(cases, expected, strict=False):
+        assert ours.encode(text, add_special=False) == [int(i) for i in line.split()]

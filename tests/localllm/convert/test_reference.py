@@ -1,11 +1,23 @@
-"""Float64 reference implementations of NeoBERT, PLaMo 1 and Talkie, over checkpoint tensors by name."""
+"""PLaMo 1, Talkie and NeoBERT give the results of their programs, which are written down here in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+from localllm.convert import open_checkpoint
+from localllm.convert.sentencepiece import UNIGRAM
+from localllm.tokenizer import Tokenizer
+from tests.localllm.convert.checkpoints import tensors_of, write
+from tests.localllm.convert.hf_tokenizers import TEXT, VOCABULARY, spm_file, spm_pieces
+from tests.localllm.convert.support import logits_of, write_modules
+from tests.localllm.convert.test_stored import embedded
+from tests.localllm.convert.weights import ids, numbers
+from tests.models.support import nmse
 
 F64 = NDArray[np.float64]
 Tensors = Mapping[str, F64]
@@ -103,3 +115,71 @@ def talkie(w: Tensors, ids: Sequence[int], layers: int, heads: int) -> F64:
         inner = silu(normed @ of["mlp.mlp_gate.weight"].T) * (normed @ of["mlp.mlp_linear.weight"].T)
         x = x + of["mlp_gain.a_g"] * (inner @ of["mlp.mlp_resid.weight"].T) + of["embed_skip.a_g"] * start
     return rms(x, FLOAT32_EPS) @ (w["lm_head"] * w["lm_head_gain.w_g"]).T
+
+
+def exact(name: str) -> dict[str, F64]:
+    return {tensor: x.astype(np.float64) for tensor, x in tensors_of(name).items()}
+
+
+@pytest.mark.parametrize("shared", [8, 4, 40, 1])
+def test_logits_of_plamo(shared: int, tmp_path: Path) -> None:
+    """Query head i reads KV head i % KV heads, for any number of KV heads. llama.cpp's converter supports only 40 query
+    heads and 5 KV heads.
+    """
+    given = tensors_of("plamo")
+    for name in [name for name in given if "k_proj" in name or "v_proj" in name]:
+        given[name] = numbers(name, [160 // shared, 160], 0.0)
+    expected = plamo({name: x.astype(np.float64) for name, x in given.items()}, ids(), 2, 40, shared, 1e-6)
+    with open_checkpoint(write("plamo", tmp_path, given, n_shared_head=shared)) as model:
+        assert model.metadata["plamo.attention.head_count_kv"] == 40 // shared
+        assert nmse(logits_of(model, ids()), expected).max() < 1e-10
+
+
+def test_a_unigram_vocabulary_of_plamo_falls_back_to_bytes(tmp_path: Path) -> None:
+    """PLaMo's unigram vocabulary converts to SentencePiece BPE keys with byte fallback, as in llama.cpp.
+
+    As a T5 vocabulary, it would add EOS to every prompt.
+    """
+    with open_checkpoint(write("plamo", tmp_path)) as model:
+        theirs = model.metadata
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT]), model=UNIGRAM))
+    with open_checkpoint(tmp_path) as model:
+        assert len(model.notes) == 1
+        assert model.notes[0].startswith("tokenizer.model is a unigram model; the file merges its pieces by score")
+        tokenizer = Tokenizer.from_metadata(model.metadata)
+        for key in ("model", "tokens", "token_type"):
+            np.testing.assert_array_equal(model.metadata[f"tokenizer.ggml.{key}"], theirs[f"tokenizer.ggml.{key}"])
+        ours = model.metadata["tokenizer.ggml.scores"]  # except the scores of <unk>, <s> and </s>
+        np.testing.assert_array_equal(ours[3:], theirs["tokenizer.ggml.scores"][3:])
+    found = tokenizer.encode("犬")
+    assert found == [1, VOCABULARY - 1, *(3 + byte for byte in "犬".encode())]
+
+
+def test_logits_of_talkie(tmp_path: Path) -> None:
+    with open_checkpoint(write("talkie", tmp_path)) as model:
+        assert nmse(logits_of(model, ids()), talkie(exact("talkie"), ids(), 2, 4)).max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["neo-bert", "neo-bert-rank"])
+def test_rows_and_scores_of_neo_bert(name: str, tmp_path: Path) -> None:
+    given = exact(name)
+    expected = neo_bert(given, ids(), 2, 4, 1e-5)
+    with open_checkpoint(write(name, tmp_path)) as model:
+        config, rows, pooler = embedded(model)
+    assert nmse(rows, expected).max() < 1e-10
+    if name == "neo-bert":
+        assert config.pooling == "cls"
+        assert nmse(pooler(rows, "cls"), expected[0]) < 1e-10
+    else:
+        inner = np.tanh(expected[0] @ given["dense.weight"].T + given["dense.bias"])
+        scores = inner @ given["classifier.weight"].T + given["classifier.bias"]
+        assert nmse(pooler(rows, "rank"), scores) < 1e-10
+        assert model.metadata["neo-bert.classifier.output_labels"] == ["no", "maybe", "yes"]
+
+
+def test_the_pooling_of_sentence_transformers_overrides_neo_bert_s(tmp_path: Path) -> None:
+    write("neo-bert", tmp_path)
+    write_modules(tmp_path, {"1": ("sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True})})
+    with open_checkpoint(tmp_path) as model:
+        assert model.metadata["neo-bert.pooling_type"] == 1
