@@ -12,6 +12,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".md": "text/plain; charset=utf-8",
     ".LICENSE": "text/plain; charset=utf-8",
 }
@@ -20,6 +21,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",
         "base-uri 'none'",

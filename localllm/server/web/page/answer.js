@@ -21,9 +21,10 @@ function wireMessage(message) {
   return made;
 }
 
-// Returns the request body for the next message of a path. Answers without content (failed or stopped) are skipped.
+// Returns the request body for the next message of a path. Dropped messages are skipped, and answers without content
+// (failed or stopped).
 export function requestBody(path, settings, model) {
-  const said = path.filter((one) => one.role !== "assistant" || one.content || one.calls?.length);
+  const said = path.filter((one) => !one.dropped && (one.role !== "assistant" || one.content || one.calls?.length));
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
   const tools = settings.tools ? { tools: JSON.parse(settings.tools) } : {};
   const thinking = settings.thinking ? { reasoning_effort: settings.thinking } : {};

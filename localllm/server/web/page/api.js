@@ -41,18 +41,23 @@ async function request(path, options = {}) {
       throw new Error("The server cannot be reached. Is it still running?");
     }
     if (response.status === 401 && (used !== key || (await askForKey(used !== "")))) continue;
-    if (!response.ok) throw new Error(await problemOf(response));
+    if (!response.ok) throw await problemOf(response);
     return response;
   }
 }
 
+// Returns an Error. If the prompt was too long, it has {prompt, context}: the prompt's length and the maximum, in tokens.
 async function problemOf(response) {
   const text = await response.text();
   try {
-    return JSON.parse(text).error.message || response.statusText;
+    return problem(JSON.parse(text).error);
   } catch {
-    return `The server answered ${response.status}.`;
+    return new Error(`The server answered ${response.status}.`);
   }
+}
+
+function problem({ message, n_prompt_tokens: prompt, n_ctx: context }) {
+  return Object.assign(new Error(message), prompt > 0 && context > 0 ? { prompt, context } : {});
 }
 
 // Returns the names of the models that can generate text.
@@ -62,11 +67,12 @@ export async function models() {
   return listed.data.map((one) => one.id).filter((id) => !embedding.has(id));
 }
 
-// Returns the server's defaults for missing request fields, or an empty object if the server does not report them.
-export async function usual(model) {
+// Returns {params, n_ctx}: the server's defaults for missing request fields, and the length of the context in tokens. It
+// is an empty object if the server does not report them.
+export async function properties(model) {
   try {
     const found = await (await request(`/props?model=${encodeURIComponent(model)}`)).json();
-    return found.default_generation_settings?.params ?? {};
+    return found.default_generation_settings ?? {};
   } catch {
     return {};
   }
@@ -95,7 +101,7 @@ export async function stream(body, signal, take) {
         continue;
       }
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.error) throw problem(chunk.error);
       take(chunk);
     }
   }

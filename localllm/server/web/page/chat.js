@@ -11,7 +11,8 @@ const ANSWER_MS = 700; // time for another tab to report that it is writing a me
 
 export class Chat {
   constructor(events) {
-    this.events = events; // {shown, message, listed, failed, finished}
+    this.events = events; // {shown, message, listed, failed, finished, measured}
+    this.contexts = new Map(); // model -> length of its context in tokens; 0: unknown
     this.running = new Map(); // message id -> {message, stop} of each answer that this tab is generating
     this.alive = new Set(); // ids of messages that another tab is writing
     this.talk = null;
@@ -110,6 +111,67 @@ export class Chat {
     await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
+  // Replaces the text of an answer. The original answer remains as a branch.
+  async rewrite(id, text) {
+    const { parent, thought, calls, model } = this.messages.get(id);
+    const message = this.add({ role: "assistant", parent, content: text, thought, calls, model });
+    await store.save([this.talk], [message]);
+    this.events.shown();
+  }
+
+  // Deletes a message; the replies to it stay.
+  async erase(id) {
+    this.running.get(id)?.stop();
+    const { conversation, parent, role, created } = this.messages.get(id);
+    const message = { id, conversation, parent, role, created, content: "", status: "done", deleted: true };
+    this.messages.set(id, message);
+    await store.save([this.talk], [message]);
+    this.events.shown();
+  }
+
+  // Leaves the oldest messages out of later requests, until about half of the context is free. They stay on the page.
+  async dropOldest() {
+    const sent = this.path.filter((one) => !one.dropped);
+    const { used, context } = this.fill;
+    const size = (one) => one.content.length + (one.files ?? []).reduce((sum, file) => sum + file.text.length, 0);
+    const whole = sent.reduce((sum, one) => sum + size(one), 0);
+    let wanted = whole * (1 - context / 2 / used); // characters, as many per token as on average
+    const dropped = [];
+    const last = sent.findLastIndex((one) => one.role === "user"); // the last question and its answer stay
+    for (const one of sent.slice(0, Math.max(0, last))) {
+      if (wanted <= 0 && one.role === "user") break; // the rest begins with a question
+      dropped.push(Object.assign(one, { dropped: true }));
+      wanted -= size(one);
+    }
+    await store.save([this.talk], dropped);
+    this.events.shown();
+    return dropped.length;
+  }
+
+  // Sends a dropped message again with later requests.
+  async include(id) {
+    const message = this.messages.get(id);
+    delete message.dropped;
+    await store.save([this.talk], [message]);
+    this.events.shown();
+  }
+
+  // Returns {used, context} in tokens, from the last answer of the branch or its refusal, or null if they are unknown.
+  get fill() {
+    const last = this.path.findLast((one) => one.stats || one.refused);
+    if (!last) return null;
+    const used = last.refused?.prompt ?? last.stats.prompt + last.stats.tokens;
+    const context = last.refused?.context ?? this.contexts.get(this.model);
+    return context > 0 ? { used, context } : null;
+  }
+
+  async measure() {
+    if (this.contexts.has(this.model)) return;
+    const { n_ctx: context } = await api.properties(this.model);
+    this.contexts.set(this.model, context ?? 0);
+    this.events.measured();
+  }
+
   async again(id) {
     await this.answer(this.messages.get(id).parent);
   }
@@ -129,6 +191,7 @@ export class Chat {
     const message = this.messages.get(id);
     message.status = "streaming";
     delete message.error;
+    delete message.refused;
     await this.write(message, this.talk, path(this.messages, id));
   }
 
@@ -151,6 +214,7 @@ export class Chat {
     } catch (error) {
       message.status = stopping.signal.aborted ? "stopped" : "failed";
       if (message.status === "failed") message.error = error.message;
+      if (error.context) message.refused = { prompt: error.prompt, context: error.context };
     }
     delete message.progress;
     delete message.timings;
@@ -158,6 +222,7 @@ export class Chat {
     await this.keep(talk.id, message);
     if (this.talk?.id === talk.id) this.events.shown();
     this.events.finished(message);
+    if (message.status !== "failed") await this.measure();
   }
 
   async keep(id, message) {

@@ -1,9 +1,10 @@
 // The message box: it grows with its text, sends and stops, and accepts text files by button, drop or paste.
 
-import { $, complain, element, iconButton } from "./dom.js";
+import { $, announce, complain, element, iconButton } from "./dom.js";
 
 const FILE_BYTES = 1 << 20;
 const MOST_FILES = 20;
+const SHOWN_FROM = 0.25, FULL_FROM = 0.8; // shares of the context
 
 export class Composer {
   constructor(chat, messages) {
@@ -19,6 +20,13 @@ export class Composer {
       this.send();
     });
     $("stop").addEventListener("click", () => this.chat.stop());
+    $("drop").addEventListener("click", () => this.drop());
+    for (const example of $("examples").querySelectorAll("button")) {
+      example.addEventListener("click", () => {
+        prompt.value = example.textContent;
+        this.send();
+      });
+    }
     $("attach").addEventListener("click", () => $("attach-files").click());
     $("attach-files").addEventListener("change", async () => {
       await this.take($("attach-files").files);
@@ -96,5 +104,24 @@ export class Composer {
     $("send").hidden = writing;
     $("stop").hidden = !writing;
     if (focused) $("prompt").focus(); // the focused button may now be hidden
+    this.showContext();
+  }
+
+  // Shows how full the context is, from a quarter on; from 80 %, also the button that drops the oldest messages.
+  showContext() {
+    const fill = this.chat.fill;
+    const share = fill ? Math.min(1, fill.used / fill.context) : 0;
+    $("context").hidden = share < SHOWN_FROM;
+    $("drop").hidden = share < FULL_FROM || this.chat.writing;
+    if (!fill) return;
+    $("context-meter").value = share;
+    $("context-text").textContent = `${fill.used.toLocaleString("en")} of ${fill.context.toLocaleString("en")} tokens`;
+  }
+
+  async drop() {
+    const count = await this.chat.dropOldest();
+    if (count) announce(`${count} messages dropped`);
+    else complain("There is no older message to drop.");
+    $("prompt").focus();
   }
 }

@@ -33,14 +33,18 @@ export function announce(text) {
   $("status").textContent = text;
 }
 
-// Shows an error for 12 seconds; screen readers announce it immediately.
-let hiding = 0;
+// Shows an error until it is closed; screen readers announce it immediately. A text that is shown already is not repeated.
+const MOST_NOTICES = 5;
 export function complain(text) {
-  const place = $("problem");
-  place.textContent = text;
-  place.hidden = false;
-  clearTimeout(hiding);
-  hiding = setTimeout(() => { place.hidden = true; }, 12000);
+  const place = $("problems");
+  for (const one of [...place.children]) if (one.firstChild.textContent === text) one.remove();
+  const notice = element("div", { class: "notice", role: "alert" }, element("span", {}, text),
+    iconButton("close", "Close the message", () => {
+      notice.remove();
+      (place.querySelector("button") ?? $("prompt")).focus();
+    }));
+  place.append(notice);
+  while (place.children.length > MOST_NOTICES) place.firstChild.remove();
 }
 
 // navigator.clipboard exists only in secure contexts (localhost or HTTPS), so other pages copy a selection.
@@ -67,12 +71,13 @@ function copyBySelection(text) {
 }
 
 // Asks a question in a dialog. Returns the entered text, "" for a confirmation without text, or null on cancel.
-export function ask({ title, label = "", value = "", yes }) {
+export function ask({ title, label = "", value = "", yes, danger = false }) {
   const dialog = $("ask"), input = $("ask-value");
   $("ask-title").textContent = title;
   $("ask-label").hidden = !label;
   $("ask-label").firstElementChild.textContent = label;
   $("ask-yes").textContent = yes;
+  $("ask-yes").classList.toggle("danger", danger);
   input.value = value;
   dialog.returnValue = "cancel";
   dialog.showModal();
@@ -86,8 +91,8 @@ export function ask({ title, label = "", value = "", yes }) {
   });
 }
 
-export function download(name, text) {
-  const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export function download(name, text, type = "application/json") {
+  const address = URL.createObjectURL(new Blob([text], { type }));
   const link = element("a", { href: address, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);

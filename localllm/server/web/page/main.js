@@ -19,6 +19,7 @@ const chat = new Chat({
     messages.show();
     composer.show();
     sidebar.show();
+    $("save-markdown").hidden = !chat.path.length;
     const title = chat.talk?.title ?? "New chat";
     $("title").textContent = title;
     document.title = chat.talk ? `${title} · localllm` : "localllm";
@@ -28,6 +29,7 @@ const chat = new Chat({
   },
   message: (message) => messages.grow(message),
   listed: () => sidebar.show(),
+  measured: () => composer.showContext(),
   failed: complain,
   finished: (message) => {
     if (message.status === "failed") return; // the error note has the role alert, so it is announced already
@@ -58,8 +60,10 @@ function chooseModel() {
   $("welcome-model").textContent = chat.model || "a model on this server";
 }
 
+$("open-shortcuts").addEventListener("click", () => $("shortcuts").showModal());
 $("model").addEventListener("change", () => {
   chooseModel();
+  composer.showContext();
   remember("model", chat.model);
 });
 
@@ -71,6 +75,8 @@ const SHORTCUTS = [
   }],
   [(event) => (event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o", () => sidebar.open(null)],
   [(event) => (event.ctrlKey || event.metaKey) && event.key === ",", () => settings.open()],
+  [(event) => (event.ctrlKey || event.metaKey) && event.key === "/", () => $("shortcuts").showModal()],
+  [(event) => event.key === "?" && !event.target.closest?.("input, textarea, select"), () => $("shortcuts").showModal()],
   [(event) => event.key === "Escape" && sidebar.narrow() && $("main").inert, () => sidebar.toggle(false)],
 ];
 document.addEventListener("keydown", (event) => {

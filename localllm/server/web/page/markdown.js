@@ -5,6 +5,7 @@ import "./vendor/purify.min.js";
 import hljs from "./vendor/highlight.min.js";
 import { Marked, Tokenizer } from "./vendor/marked.esm.js";
 import { copy, element } from "./dom.js";
+import { mathRules, typeset } from "./math.js";
 
 const TAGS = "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li a table thead tbody tr th td span sub sup kbd".split(" ");
 const BARE = /^<\/?(br|sub|sup|kbd)\s*\/?>$/i; // the only HTML tags that are not shown as text
@@ -48,7 +49,7 @@ function limited(rule) {
 }
 const NESTING = ["blockquote", "list", "emStrong", "del", "link", "reflink"];
 const tokenizer = Object.fromEntries(NESTING.map((rule) => [rule, limited(rule)]));
-const marked = new Marked({ gfm: true, breaks: false, renderer, tokenizer });
+const marked = new Marked({ gfm: true, breaks: true, renderer, tokenizer, extensions: mathRules });
 
 // Only classes of the highlighter are kept, because other classes could select styles of this page.
 purify.addHook("uponSanitizeAttribute", (node, attribute) => {
@@ -76,13 +77,16 @@ function sanitized(html) {
   });
 }
 
-// Adds frames and copy buttons around code and tables, after sanitizing, so that the text cannot create them.
+// Adds frames and copy buttons around code and tables, and typesets formulas, after sanitizing, so that the text cannot create them.
 function finish(fragment) {
   for (const pre of fragment.querySelectorAll("pre")) {
     const code = pre.querySelector("code");
     const language = code?.className.match(/language-([\w+#.-]+)/)?.[1] ?? "";
     const button = element("button", { type: "button", class: "plain", onclick: () => copy(pre.textContent.replace(/\n$/, "")) }, "Copy");
-    const frame = element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, language), button));
+    const wrap = element("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => {
+      wrap.setAttribute("aria-pressed", String(pre.classList.toggle("wrapped")));
+    } }, "Wrap");
+    const frame = element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, language), element("span", {}, wrap, button)));
     pre.tabIndex = 0; // focusable, so that the arrow keys scroll the code
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
@@ -94,6 +98,7 @@ function finish(fragment) {
     table.replaceWith(frame);
     frame.append(table);
   }
+  typeset(fragment);
   return fragment;
 }
 

@@ -1,7 +1,7 @@
 // Shows the messages of the current branch. An article is rendered again only if its message has changed, so that
 // focus, selection and an open editor survive while an answer streams.
 
-import { $, copy, element, icon, iconButton } from "./dom.js";
+import { $, announce, complain, copy, element, icon, iconButton } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { siblings } from "./tree.js";
 
@@ -67,7 +67,7 @@ export class MessageView {
 
   article(message, last) {
     const around = siblings(this.chat.messages, message);
-    const signature = JSON.stringify([message.status, message.content.length, message.thought?.length, message.calls, message.error,
+    const signature = JSON.stringify([message.status, message.content.length, message.thought?.length, message.calls, message.error, message.dropped,
       around.length, around.indexOf(message), last, this.chat.running.has(message.id)]);
     let one = this.shown.get(message.id);
     if (one && (one.signature === signature || one.editing)) return one.article;
@@ -79,6 +79,7 @@ export class MessageView {
     this.fill(one, message);
     const writing = message.status === "streaming";
     one.article.setAttribute("aria-busy", String(writing));
+    one.article.classList.toggle("dropped", Boolean(message.dropped));
     one.foot.replaceChildren(...(writing ? [] : this.buttons(message, around)));
     one.after.replaceChildren(...(last && !writing ? this.results(message) : []));
     return one.article;
@@ -119,12 +120,12 @@ export class MessageView {
     if (message.thought) {
       one.thought.textContent = message.thought;
       const seconds = message.thoughtSeconds;
-      one.summary.textContent = seconds !== undefined ? `Thought for ${seconds.toFixed(1)} s` : writing ? "Thinking…" : "Thoughts";
+      one.summary.textContent = seconds !== undefined ? `Thought for ${duration(seconds)}` : writing ? "Thinking…" : "Thoughts";
     }
     one.growing.show(message.content);
     calls.replaceChildren(...(message.calls ?? []).filter(Boolean).map(callBox));
     note.className = message.status === "failed" ? "note error" : "note";
-    note.replaceChildren(...notes(message, writing));
+    note.replaceChildren(...notes(message, writing), ...(message.refused ? [this.dropButton(message)] : []));
     if (message.status === "failed") note.setAttribute("role", "alert");
   }
 
@@ -137,15 +138,25 @@ export class MessageView {
       found.push(element("span", { class: "branches", role: "group", "aria-label": "Branches" }, go(at - 1, "Previous branch"),
         element("span", {}, `${at + 1} / ${around.length}`), go(at + 1, "Next branch")));
     }
-    if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
+    if (message.dropped) {
+      found.push(element("span", { class: "stats" }, "Not sent to the model: dropped to free the context"),
+        iconButton("plus", "Send it again", () => chat.include(message.id)));
+    } else if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
     found.push(iconButton("copy", "Copy", () => copy(message.content)));
-    if (message.role === "user") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
+    if (message.role !== "tool") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
+    found.push(iconButton("bin", "Delete", () => this.erase(message.id)));
     if (message.role === "assistant") {
       found.push(iconButton("again", "Answer again", () => chat.again(message.id)));
       const cut = ["stopped", "interrupted", "length"].includes(message.status);
       if (cut && message.content && !message.calls.length) found.push(iconButton("play", "Continue", () => chat.proceed(message.id)));
     }
     return found;
+  }
+
+  async erase(id) {
+    await this.chat.erase(id);
+    announce("Deleted");
+    $("prompt").focus();
   }
 
   async choose(id, back) {
@@ -158,12 +169,14 @@ export class MessageView {
   edit(id) {
     const one = this.shown.get(id);
     const message = this.chat.messages.get(id);
-    if (!one || one.editing || message?.role !== "user") return;
+    if (!one || one.editing || !message || message.role === "tool") return;
+    const answer = message.role === "assistant";
     one.editing = true;
-    const area = element("textarea", { "aria-label": "Edit the message", rows: Math.min(12, message.content.split("\n").length + 1) });
+    const area = element("textarea", { "aria-label": answer ? "Edit the answer" : "Edit the message", rows: Math.min(12, message.content.split("\n").length + 1) });
     area.value = message.content;
     const close = () => {
       one.editing = false;
+      if (answer) one.body.replaceChildren(...Object.values(one.parts));
       one.signature = "";
       this.show();
     };
@@ -175,15 +188,16 @@ export class MessageView {
       event.preventDefault();
       if (!area.value.trim() && !message.files?.length) return;
       close();
-      this.follow = true;
-      this.chat.edit(id, area.value.trim());
+      this.follow ||= !answer;
+      if (answer) this.chat.rewrite(id, area.value.trim());
+      else this.chat.edit(id, area.value.trim());
       $("prompt").focus();
     } }, area, element("div", { class: "bar end" },
       element("button", { type: "button", class: "plain", onclick: cancel }, "Cancel"),
-      element("button", { type: "submit", class: "main" }, "Send")));
+      element("button", { type: "submit", class: "main" }, answer ? "Save" : "Send")));
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") cancel();
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (event.key === "Enter" && (!answer || event.ctrlKey || event.metaKey) && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         form.requestSubmit();
       }
@@ -191,6 +205,14 @@ export class MessageView {
     one.body.replaceChildren(form);
     one.foot.replaceChildren();
     area.focus();
+  }
+
+  // Returns a button that drops the oldest messages and asks again, for a prompt that did not fit the context.
+  dropButton(message) {
+    return element("div", { class: "bar" }, element("button", { type: "button", class: "main", onclick: async () => {
+      if (await this.chat.dropOldest()) await this.chat.again(message.id);
+      else complain("There is no older message to drop. Shorten the last one, or start the server with a larger context (-c).");
+    } }, "Drop the oldest messages and answer again"));
   }
 
   // Returns a form for the results of the tool calls.
@@ -220,7 +242,7 @@ function callBox(call) {
 function notes(message, writing) {
   if (message.status === "failed") return [`No answer: ${message.error}`];
   if (message.status === "stopped") return ["Stopped."];
-  if (message.status === "interrupted") return ["Cut off: the page was closed or loaded again."];
+  if (message.status === "interrupted") return ["Interrupted: the page was closed or reloaded."];
   if (message.status === "length") return ["The answer reached its maximum length, or the context is full."];
   const progress = message.progress;
   if (writing && progress && progress.total > progress.processed) {
@@ -235,6 +257,8 @@ function statistics(stats) {
   const parts = [`${stats.tokens} tokens`];
   if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
-  if (stats.first) parts.push(`first after ${stats.first.toFixed(1)} s`);
+  if (stats.first) parts.push(`first after ${duration(stats.first)}`);
   return parts.join(" · ");
 }
+
+const duration = (seconds) => (seconds < 0.95 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : `${seconds.toFixed(1)} s`);

@@ -1,19 +1,19 @@
 // The settings dialog: system prompt, sampling and tools of the conversation; theme and API key of this browser.
 
-import { currentKey, setKey, usual } from "./api.js";
+import { currentKey, properties, setKey } from "./api.js";
 import { $, element } from "./dom.js";
 import { remember, remembered } from "./store.js";
 
-export const FIELDS = [ // request field, label, minimum, maximum, step
-  ["temperature", "Temperature", 0, 10, "any"],
-  ["top_p", "Top p", 0, 1, "any"],
-  ["top_k", "Top k", 0, 1000000, 1],
-  ["min_p", "Min p", 0, 1, "any"],
-  ["repeat_penalty", "Repeat penalty", 0, 10, "any"],
-  ["presence_penalty", "Presence penalty", -2, 2, "any"],
-  ["frequency_penalty", "Frequency penalty", -2, 2, "any"],
-  ["seed", "Seed", -1, 4294967295, 1],
-  ["max_tokens", "Maximum tokens", 1, 10000000, 1],
+export const FIELDS = [ // request field, label, minimum, maximum, step, explanation
+  ["temperature", "Temperature", 0, 10, "any", "Randomness. 0 always takes the most likely token; above 1 gets wild."],
+  ["top_p", "Top p", 0, 1, "any", "Choose among the most likely tokens that together have this probability."],
+  ["top_k", "Top k", 0, 1000000, 1, "Choose among this many most likely tokens. 0: all."],
+  ["min_p", "Min p", 0, 1, "any", "Skip tokens less likely than this share of the most likely one."],
+  ["repeat_penalty", "Repeat penalty", 0, 10, "any", "Makes recent tokens less likely. 1: off."],
+  ["presence_penalty", "Presence penalty", -2, 2, "any", "Makes tokens that have occurred less likely. 0: off."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, "any", "The same, more so with each occurrence. 0: off."],
+  ["seed", "Seed", -1, 4294967295, 1, "The same seed and settings give the same answer. -1: random."],
+  ["max_tokens", "Maximum tokens", 1, 10000000, 1, "Longest answer. A token is about three quarters of an English word."],
 ];
 
 export const EFFORTS = ["", "none", "low", "medium", "high"]; // values of reasoning_effort; "": the server's default
@@ -30,10 +30,10 @@ export class Settings {
     this.chat = chat;
     this.changed = changed; // called if the API key has changed
     this.inputs = new Map();
-    for (const [name, label, min, max, step] of FIELDS) {
-      const input = element("input", { type: "number", min, max, step, id: `set-${name}` });
+    for (const [name, label, min, max, step, explanation] of FIELDS) {
+      const input = element("input", { type: "number", min, max, step, id: `set-${name}`, "aria-describedby": `about-${name}` });
       this.inputs.set(name, input);
-      $("set-sampling").append(element("label", {}, label, input));
+      $("set-sampling").append(element("div", {}, element("label", {}, label, input), element("small", { id: `about-${name}` }, explanation)));
     }
     $("open-settings").addEventListener("click", () => this.open());
     $("save-settings").addEventListener("click", (event) => this.save(event));
@@ -55,7 +55,7 @@ export class Settings {
   // Shows the server's defaults as placeholders of the empty fields.
   async showUsual() {
     for (const input of this.inputs.values()) input.placeholder = "";
-    const found = await usual(this.chat.model ?? "");
+    const found = (await properties(this.chat.model ?? "")).params ?? {};
     for (const [name, input] of this.inputs) {
       const value = found[name === "max_tokens" ? "n_predict" : name];
       if (typeof value === "number") input.placeholder = name in WORDS && value in WORDS[name] ? WORDS[name][value] : String(+value.toPrecision(6));

@@ -2,7 +2,7 @@
 
 import { $, announce, ask, complain, download, element, iconButton } from "./dom.js";
 import * as store from "./store.js";
-import { exported, imported } from "./transfer.js";
+import { asMarkdown, exported, imported } from "./transfer.js";
 
 const NARROW = "(max-width: 50rem)"; // the media query in style.css
 
@@ -19,6 +19,7 @@ export class Sidebar {
     $("close-sidebar").addEventListener("click", () => this.toggle(false));
     $("shade").addEventListener("click", () => this.toggle(false));
     $("export-all").addEventListener("click", async () => this.export(await store.conversations(), "localllm-conversations"));
+    $("save-markdown").addEventListener("click", () => this.saveMarkdown());
     $("import").addEventListener("click", () => $("import-file").click());
     $("import-file").addEventListener("change", () => this.import());
     this.toggle(!this.narrow(), false);
@@ -81,7 +82,7 @@ export class Sidebar {
   }
 
   async remove(talk) {
-    if ((await ask({ title: `Delete “${talk.title}”?`, yes: "Delete" })) === null) return;
+    if ((await ask({ title: `Delete “${talk.title}”?`, yes: "Delete", danger: true })) === null) return;
     await this.chat.remove(talk.id);
     announce("Deleted");
     $("search").focus();
@@ -90,6 +91,13 @@ export class Sidebar {
   async export(talks, name) {
     const all = await Promise.all(talks.map(async (talk) => ({ ...talk, messages: [...(await store.messagesOf(talk.id)).values()] })));
     download(`${name}-${new Date().toISOString().slice(0, 10)}.json`, exported(all));
+  }
+
+  // Downloads the branch that the page shows.
+  saveMarkdown() {
+    const title = this.chat.talk?.title ?? "New chat";
+    const name = title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
+    download(`${name}.md`, asMarkdown(title, this.chat.path), "text/markdown");
   }
 
   async import() {

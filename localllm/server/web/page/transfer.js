@@ -1,6 +1,7 @@
 // Exports conversations as JSON and imports them. An imported file is untrusted: every field is checked, ids are
 // replaced, and unknown fields are dropped.
 
+import { fileText } from "./answer.js";
 import { newId } from "./store.js";
 import { EFFORTS, FIELDS } from "./settings.js";
 
@@ -9,6 +10,21 @@ const ROLES = ["user", "assistant", "tool"];
 const STATES = ["done", "stopped", "interrupted", "failed", "length"];
 
 export const exported = (conversations) => JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
+
+const SPEAKERS = { user: "You", assistant: "Answer", tool: "Result of a call" };
+
+// Returns the messages of one branch as a Markdown document.
+export function asMarkdown(title, path) {
+  const parts = [`# ${title}`];
+  for (const one of path) {
+    parts.push(`## ${SPEAKERS[one.role]}`);
+    if (one.thought) parts.push(one.thought.replace(/^/gm, "> "));
+    if (one.content) parts.push(one.content);
+    parts.push(...(one.files ?? []).map((file) => fileText(file).trim()));
+    parts.push(...(one.calls ?? []).filter(Boolean).map((call) => `Calls \`${call.name}\` with \`${call.arguments}\``));
+  }
+  return `${parts.join("\n\n")}\n`;
+}
 
 // Returns [{talk, messages}]. Throws an Error with the reason if the file is invalid.
 export function imported(text) {
@@ -50,6 +66,8 @@ function message(one, conversation, ids) {
     id: ids.get(one.id), conversation, parent: ids.get(one.parent) ?? null, role: one.role, created: time(one.created),
     content: string(one.content), status: STATES.includes(one.status) ? one.status : "interrupted",
   };
+  if (one.deleted === true) return { ...made, content: "", deleted: true };
+  if (one.dropped === true) made.dropped = true;
   if (one.role === "user") made.files = list(one.files).map((file) => ({ name: string(file?.name), text: string(file?.text) }));
   if (one.role === "tool") made.call = string(one.call);
   if (one.role !== "assistant") return made;

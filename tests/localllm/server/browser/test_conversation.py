@@ -105,7 +105,7 @@ def test_a_reload_in_the_middle_keeps_what_was_written(site: Callable[..., Site]
     page.wait_for_selector("text=The first half and more")
     page.wait_for_timeout(100)
     page.reload()
-    page.wait_for_selector("text=Cut off")
+    page.wait_for_selector("text=Interrupted")
     assert texts(page, ".markdown")[0].startswith("The first half")
     assert page.locator("[aria-label=Continue]").count() == 1
     assert page.locator("#send").is_visible()
@@ -122,7 +122,7 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     two.wait_for_selector("text=Heard 1: first")  # the other tab saved the answer
     answered(one)
     answered(two)
-    assert two.locator("text=Cut off").count() == 0
+    assert two.locator("text=Interrupted").count() == 0
     send(two, "second")
     answered(two, 2)
     one.wait_for_selector("text=Heard 3: second")
@@ -149,7 +149,7 @@ def test_an_answer_that_ends_while_another_tab_opens_it_is_not_taken_for_a_cut_o
     page.evaluate(WRITE, [["messages", ANSWER | {"content": "the beginning and the end", "status": "done"}]])
     # the page checks for 700 ms whether another tab still writes the answer
     page.wait_for_selector("text=the beginning and the end")
-    assert page.locator("text=Cut off").count() == 0
+    assert page.locator("text=Interrupted").count() == 0
 
 
 def test_a_phones_width_has_no_sideways_scrolling(site: Callable[..., Site]) -> None:

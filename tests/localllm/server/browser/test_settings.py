@@ -46,7 +46,7 @@ def test_settings_files_and_the_model_are_sent(site: Callable[..., Site], tmp_pa
     (tmp_path / "a.txt").write_text("line ``` one\n")
     (tmp_path / "b.bin").write_bytes(b"\xff\x00")
     page.set_input_files("#attach-files", [tmp_path / "a.txt", tmp_path / "b.bin"])
-    page.wait_for_selector("#problem >> text=b.bin is not a text")
+    page.wait_for_selector(".notice >> text=b.bin is not a text")
     send(page, "Read this")
     answered(page)
     turn = last_turn(it)

@@ -1,0 +1,73 @@
+"""What an answer looks like on the web page: formulas, line breaks, wrapped code; and no accessibility problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.localllm.server.browser.site import Site, answered, send, texts
+from tests.localllm.server.scripted import said, script, thought
+
+SOURCE = "annotation[encoding='application/x-tex']"  # KaTeX keeps the source beside the formula for screen readers
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas", "displayed"),
+    [
+        (r"so \(a^2\) and $b_1*c*$.", ["a^2", "b_1*c*"], 0),
+        ("$$x = \\frac{1}{2}$$\n\n\\[y\\]", [r"x = \frac{1}{2}", "y"], 2),
+        ("- $a$\n- **$b$**\n\n| c |\n|---|\n| $d$ |", ["a", "b", "d"], 0),
+        ("It costs $5 or $6, or \\$7 and \\$8.", [], 0),
+        ("`$a$` and\n\n```\n\\(b\\)\n$$c$$\n```", [], 0),
+        (r"\(unclosed, $ and $$", [], 0),
+    ],
+    ids=["inline", "display", "nested", "prices", "code", "unclosed"],
+)
+def test_formulas_are_typeset(site: Callable[..., Site], text: str, formulas: list[str], displayed: int) -> None:
+    page = site(script(text)).page()
+    send(page, "x")
+    answered(page)
+    assert page.locator(SOURCE).all_text_contents() == formulas
+    assert page.locator(".formula.display").count() == displayed
+    assert page.locator(".katex [style]").count() >= len(formulas)  # the policy has not removed KaTeX's layout
+
+
+def test_a_hostile_or_broken_formula_stays_text(site: Callable[..., Site]) -> None:
+    hostile = [
+        r"\(\href{javascript:window.hacked=1}{x}\)",
+        r"\(\htmlData{a=b}{x}\)",
+        r"\(\includegraphics{https://example.org/a.png}\)",
+        r"\(\def\a{\a\a}\a\)",
+        r"\(\frac{1\)",
+        r"\(<img src=x onerror=window.hacked=2>\)",
+    ]
+    page = site(script("\n\n".join(hostile), "\n\nfine")).page()
+    send(page, "x")
+    answered(page)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#messages img, #messages a").count() == 0
+    shown = texts(page, ".markdown")[0]
+    assert r"\(\frac{1\)" in shown
+    assert r"\(\def\a{\a\a}\a\)" in shown
+    assert shown.endswith("fine")
+
+
+def test_lines_break_and_code_wraps(site: Callable[..., Site]) -> None:
+    page = site(script("Roses are red\nViolets are blue\n\n```\n", "x " * 400, "\n```")).page()
+    send(page, "x")
+    answered(page)
+    assert texts(page, ".markdown p") == ["Roses are red\nViolets are blue"]
+    wide = "document.querySelector('.code pre').scrollWidth > document.querySelector('.code pre').clientWidth"
+    assert page.evaluate(wide)
+    page.click(".code >> text=Wrap")
+    assert not page.evaluate(wide)
+    assert page.get_attribute(".code >> text=Wrap", "aria-pressed") == "true"
+
+
+def test_short_times_are_milliseconds(site: Callable[..., Site]) -> None:
+    page = site([*thought("hm"), *said("yes"), *script("no")[-1:]]).page()
+    send(page, "x")
+    answered(page)
+    assert texts(page, ".thought summary")[0].endswith(" ms")
+    assert "0.0 s" not in texts(page, ".stats")[0]
