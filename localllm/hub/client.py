@@ -19,6 +19,7 @@ from localllm import __version__
 from localllm.base.printable import printable
 from localllm.hub.errors import StoreError
 from localllm.hub.hub_cache import COMMIT
+from localllm.hub.reference import OWNER_AND_REPO
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -45,6 +46,17 @@ class Listing(NamedTuple):
     repo: str  # name in the hub's spelling
     commit: str
     files: Mapping[str, Remote]
+
+
+class FoundRepo(NamedTuple):
+    """A repository with GGUF files that a search has found. Numbers that the hub does not report are 0."""
+
+    repo: str
+    downloads: int  # in the last 30 days
+    likes: int
+    parameters: int
+    architecture: str
+    gated: bool  # its terms must be accepted first
 
 
 class Interrupted(Exception):
@@ -90,6 +102,20 @@ class Hub:
             raise StoreError(f"{self.host} names no commit of {repo}; try again later")
         same = name.lower() == repo.lower()
         return Listing(name if same else repo, commit, {file.path: file for file in files if file is not None})
+
+    def search(self, words: str, most: int) -> list[FoundRepo]:
+        """Return up to `most` repositories with GGUF files whose names contain the words, most downloaded first."""
+        from huggingface_hub import errors
+
+        facts: Any = ["downloads", "likes", "gated", "gguf"]
+        with self._explained(words):
+            try:
+                found = self._api.list_models(search=words, filter="gguf", sort="downloads", limit=most, expand=facts)
+                return [repo for each in found if (repo := _found(each)) is not None][:most]
+            except (errors.HfHubHTTPError, errors.HFValidationError):
+                raise
+            except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
+                raise StoreError(f"{self.host} did not answer as a hub does; check HF_ENDPOINT") from None
 
     def check(self, listing: Listing, file: Remote) -> None:
         """Send a HEAD request for a file; raise StoreError if access is denied or the file differs from the listing."""
@@ -201,6 +227,19 @@ def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None
         and not re.search(r'[\x00-\x1f\\:*?"<>|]', path)
     )
     return Remote(path, size, digest) if usable else None  # type: ignore[arg-type]
+
+
+def _found(info: Any) -> FoundRepo | None:
+    """Return a search result, or None if its name is invalid."""
+    if not isinstance(info.id, str) or not OWNER_AND_REPO.fullmatch(info.id):
+        return None
+    gguf = info.gguf if isinstance(info.gguf, dict) else {}
+    counts = info.downloads, info.likes, gguf.get("total")
+    downloads, likes, parameters = (each if type(each) is int and each >= 0 else 0 for each in counts)
+    architecture = gguf.get("architecture")
+    return FoundRepo(
+        info.id, downloads, likes, parameters, architecture if isinstance(architecture, str) else "", bool(info.gated)
+    )
 
 
 def _transport_error() -> type[Exception]:

@@ -1,8 +1,8 @@
 """Find a model by name in all stores. Nothing is copied or downloaded.
 
 Rules are tried in order: a full name as `everything` returns it, then USER/REPO[:QUANT], then short names (a repository
-without its user, or a file name). Each rule searches the stores in the order of `STORES`. The first store with a match
-decides. If that store has several matches, an error lists them.
+without its user, a file name, or a name of the tables in `short_names.py`). Each rule searches the stores in the order
+of `STORES`. The first store with a match decides. If that store has several matches, an error lists them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from localllm.hub import hub_cache, llamacpp, lm_studio, ollama
 from localllm.hub.errors import NotHere, StoreError
 from localllm.hub.labels import ENDING, matching
 from localllm.hub.reference import REFERENCE
+from localllm.hub.short_names import full_name
 from localllm.hub.store_folders import HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolders
 from localllm.hub.stored_model import StoredModel
 
@@ -91,8 +92,14 @@ def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
     def is_file(each: StoredModel) -> bool:
         return wanted in {file.lower().rpartition("/")[2] for file in each.files}
 
+    full = "" if "/" in name else full_name(name).lower()
+    repo, _, full_quant = full.partition(":")
+
+    def is_known(each: StoredModel) -> bool:
+        return repo != "" and repo == each.repo.lower()
+
     rules: tuple[tuple[Callable[[StoredModel], bool], str], ...] = (
-        (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""),
+        (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""), (is_known, full_quant),
     )  # fmt: skip
     for rule, asked in rules:
         for store in STORES:
@@ -126,6 +133,8 @@ def _unknown(name: str, models: Sequence[StoredModel]) -> NotHere:
     if is_path(name) and not (reference and reference[2]):
         file = beside(Path(name))
         return NotHere(f"No such file: {shown}{f'; did you mean {printable(file, None)}?' if file else hint}")
+    if reference is None and full_name(name):
+        return NotHere(f"{shown} ({full_name(name)}) is not on this computer; `localllm pull {shown}` fetches it")
     if reference is None:
         return NotHere(
             f"No such file or model: {shown}{hint or ';'} `localllm list` shows the models on this computer, "

@@ -10,14 +10,15 @@ from localllm.cli.options import PullOptions
 from localllm.cli.terminal.console import DownloadProgress, say
 from localllm.cli.terminal.formatting import size
 from localllm.hub import NotHere, StoreError, StoreFolders, locate
-from localllm.hub.reference import Reference, reference
+from localllm.hub.reference import Reference
+from localllm.hub.short_names import wanted_reference
 
 
 def pull(own: PullOptions) -> None:
     """Download a model and print its local name."""
     name = one_word(own.words, "USER/REPO[:QUANT]")
     try:
-        asked = reference(name)
+        asked = wanted_reference(name)
     except StoreError as error:
         raise UsageError(str(error)) from None
     print(_pull(asked)[0])
@@ -25,7 +26,7 @@ def pull(own: PullOptions) -> None:
 
 def fetched(text: str) -> Path:
     """Return the file of USER/REPO[:QUANT], from the cache of any known program or newly downloaded."""
-    asked = reference(text)
+    asked = wanted_reference(text)
     try:
         return locate(str(asked))
     except NotHere:

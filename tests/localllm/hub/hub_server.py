@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,6 +27,7 @@ class Repo:
     commit: str = COMMIT
     gated: bool = False
     token: str = ""  # access token of a private repository
+    facts: dict[str, Any] = field(default_factory=dict)  # what a search reports of it
 
 
 @dataclass
@@ -104,7 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
             if (wrong := re.search(re.escape(name), path, re.IGNORECASE)) and name not in path:
                 self._send(307, Location=self.path.replace(wrong[0], name))
                 return
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/.*)?", path):
+        if path == "/api/models":
+            self._search(parse_qs(urlsplit(self.path).query))
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/.*)?", path):
             self._list(found[1])
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(found[1], found[2], found[3])
@@ -132,6 +135,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401 if held is None else 404, "RepoNotFound", "Repository not found")
             return None
         return held
+
+    def _search(self, query: dict[str, list[str]]) -> None:
+        words = query["search"][0].lower().split()
+        named = [name for name in self.hub.repos if all(word in name.lower() for word in words)]
+        named.sort(key=lambda name: -self.hub.repos[name].facts.get("downloads", 0))
+        shown = [{"id": name, **self.hub.repos[name].facts} for name in named if "gguf" in name.lower()]
+        found = json.dumps(shown[: int(query["limit"][0])]).encode()
+        self._send(200, self.hub.faults.listing or found)
 
     def _list(self, name: str) -> None:
         held = self._allowed(name)

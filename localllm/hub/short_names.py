@@ -1,0 +1,81 @@
+"""Short names of popular models, such as `llama3.2:1b`, in Ollama's style.
+
+File sizes on the hub in November 2025, rounded. A pull reports the actual size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from localllm.base.printable import printable
+from localllm.hub.errors import StoreError
+from localllm.hub.reference import REFERENCE, Reference, reference
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model on the hub with a short name."""
+
+    name: str
+    repo: str
+    quant: str
+    bytes: int  # size of the file
+    licence: str
+    read: float = 1.0  # share of the weights that decoding one token reads; below 1 for mixtures of experts
+
+    @property
+    def reference(self) -> str:
+        return f"{self.repo}:{self.quant}"
+
+
+_LLAMA, _GEMMA, _APACHE, _MIT = "Llama community licence", "Gemma terms of use", "Apache-2.0", "MIT"
+_MB = 10**6
+# The first model of a family is also found without its tag.
+KNOWN = (
+    KnownModel("qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF", "Q4_K_M", 397 * _MB, _APACHE),
+    KnownModel("qwen3:1.7b", "unsloth/Qwen3-1.7B-GGUF", "Q4_K_M", 1107 * _MB, _APACHE),
+    KnownModel("qwen3:4b", "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2497 * _MB, _APACHE),
+    KnownModel("qwen3:8b", "unsloth/Qwen3-8B-GGUF", "Q4_K_M", 5028 * _MB, _APACHE),
+    KnownModel("qwen3:14b", "unsloth/Qwen3-14B-GGUF", "Q4_K_M", 9002 * _MB, _APACHE),
+    KnownModel("qwen3:30b", "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF", "Q4_K_M", 18557 * _MB, _APACHE, 0.12),
+    KnownModel("qwen2.5-coder:7b", "bartowski/Qwen2.5-Coder-7B-Instruct-GGUF", "Q4_K_M", 4683 * _MB, _APACHE),
+    KnownModel("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M", 808 * _MB, _LLAMA),
+    KnownModel("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2019 * _MB, _LLAMA),
+    KnownModel("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", "Q4_K_M", 4921 * _MB, _LLAMA),
+    KnownModel("gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF", "Q4_K_M", 806 * _MB, _GEMMA),
+    KnownModel("gemma3:4b", "ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M", 2490 * _MB, _GEMMA),
+    KnownModel("gemma3:12b", "ggml-org/gemma-3-12b-it-GGUF", "Q4_K_M", 7301 * _MB, _GEMMA),
+    KnownModel("phi4:14b", "bartowski/phi-4-GGUF", "Q4_K_M", 9053 * _MB, _MIT),
+    KnownModel("gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF", "MXFP4", 12110 * _MB, _APACHE, 0.2),
+    KnownModel("smollm2:360m", "bartowski/SmolLM2-360M-Instruct-GGUF", "Q8_0", 386 * _MB, _APACHE),
+)
+
+
+_own: dict[str, str] = {}  # the user's names in lower case, and USER/REPO[:QUANT] of each
+
+
+def add_names(names: Mapping[str, object]) -> None:
+    """Add names for this process. They take precedence over KNOWN. Raise StoreError for an invalid reference."""
+    for name, full in names.items():
+        if not isinstance(full, str) or not REFERENCE.fullmatch(full):
+            raise StoreError(f'{printable(name)} must be a text "USER/REPO" or "USER/REPO:QUANT"')
+        _own[name.lower()] = full
+
+
+def full_name(name: str) -> str:
+    """Return USER/REPO[:QUANT] for a short name, or "" for other names. Capitals make no difference."""
+    wanted = name.strip().lower()
+    known = known_model(name)
+    return _own.get(wanted) or (known.reference if known is not None else "")
+
+
+def known_model(name: str) -> KnownModel | None:
+    """Return the model in our table with this name. A name without a tag returns the first model of its family."""
+    wanted = name.strip().lower().removesuffix(":latest")
+    return next((each for each in KNOWN if wanted in (each.name, each.name.partition(":")[0])), None)
+
+
+def wanted_reference(text: str) -> Reference:
+    """Parse a short name or USER/REPO[:QUANT]; raise StoreError for other texts."""
+    return reference(full_name(text) or text)
