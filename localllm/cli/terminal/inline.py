@@ -1,4 +1,4 @@
-"""Emphasis and code within a line of Markdown, for text that arrives character by character.
+"""Emphasis, code and links within a line of Markdown, for text that arrives character by character.
 
 A marker is held back until its partner arrives. If no partner follows soon in the same line, the marker is text. The
 output therefore does not depend on how the text was split.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-BOLD, ITALIC, STRUCK, CODE = "1", "3", "9", "36"
+BOLD, ITALIC, STRUCK, CODE, LINK, TARGET = "1", "3", "9", "36", "4", "2"
 _MOST_HELD = 200  # maximum characters held back
-_OPENERS = "`*_~\\"
+_OPENERS = "`*_~\\["
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
+_MAY_BE_LINK = re.compile(r"\[(?:[^\[\]]+(?:\](?:\((?:[^()\s]+\)?)?)?)?)?")
 _SPANS = (  # patterns of whole spans, and their styles
     (re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)"), CODE),
     (re.compile(r"(\*\*\*)(?=[^\s*])(.+?)(?<=[^\s*])\*\*\*(?!\*)"), f"{BOLD};{ITALIC}"),
@@ -40,7 +42,7 @@ class Inline:
             return
         self._held += letter
         held = self._held
-        if 4 < len(held) <= _MOST_HELD and held[-2] != held[0]:
+        if held[0] != "[" and 4 < len(held) <= _MOST_HELD and held[-2] != held[0]:
             return  # neither the start of a marker nor its partner: the common case
         yield from self._decide(False)
 
@@ -59,6 +61,9 @@ class Inline:
                 escaped = held[1:] if held[1:] and held[1] in _ESCAPED else held
                 yield from self._passed(escaped[:2] if escaped is held else escaped[:1])
             return
+        if held[0] == "[":
+            yield from self._link(ended)
+            return
         found = self._span(ended)
         if found is not None:
             (text, style), self._held = found
@@ -69,6 +74,21 @@ class Inline:
             count = len(held) - len(held.lstrip(held[0])) or 1
             self._held = held[count:]
             yield from self._passed(held[:count])
+            yield from self._again()
+
+    def _link(self, ended: bool) -> Iterator[Segment]:
+        """Yield the text and the address of the link at the start of `_held`, or the bracket if there is no link."""
+        found = _LINK.match(self._held)
+        if found is not None:
+            self._held = self._held[found.end() :]
+            yield from ((part, f"{LINK};{own}" if own else LINK) for part, own in parsed(found[1]))
+            if found[1] != found[2]:
+                yield f" ({found[2]})", TARGET
+            self._before = ")"
+            yield from self._again()
+        elif ended or len(self._held) > _MOST_HELD or not _MAY_BE_LINK.fullmatch(self._held):
+            self._held = self._held[1:]
+            yield from self._passed("[")
             yield from self._again()
 
     def _passed(self, text: str) -> Iterator[Segment]:

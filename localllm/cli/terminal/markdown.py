@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Literal
 
-from localllm.cli.terminal.inline import BOLD, Inline, parsed
+from localllm.cli.terminal.inline import BOLD, ITALIC, LINK, Inline, parsed
 from localllm.cli.terminal.wrapping import Wrapped, cells, painted
 
 DIM, HEADING, QUOTE = "2", "1;4", "2"
@@ -29,7 +29,11 @@ Start = Literal["heading", "item", "quote", "row", "fence", "text"]
 # pattern of a complete line start, and of its possible beginning
 _STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (
     ("heading", re.compile(r"#{1,6} +"), re.compile(r"#{1,6}")),
-    ("item", re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?=\S)"), re.compile(r"[-*+] *|\d{1,3}(?:[.)] *)?")),
+    (
+        "item",
+        re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?:\[[ xX]\] +)?(?=\S)"),
+        re.compile(r"(?:[-*+]|\d{1,3}[.)])(?: +(?:\[(?:[ xX](?:\] *)?)?)?)?|\d{1,3}"),
+    ),
     ("quote", re.compile(r"> ?"), re.compile(r">")),
     ("row", re.compile(r"\|"), re.compile(r"(?!)")),
     ("fence", re.compile(r"`{3}|~{3}"), re.compile(r"`{1,2}|~{1,2}")),
@@ -92,8 +96,7 @@ class Markdown:
         if kind == "heading" and found is not None:
             rest, self._style = body[found.end() :], HEADING
         elif kind == "item" and found is not None:
-            mark = found[0] if found[0][0].isdigit() else "• "
-            self._mark(indent + mark, "")
+            self._mark(indent + _item_mark(found[0]), "")
             rest = body[found.end() :]
         elif kind == "quote" and found is not None:
             self._mark(indent + "│ ", QUOTE)
@@ -188,6 +191,14 @@ class Markdown:
             self._out.line()
 
 
+def _item_mark(marker: str) -> str:
+    """Return the bullet, number or box that is shown for the marker of a list item, such as `- [x] `."""
+    number = marker.split(" ")[0] + " " if marker[0].isdigit() else ""
+    if "[" in marker:
+        return number + ("☐ " if "[ ]" in marker else "☑ ")
+    return marker if number else "• "
+
+
 def _cells(row: str) -> list[str]:
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
 
@@ -225,7 +236,9 @@ def markdown_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     def cell(content: str) -> Text:
         made = Text()
         for text, style in parsed(content):
-            made.append(text, Style(bold=BOLD in style.split(";"), italic="3" in style.split(";")))
+            parts = style.split(";")
+            bold, italic, underline = (True if each in parts else None for each in (BOLD, ITALIC, LINK))
+            made.append(text, Style(bold=bold, italic=italic, underline=underline))
         return made
 
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")

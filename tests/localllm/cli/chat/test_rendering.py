@@ -228,3 +228,35 @@ def test_lines_and_columns_break_at_words() -> None:
     assert in_columns(rows, indent=0) == "/a          one two three four\n/long NAME  five"
     assert in_columns(rows, indent=0, room=22) == ("/a          one two\n            three four\n/long NAME  five")
     assert in_columns(rows, indent=0, room=15) == "/a\n    one two\n    three four\n/long NAME\n    five"
+
+
+LINKS = """See [the docs](https://x.y/a_b), [1], a[i] = b[j](k l) and `[c](d)**`; **[b](http://e)** [http://q](http://q)!
+- [x] done
+- [ ] open *it*
+- [y] no box
+1. [X] numbered
+- plain
+  - [x] inner [l](m)
+
+| **a** | b |
+|---|---|
+| 1 | [t](u) |
+
+[unclosed
+[a](b
+[ ] [] ["""
+
+
+def test_links_show_their_address_and_boxes_their_mark() -> None:
+    shown = rendered(LINKS, width=120)
+    lines = [line.rstrip() for line in plain(shown)]
+    assert lines[0] == ("See the docs (https://x.y/a_b), [1], a[i] = b[j](k l) and [c](d)**; b (http://e) http://q!")
+    assert lines[1:7] == ["☑ done", "☐ open it", "• [y] no box", "1. ☑ numbered", "• plain", "  ☑ inner l (m)"]
+    assert lines[-4:-1] == ["[unclosed", "[a](b", "[ ] [] ["]
+    assert "\x1b[4mdocs\x1b[0m \x1b[2m(https:" in shown
+    assert all(rendered(LINKS, seed, 120) == shown for seed in range(20))
+
+
+def test_the_words_of_a_table_s_header_are_bold() -> None:
+    header = rendered("| one | two |\n|---|---|\n| 1 | 2 |\n").split("\n")[0]
+    assert header.count("\x1b[1mone") == header.count("\x1b[1mtwo") == 1
