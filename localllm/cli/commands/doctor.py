@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from textwrap import wrap
 from typing import Any
 
 from localllm.base.machine.memory import SystemMemory, memory
@@ -19,12 +18,12 @@ from localllm.cli.commands.doctor_speed import Speed, measure_speed
 from localllm.cli.commands.doctor_versions import versions, without_home
 from localllm.cli.options import DoctorOptions
 from localllm.cli.terminal.asking import agrees
-from localllm.cli.terminal.console import say
+from localllm.cli.terminal.console import room, say
 from localllm.cli.terminal.formatting import in_columns, size
 from localllm.template.chat_template import renderer
 
 Rows = list[tuple[str, str]]
-WIDTH = 76  # width of wrapped text in characters
+WIDTH = 80  # columns of a report that is not written to a terminal
 _DOTS = {
     "vnni512": "AVX-512 VNNI, 64 products of bytes in one instruction",
     "vnni256": "AVX-VNNI, 32 products of bytes in one instruction",
@@ -80,11 +79,7 @@ def doctor(own: DoctorOptions) -> None:
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a title and its rows. A long text wraps within its column."""
-    lines = []
-    for label, text in rows:
-        for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):
-            lines.append(("" if number else label, part))
-    print(f"{title}\n{in_columns(lines, indent=2)}", flush=True)
+    print(f"{title}\n{in_columns(rows, indent=2, room=room() or WIDTH)}", flush=True)
 
 
 def confinement() -> list[str]:
