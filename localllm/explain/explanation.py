@@ -9,7 +9,7 @@ from localllm.explain.text import amount
 from localllm.tokenizer import Tokenizer
 
 _ENDS = {
-    "end": "a token that ends answers, or the end of what it is held to",
+    "end": "an end-of-answer token, or the end of the grammar",
     "stop": "a stop string",
     "length": "the limit of tokens",
     "context": "the end of the context",

@@ -124,7 +124,7 @@ def _work(it: Explanation) -> Iterator[Node]:
     yield element(
         "p",
         "Bytes are weights, once per pass, and cache. The memory roof is the speed at which a loop that only reads "
-        "got these weights; the arithmetic roof that of a loop that only multiplies bytes.",
+        "got these weights; the arithmetic roof is measured with a loop that only multiplies bytes.",
         cls="soft",
     )
     yield element("p", it.roofs, cls="soft")
@@ -173,7 +173,7 @@ def _steps(it: Explanation) -> Iterator[Node]:
     yield element(
         "p",
         "Candidates are listed by the probability that the model gave them. The samplers then removed some and "
-        "changed others, in the order of the second table. The token was drawn from what was left.",
+        "changed others, in the order of the second table. The token was drawn from the candidates that remained.",
         cls="soft",
     )
     for number, choice in enumerate(it.account.record.choices, 1):

@@ -50,7 +50,7 @@ def refuse_serving(file: GGUFFile) -> None:
 def token_ids(ids: Any) -> list[int]:
     """Return token ids as a list; raise LocalLLMError for a string or anything but integers."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise LocalLLMError(f"expected token ids, got {ids!r:.60}; model.tokenize(text) gives those of a text")
+        raise LocalLLMError(f"expected token ids, got {ids!r:.60}; use model.tokenize(text) for text")
     found = list(ids)
     wrong = next((each for each in found if not isinstance(each, Integral)), None)
     if wrong is not None:

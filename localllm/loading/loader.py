@@ -175,7 +175,7 @@ def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact
         need = cache_bytes(plan, replace(limits, blocks=least), types)
         raise LocalLLMError(
             Notice(
-                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are free beside the weights; "
+                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are free after loading the weights; "
                 "use a smaller context (", Setting("ctx_size"), ") or fewer parallel requests",
             )
         )  # fmt: skip

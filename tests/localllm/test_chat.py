@@ -327,8 +327,10 @@ def test_variables_reach_the_template(tiny: api.Model) -> None:
 def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=3, system_prompt="Be brief.")
     finish(conversation.say("one"))
-    conversation.clear("What was said so far: one")
-    assert conversation.messages == [{"role": "system", "content": "Be brief.\n\nWhat was said so far: one"}]
+    conversation.clear("Summary of the conversation so far: one")
+    assert conversation.messages == [
+        {"role": "system", "content": "Be brief.\n\nSummary of the conversation so far: one"}
+    ]
     finish(conversation.say("two"))
     conversation.clear()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]

@@ -155,7 +155,7 @@ class Talk:
 
     def summary(self, text: str) -> None:
         refused, self._refused = self._refused, ""
-        self._begin_anew(f"What was said so far: {text}")
+        self._begin_anew(f"Summary of the conversation so far: {text}")
         say("started a new conversation with your summary")
         if refused:
             self._put(refused)
@@ -244,5 +244,5 @@ def _per_token(memory: Memory) -> str:
     text = f"{size(memory.cache_per_token)} a token"
     text += f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else ""
     if memory.selected:
-        text += f", {size(memory.selected_per_token)} a token of which {memory.selected} are read"
+        text += f", {size(memory.selected_per_token)} per token; attention reads {memory.selected} of these tokens"
     return text + (f", {size(memory.states)} of states" if memory.states else "")

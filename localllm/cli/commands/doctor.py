@@ -117,7 +117,7 @@ def kernel_facts() -> dict[str, Any]:
 
 
 def _processor(chip: Processor) -> Rows:
-    usable = f", of which this process may use {chip.usable}" if chip.usable != chip.threads else ""
+    usable = f", {chip.usable} usable by this process" if chip.usable != chip.threads else ""
     return [("name", chip.name), ("threads", f"{chip.threads}{usable}")]
 
 

@@ -97,7 +97,7 @@ def find_caches(prefixes: str = "") -> list[Cache]:
     if prefixes:
         folder = Path(prefixes)
         if not folder.is_dir():
-            raise LocalLLMError(f"no such folder: {folder}; give the one that localllm serve has as --cache-dir")
+            raise LocalLLMError(f"no such folder: {folder}; give the --cache-dir of localllm serve")
         found.append(_scan("prefixes of prompts", folder, _is_prefix))
     return found
 

@@ -84,7 +84,7 @@ def perplexity(own: PerplexityOptions, name: str, opening: MeasuringOptions) -> 
     _report(name, device, own, windows, Scores.join(parts), len(parts))
     if interrupted:
         unwritten = f"; {printable(str(target), None)} was not written" if target is not None else ""
-        say(f"stopped: the numbers are those of {len(parts)} of {len(windows.tokens)} windows{unwritten}", YELLOW)
+        say(f"stopped: the numbers cover {len(parts)} of {len(windows.tokens)} windows{unwritten}", YELLOW)
         raise KeyboardInterrupt
 
 
@@ -145,7 +145,7 @@ def _windows(model: Model, ctx_size: int, own: PerplexityOptions, stored: Logits
     if stored is None:
         return cut_windows(model, read_evaluation_text(own.file), ctx_size, limit, own.ppl_stride)
     if own.ppl_stride:
-        raise LocalLLMError(Notice(f"{own.kld}: has windows of its own; leave out ", _STRIDE))
+        raise LocalLLMError(Notice(f"{own.kld}: defines its own windows; leave out ", _STRIDE))
     windows = Windows(stored.windows.tokens[:limit])
     if own.file and not np.array_equal(
         cut_windows(model, read_evaluation_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens

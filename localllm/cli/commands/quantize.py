@@ -158,7 +158,7 @@ def _asked(own: QuantizeOptions) -> _Asked:
             raise UsageError(f"{goals[0]}: MODEL is required")
         return _Asked(words[0], words[1] if len(words) == 2 else "", MIXED, None)
     if len(words) not in (2, 3):
-        raise UsageError("expected IN [OUT] TYPE: a model, the output file if not beside it, and a type like Q4_K_M")
+        raise UsageError("expected IN [OUT] TYPE: a model, optionally an output file, and a type such as Q4_K_M")
     mix = None if words[-1].upper() == COPY else find(words[-1])
     return _Asked(words[0], words[1] if len(words) == 3 else "", mix.name if mix else COPY, mix)
 

@@ -61,7 +61,7 @@ def _refuse(asked: Asking[RunOptions]) -> None:
     cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
     structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
     asked.leave_out(cache, "a diffusion model computes all tokens in each step", "a diffusion model")
-    asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "a diffusion model")
+    asked.leave_out(structure, "diffusion models do not support schemas and grammars", "a diffusion model")
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking[RunOptions]) -> tuple[list[int], tuple[str, ...]]:

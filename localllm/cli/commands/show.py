@@ -125,7 +125,7 @@ def _per_layer(numbers: tuple[int, ...]) -> int | list[int]:
 
 def _tokenizer(file: GGUFFile) -> dict[str, Any]:
     if not has_tokenizer(file.metadata):
-        return {"problem": "the file has none; only token ids can be given"}
+        return {"problem": "none in the file; prompts must be token ids"}
     tokenizer = Tokenizer.from_metadata(file.metadata)
 
     def named(token: int | None) -> str | None:
@@ -280,7 +280,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
     if "problem" in words:
         yield "tokenizer", words["problem"]
     else:
-        pre = f", cut by {words['pre']}" if words["pre"] else ""
+        pre = f", pre-tokenizer {words['pre']}" if words["pre"] else ""
         yield "tokenizer", f"{words['model']}, {words['tokens']} tokens{pre}"
         yield "ends", f"BOS {words['bos']}, EOS {words['eos']}, an answer ends at {', '.join(words['ends'])}"
     template = facts["chat_template"]
@@ -304,7 +304,8 @@ def cache_text(memory: dict[str, Any]) -> str:
     if memory["window"]:
         text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
     if memory["selected"]:
-        text += f", and {size(memory['selected_cache_per_token'])} a token of which a row reads {memory['selected']}"
+        own = size(memory["selected_cache_per_token"])
+        text += f", and {own} per token; attention reads {memory['selected']} of these tokens"
     return text + (f", and {size(memory['states'])} for states of recurrent layers" if memory["states"] else "")
 
 

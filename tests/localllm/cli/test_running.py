@@ -63,7 +63,7 @@ def test_ctrl_c_leaves_the_estimate_of_the_windows_done(
     found = json.loads(out)
     total = found["windows_of_text"]
     assert total > 8
-    assert err == f"stopped: the numbers are those of 3 of {total} windows; {base} was not written\n"
+    assert err == f"stopped: the numbers cover 3 of {total} windows; {base} was not written\n"
     assert found == expected | {"windows_of_text": total}
     assert not base.exists()
     assert main(words) == 130
@@ -86,7 +86,7 @@ def test_a_terminal_shows_the_value_so_far_and_the_time_left(tiny: Path, tmp_pat
     assert "left" in shown
     terminal.type("\x03")
     terminal.wait_for(r"perplexity +\d+\.\d{4} ± ")
-    terminal.wait_for(r"stopped: the numbers are those of \d+ of \d+ windows")
+    terminal.wait_for(r"stopped: the numbers cover \d+ of \d+ windows")
     assert terminal.end() == 130
 
 

@@ -271,7 +271,7 @@ def test_a_signal_leaves_no_file(number: signal.Signals, code: int, tmp_path: Pa
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    stopped = rb"(stopped: the numbers are those of \d+ of \d+ windows; .*base was not written\n)?"
+    stopped = rb"(stopped: the numbers cover \d+ of \d+ windows; .*base was not written\n)?"
     assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # no message if no window is complete
     assert list(out.iterdir()) == []
 
