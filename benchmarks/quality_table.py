@@ -39,7 +39,7 @@ PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1",
 PLAIN += ("Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K")
 CALIBRATED = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K")
 NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
-SIZES = ("2.8MB", "2.4MB", "2.0MB")  # targets for --fit, each near the size of a type
+SIZES = ("7.0MB", "6.0MB", "5.0MB")  # targets for --fit, each near the size of a type
 CALIBRATION_BYTES = 25_000  # bytes of each calibration text
 
 
