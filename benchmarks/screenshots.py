@@ -3,18 +3,19 @@
     pip install playwright pillow
     python benchmarks/screenshots.py [--out FOLDER]
 
-Needs Chromium on the PATH. The answers on the web page are scripted: the screenshots show the page, not a model. The
-report of `explain` measures the bundled model, so run this on an idle machine.
+Needs Chromium on the PATH. The answers and the numbers come from the bundled model: run this on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,57 +23,25 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from localllm.generation.request import Finished  # noqa: E402
-from localllm.generation.statistics import Usage  # noqa: E402
-from localllm.server.settings import ServerSettings  # noqa: E402
-from localllm.server.turn import Turn  # noqa: E402
-from tests.localllm.server.calls import served  # noqa: E402
-from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
-
 PICTURES = ROOT / "docs" / "pictures"
 COLOURS = 256  # palette size of a screenshot: text stays sharp, and the PNG small
-BISECT = """\
-**Binary search** halves the range at each step, so a million entries take 20 steps:
-
-```python
-def find(items: list[int], wanted: int) -> int:
-    low, high = 0, len(items)
-    while low < high:
-        middle = (low + high) // 2
-        if items[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low  # where it is, or belongs
-```
-
-| entries | steps |
-|---:|---:|
-| 1,000 | 10 |
-| 1,000,000 | 20 |
-
-The list must be sorted first.
-"""
-TALKS = {
-    "Plan a weekend in Lisbon": "Saturday: Alfama and the castle. Sunday: Belém, then the coast at Cascais.",
-    "Summary of notes.txt": "Three decisions, two open questions, and one date: the 14th.",
-    "What is a KV cache?": "It keeps the keys and values of tokens that were read, so that each is computed once.",
-    "How does binary search work?": BISECT,
-}
+TALKS = (
+    ("Tell me a story about the sea.",),
+    ("What can you do?",),
+    ("I want to watch a movie tonight.", "A comedy.", "In Berkeley.", "Yes, two tickets."),
+)
 
 
-def answers(turn: Turn) -> Sequence[Step]:
-    """Return the scripted answer to one of the questions above."""
-    text = TALKS[turn.messages[-1]["content"]]
-    words = text.split(" ")
-    tokens = [word + " " for word in words[:-1]] + words[-1:]
-    usage = Usage(
-        prompt_tokens=214, reused_tokens=192, answer_tokens=len(tokens), queued_seconds=0.0, first_token_seconds=0.2,
-        prompt_seconds=0.2, decode_seconds=(len(tokens) - 1) / 38.4,
-    )  # fmt: skip
-    return [*thought("The reader wants the idea first, ", "then code."), *said(*tokens), Finished("end", "", usage)]
+@contextmanager
+def serving() -> Iterator[str]:
+    """Run `localllm serve demo`, and yield its address."""
+    command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "--temp", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            yield next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        finally:
+            server.terminate()
 
 
 def save(picture: bytes, to: Path) -> None:
@@ -86,11 +55,12 @@ def shoot(page: Any, url: str, out: Path) -> None:
     """Chat on the page, then take the screenshots."""
     page.goto(url)
     page.wait_for_selector("html[data-ready]")
-    for question in TALKS:
+    for questions in TALKS:
         page.click("#new")
-        page.fill("#prompt", question)
-        page.press("#prompt", "Enter")
-        page.wait_for_selector(".answer[aria-busy=false] .stats")
+        for number, question in enumerate(questions):
+            page.fill("#prompt", question)
+            page.press("#prompt", "Enter")
+            page.wait_for_selector(f".answer[aria-busy=false] .stats >> nth={number}")
         page.wait_for_timeout(300)
     page.mouse.move(1, 1)
     save(page.screenshot(), out / "web.png")
@@ -127,10 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (default: docs/pictures)")
     out = parser.parse_args().out
-    service = ScriptedService(answers, all_models=[Model(id="scripted")])
-    with served(service, ServerSettings(port=0)) as port, sync_playwright() as playwright:
+    with serving() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shoot(browser.new_page(viewport={"width": 1200, "height": 860}), f"http://127.0.0.1:{port}/", out)
+        shoot(browser.new_page(viewport={"width": 1200, "height": 860}), url, out)
         explained(browser, out)
         browser.close()
 
