@@ -63,6 +63,14 @@ def presets() -> str:
     )
 
 
+def names() -> str:
+    """Return the short names of models on the hub."""
+    from localllm.hub.short_names import KNOWN
+
+    rows = [(f"`{each.name}`", f"`{each.reference}`", f"{each.bytes / 1e9:.1f} GB", each.licence) for each in KNOWN]
+    return markdown(("name", "model", "size", "licence"), rows, right=("size",))
+
+
 def files_alone() -> str:
     """Return the architectures that cannot be converted from Hugging Face checkpoints."""
     from localllm.convert.recipes.table import RECIPES
@@ -87,6 +95,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "classes": classes,
     "commands": commands,
     "presets": presets,
+    "names": names,
 }
 
 

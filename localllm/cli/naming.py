@@ -36,9 +36,17 @@ def _is_model(word: str) -> bool:
     from localllm.hub import StoreFolders, everything
     from localllm.hub.reference import REFERENCE
     from localllm.hub.search import is_path, matches
+    from localllm.hub.short_names import full_name
 
     path = Path(word)
-    if path.is_file() or is_model_folder(path) or word in BOX or is_path(word) or REFERENCE.fullmatch(word):
+    if (
+        path.is_file()
+        or is_model_folder(path)
+        or word in BOX
+        or is_path(word)
+        or REFERENCE.fullmatch(word)
+        or full_name(word)
+    ):
         return True
     return bool(matches(word, everything(StoreFolders.here())))
 

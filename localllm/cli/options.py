@@ -25,10 +25,10 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 def _reference(text: str) -> str:
     """Return USER/REPO[:QUANT] without a URL prefix."""
     from localllm.hub.errors import StoreError
-    from localllm.hub.reference import reference
+    from localllm.hub.short_names import wanted_reference
 
     try:
-        return str(reference(text))
+        return str(wanted_reference(text))
     except StoreError as error:
         raise OptionError(str(error)) from None
 
