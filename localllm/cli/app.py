@@ -19,7 +19,7 @@ from typer.main import get_install_completion_arguments
 from localllm.base.spelling import closest
 from localllm.cli import complete
 from localllm.cli.flags import typed
-from localllm.cli.foreign import FOREIGN
+from localllm.cli.foreign import FOREIGN, HARMLESS
 from localllm.cli.options import ConfigurationOptions
 from localllm.cli.values import finished, value_of_word
 from localllm.options import DeclaredOption, OptionError, Options, SamplingOptions, declared
@@ -98,29 +98,53 @@ class _Strict:
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing:  # true for shell completion
-            _check_flags(ctx, args)
+            args = _known_words(ctx, args)
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
 
-def _check_flags(ctx: Any, args: list[str]) -> None:
-    """Raise BadParameter for an unknown option, with the closest one."""
+def _known_words(ctx: Any, args: list[str]) -> list[str]:
+    """Return the words without harmless options of llama.cpp, which a note names. Raise BadParameter for an unknown
+    option, with the closest one.
+    """
+    kept, ignored = _divided(ctx, args)
+    if ignored:
+        from localllm.cli.terminal.console import say
+
+        say(f"note: ignored, as localllm does not need it: {', '.join(ignored)}")
+    return kept
+
+
+def _divided(ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words to parse, and the harmless options with their values."""
+    kept: list[str] = []
+    ignored: list[str] = []
     known = {flag: each for each in ctx.command.get_params(ctx) for flag in each.opts if flag[0] == "-"}
-    words = iter(args)
-    for word in words:
+    rest = list(args)
+    while rest:
+        word = rest[0]
         if word == "--" or not (word.startswith("-") or ctx.allow_interspersed_args):
-            return
+            break
+        kept.append(rest.pop(0))
         if word[:1] != "-" or word == "-":
             continue
         flag, attached, _ = word.partition("=")
+        if flag in HARMLESS and flag not in known:
+            kept.pop()
+            values = HARMLESS[flag]
+            takes = not attached and rest and (values is None or rest[0] in values)
+            ignored.append(f"{word} {rest.pop(0)}" if takes else word)
+            continue
         if word[:2] in known and _SHORT.fullmatch(word):
             flag, attached = word[:2], word[2:]
         elif flag not in known or len(flag) == 2:
             raise typer.BadParameter(_unknown(flag if word.startswith("--") else word, known))
         is_switch = getattr(known[flag], "is_flag", False)
         if is_switch and attached:
-            return  # Typer refuses the value
+            break  # Typer refuses the value
         if not is_switch and not attached:
-            next(words, None)
+            kept += rest[:1]
+            del rest[:1]
+    return kept + rest, ignored
 
 
 def _unknown(flag: str, known: Collection[str]) -> str:

@@ -31,11 +31,10 @@ from tests.localllm.support import localllm as program
         (["run", "m", "--TOP_K", "1"], "unknown option --TOP_K; did you mean --top-k?"),
         (["run", "m", "--banana"], "unknown option --banana (localllm run --help"),
         (["run", "m", "--temp", "-5"], "-5.0: it must be a finite number, 0 or more"),
-        (["run", "m", "-fa", "on"], "-fa is not supported: attention has one form here; leave it out (localllm run"),
         (["run", "m", "hi", "-no-cnv"], "-no-cnv is not supported: use localllm run, with --raw for plain text"),
         (["run", "m", "hi", "-cnv"], "-cnv is not supported: use localllm chat"),
         (["bench", "m", "-b512"], "unknown option -b512"),
-        (["chat", "m", "--flash-attn=on"], "--flash-attn is not supported"),
+        (["run", "m", "-fa", "on", "--lora", "x"], "--lora is not supported: adapters cannot be loaded"),
         (["run", "m", "-ngl5"], "unknown option -ngl5; did you mean -ngl? (localllm run --help"),
         (["run", "m", "-ctkk", "f16"], "unknown option -ctkk; did you mean -ctk?"),
         (["run", "m", "--tempp", "1"], "unknown option --tempp; did you mean --temp?"),
@@ -48,6 +47,23 @@ def test_what_is_unknown_is_named_with_the_nearest(
 ) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        (["-fa", "on", "--jinja", "hi", "-ub", "512"], "-fa on, --jinja, -ub 512"),
+        (["--color", "hi", "--no-mmap"], "--color, --no-mmap"),
+        (["-fa", "--color=off", "hi"], "-fa, --color=off"),
+        (["--", "hi"], ""),
+        (["-p", "--jinja"], ""),
+    ],
+)
+def test_harmless_options_of_llama_cpp_are_ignored_with_a_note(words: list[str], ignored: str) -> None:
+    done = program("run", "demo", "-n", "1", *words)
+    assert done.returncode == 0
+    note = f"note: ignored, as localllm does not need it: {ignored}\n" if ignored else ""
+    assert "".join(line for line in done.stderr.splitlines(True) if line.startswith("note")) == note
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])
