@@ -227,6 +227,13 @@ class PullOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class SearchOptions(Options):
+    words: tuple[str, ...] = _words(help="words of the names", metavar="WORDS")
+    limit: int = option(20, "-n", "--limit", kind=integer(1, 100), help="maximum number of models")
+    json: bool = same(ShowOptions, "json")
+
+
+@dataclass(frozen=True, slots=True)
 class ListModelsOptions(Options):
     json: bool = same(ShowOptions, "json")
 

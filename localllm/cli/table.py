@@ -85,6 +85,13 @@ _COMMANDS: dict[str, Command] = {
         (options.PullOptions,),
         "commands.pull:pull",
     ),
+    "search": Command(
+        "WORDS",
+        "find models on the Hugging Face hub",
+        "Lists repositories with GGUF files whose names contain all words, the most downloaded first.",
+        (options.SearchOptions,),
+        "commands.search:search",
+    ),
     "list": Command(
         "",
         "list the models on this computer",

@@ -60,6 +60,21 @@ def shell(environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypat
     return Shell(capsys, monkeypatch)
 
 
+def test_search_lists_the_hub_s_models(shell: Shell, server: HubServer) -> None:
+    tiny = server.repos["ann/Tiny-GGUF"]
+    tiny.facts = {"downloads": 1234, "gguf": {"total": 1_000_000, "architecture": "strange"}, "gated": "auto"}
+    code, out, err = shell("search", "tiny")
+    assert code == 0
+    assert re.search(r"^ann/Tiny-GGUF +1\.00 M +strange +1,234 +not supported, gated: accept its", out, re.MULTILINE)
+    assert err == "`localllm pull NAME` fetches one\n"
+    assert json.loads(shell("search", "Tiny", "--json")[1])["models"][0]["downloads"] == 1234
+    assert shell("search", "no such thing")[:2] == (0, "")
+    code, out, err = shell("search")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: expected words to search for")
+    assert shell("search", "tiny", "-n", "0")[0] == 2
+
+
 def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
     code, out, err = shell("list")
     assert (code, out) == (0, "")

@@ -1,0 +1,36 @@
+"""`localllm search`: find models with GGUF files on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+
+from localllm.cli.app import UsageError
+from localllm.cli.options import SearchOptions
+from localllm.cli.terminal.console import room, say
+from localllm.cli.terminal.formatting import in_columns, parameters
+
+_HEADER = ("name", "parameters", "architecture", "downloads", "note")
+
+
+def search(own: SearchOptions) -> None:
+    """Print a line for every repository found, or all facts as JSON."""
+    if not own.words:
+        raise UsageError("expected words to search for, such as: localllm search llama 3.2")
+    from localllm.hub.client import Hub
+    from localllm.models import ARCHITECTURES
+
+    found = Hub().search(" ".join(own.words), own.limit)
+    if own.json:
+        print(json.dumps({"models": [each._asdict() for each in found]}, indent=2))
+        return
+    if not found:
+        say("nothing found; give fewer words, or a part of the name")
+        return
+    rows = []
+    for each in found:
+        known = not each.architecture or each.architecture in ARCHITECTURES
+        note = ["" if known else "not supported", "gated: accept its terms at the hub" if each.gated else ""]
+        count = parameters(each.parameters) if each.parameters else ""
+        rows.append((each.repo, count, each.architecture, f"{each.downloads:,}", ", ".join(filter(None, note))))
+    print(in_columns([_HEADER, *rows], indent=0, room=room()))
+    say("`localllm pull NAME` fetches one")
