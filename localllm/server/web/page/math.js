@@ -4,11 +4,13 @@
 import "./vendor/katex.min.js";
 
 const LONGEST = 2000; // maximum characters of a formula, since the time to read it grows with its length
+const DEEPEST = 300; // maximum nesting of a formula's elements; Chromium crashes on about 1000
 const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 };
 // As in pandoc, $ opens before a character that is not a space, and closes after one if no digit follows, so that
 // "$5 or $6" is text. A formula contains no blank line.
 const TEX = String.raw`((?:\\[^\n]|[^\\$\n]|\n(?!\s*\n)){1,${LONGEST}}?)`;
-const INLINE = [/^\$(?![\s$])((?:\\[^\n]|[^\\$`\n])*?[^\s\\$`])\$(?!\d)/, new RegExp(String.raw`^\\\(${TEX}\\\)`)];
+const DOLLARS = String.raw`((?:\\[^\n]|[^\\$\u0060\n]){0,${LONGEST}}?[^\s\\$\u0060])`;
+const INLINE = [new RegExp(String.raw`^\$(?![\s$])${DOLLARS}\$(?!\d)`), new RegExp(String.raw`^\\\(${TEX}\\\)`)];
 const DISPLAY = [new RegExp(String.raw`^\$\$${TEX}\$\$`), new RegExp(String.raw`^\\\[${TEX}\\\]`)];
 const LINES = DISPLAY.map((one) => new RegExp(String.raw`${one.source}[ \t]*(?:\n+|$)`)); // a block of its own ends its line
 
@@ -36,6 +38,12 @@ export const mathRules = [
   rule("mathInline", "inline", /\$|\\\(/, INLINE, false),
 ];
 
+function depth(tree) {
+  let level = [tree], count = 0;
+  for (; level.length; count += 1) level = level.flatMap((node) => node.children ?? []);
+  return count;
+}
+
 // Replaces the sources of formulas by formulas. Only the rules above create these classes.
 export function typeset(fragment) {
   for (const place of fragment.querySelectorAll("span.inline_, span.display_")) {
@@ -44,7 +52,9 @@ export function typeset(fragment) {
     const tex = source.replace(/^(\$\$?|\\[([])|(\$\$?|\\[)\]])$/g, "");
     place.className = displayMode ? "formula display" : "formula";
     try {
-      globalThis.katex.render(tex, place, { ...OPTIONS, displayMode });
+      const tree = globalThis.katex.__renderToDomTree(tex, { ...OPTIONS, displayMode });
+      if (depth(tree) > DEEPEST) throw new Error("The formula is nested too deeply.");
+      place.replaceChildren(tree.toNode());
       if (displayMode) place.tabIndex = 0; // focusable, so that the arrow keys scroll a wide formula
     } catch (error) {
       place.textContent = source;

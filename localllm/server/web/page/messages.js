@@ -146,7 +146,7 @@ export class MessageView {
     if (message.role !== "tool") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
     found.push(iconButton("bin", "Delete", () => this.erase(message.id)));
     if (message.role === "assistant") {
-      found.push(iconButton("again", "Answer again", () => chat.again(message.id)));
+      if (asked(chat.path, message)) found.push(iconButton("again", "Answer again", () => chat.again(message.id)));
       const cut = ["stopped", "interrupted", "length"].includes(message.status);
       if (cut && message.content && !message.calls.length) found.push(iconButton("play", "Continue", () => chat.proceed(message.id)));
     }
@@ -228,6 +228,9 @@ export class MessageView {
       element("div", { class: "bar end" }, element("button", { type: "submit", class: "main" }, "Send results")))];
   }
 }
+
+// Returns whether a message precedes an answer, so that the answer can be generated again.
+const asked = (path, answer) => path.findIndex((one) => one.id === answer.id) > 0;
 
 function callBox(call) {
   let shown = call.arguments;

@@ -53,6 +53,16 @@ def test_a_hostile_or_broken_formula_stays_text(site: Callable[..., Site]) -> No
     assert shown.endswith("fine")
 
 
+def test_deep_and_long_formulas_stay_text(site: Callable[..., Site]) -> None:
+    deep = "$" + "x^{" * 200 + "x" + "}" * 200 + "$"
+    fractions = r"\(" + r"\frac1{" * 220 + "x" + "}" * 220 + r"\)"
+    page = site(script("\n\n".join([deep, fractions, "$" + "x+" * 20_000 + "x$", "$a$"]), "\n\nfine")).page()
+    send(page, "x")
+    answered(page)
+    assert page.locator(SOURCE).all_text_contents() == ["a"]
+    assert texts(page, ".markdown")[0].endswith("fine")
+
+
 def test_lines_break_and_code_wraps(site: Callable[..., Site]) -> None:
     page = site(script("Roses are red\nViolets are blue\n\n```\n", "x " * 400, "\n```")).page()
     send(page, "x")
