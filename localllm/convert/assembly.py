@@ -64,7 +64,8 @@ class Assembly:
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor whose kind is read in no layer: it is not among these names."""
         known = {_LAYER.sub("", name) for name in read}
-        known.add("output.weight")  # encoders do not read an output matrix
+        if self._has_output:
+            known.add("output.weight")  # an encoder made of a decoder does not read it
         mapped = [name for name in self.tensors if name in self._mapped and _LAYER.sub("", name) not in known]
         self._refuse([self._sources[name].name for name in mapped])
 
@@ -99,6 +100,7 @@ class Assembly:
     def _map(self) -> None:
         """Take the tensors that the recipe does not name."""
         names, unknown = NameMap.of(self._recipe.like or self._recipe.name), []
+        self._has_output = names.has_output
         for name in self._registry.rest():
             if self._registry.is_taken(name):  # with another tensor of its group
                 continue

@@ -92,7 +92,7 @@ class HfConfig:
     def choice(self, *names: str, of: Mapping[str, int], default: str) -> int:
         """Return the number of a setting whose value is one of several words."""
         found = self.get(*names) or default
-        if found not in of:
+        if not isinstance(found, str) or found not in of:
             raise self.error(names[0], found, " or ".join(of))
         return of[found]
 

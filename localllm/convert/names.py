@@ -59,6 +59,7 @@ class NameMap:
     whole: Mapping[str, str]
     inner: Mapping[str, str]  # the parts of both names after the number of the layer
     places: Set[str]  # what names of tensors in layers begin with
+    has_output: bool  # whether the package knows an output matrix of the architecture
 
     @classmethod
     def of(cls, names: str) -> NameMap:
@@ -67,6 +68,7 @@ class NameMap:
 
         numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
         known = {tensor for name in names.split() for tensor in MODEL_TENSORS[numbers.get(name, MODEL_ARCH.LLAMA)]}
+        has_output = MODEL_TENSOR.OUTPUT in known
         known.add(MODEL_TENSOR.OUTPUT)  # checkpoints may store a tied output matrix
         tables = (TensorNameMap.mappings_cfg, TensorNameMap.block_mappings_cfg)
         whole = {
@@ -82,7 +84,8 @@ class NameMap:
             inner[name[2]] = key[2] if inner.get(name[2], key[2]) == key[2] else ""  # "": the name is ambiguous
         # `TensorRegistry` renames what begins with transformer.
         places = {name[0] for name, _ in pairs}
-        return cls(whole, inner, {"model.layers.", *places, *(x.replace("transformer.", "model.", 1) for x in places)})
+        places |= {"model.layers.", *(name.replace("transformer.", "model.", 1) for name in places)}
+        return cls(whole, inner, places, has_output)
 
     def find(self, name: str, layers: int) -> str | None:
         """Return the GGUF name of a tensor outside of layers or in one of this number of layers, or None."""

@@ -13,7 +13,8 @@ from localllm.plan import Value
 class StableLmLayers(LayerRecorder):
     def layer(self, x: Value, layer: int) -> Value:
         own, row = self.builder, self.builder.row
-        if f"blk.0.{row.ffn_norm}.weight" in own.tensors:
+        names = (f"blk.{n}.{row.ffn_norm}.{part}" for n in range(own.config.layers) for part in ("weight", "bias"))
+        if any(name in own.tensors for name in names):
             return super().layer(x, layer)
         own = replace(own, config=replace(own.config, parallel=True), row=replace(row, ffn_norm=row.attention_norm))
         return LayerRecorder.layer(replace(self, builder=own), x, layer)

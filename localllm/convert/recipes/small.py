@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, halves, kv_heads, stacked
+from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, is_count, is_number
-from localllm.convert.recipe import Recipe, Tensors, by_name, real, taken
+from localllm.convert.recipe import Raw, Recipe, Tensors, by_name, real, taken
 from localllm.convert.recipes.shared import as_many_keys, head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
 
@@ -80,6 +81,17 @@ _INTERNLM2 = neighbours(
         (config.heads // kv_heads(config) * head_width(config), *(head_width(config),) * 2),
     ),
 )
+
+
+def _as_parallel_as_said(raw: Raw, config: HfConfig) -> Raw:
+    """Require norms before the feed-forward, unless config.json makes the layers parallel (StableLM 2 12B)."""
+    parallel = bool(config.flag("use_parallel_residual"))
+    if parallel == any(".post_attention_layernorm." in name for name in raw):
+        problem = f"use_parallel_residual is {parallel}, but the tensors of post_attention_layernorm say otherwise"
+        raise ConvertError(f"{config.path}: {problem}; config.json does not belong to these weights")
+    return raw
+
+
 _STABLELM = {f"attn_{x}_norm": taken(f"self_attn.{x}_layernorm.norms.{{}}", stacked) for x in "qk"}
 
 
@@ -94,7 +106,7 @@ ROWS = (
     ),
     Recipe(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
-        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25}, fixed={"use_parallel_residual": False},
+        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25}, raw=_as_parallel_as_said,
     ),
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),

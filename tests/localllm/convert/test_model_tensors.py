@@ -42,6 +42,12 @@ BAD: list[tuple[str, dict[str, np.ndarray | None], str]] = [
     ("mixtral", {"odd.1.self_attn.q_proj.weight": _ones(32)}, "'odd.1.self_attn.q_proj.weight' has no place"),
     ("mixtral", {NORM: np.ones(32, np.int16)}, "attn_norm.weight: is stored as I16; supported"),
     ("mixtral", {NORM: np.ones(32, np.int8)}, "is in FP8, but its scale .* is missing"),
+    ("distilbert", {"lm_head.weight": _ones(320, 32)}, "'lm_head.weight' has no place in GGUF files of bert"),
+    (
+        "stablelm",
+        {f"model.layers.{n}.post_attention_layernorm.{x}": None for n in range(3) for x in ("weight", "bias")},
+        "use_parallel_residual is False, but",
+    ),
     ("pockettts", {EMBED: None}, r"conditioner\.embed\.weight' is no matrix or missing"),
     ("pockettts", {EMBED: _ones(320, 100)}, "is 100 wide; expected heads of 64"),
     ("pockettts", {f"{POCKET}0.linear1.weight": _ones(192)}, r"linear1\.weight' is no matrix or missing"),
