@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from localllm.base.printable import printable
 from localllm.options import SamplingOptions
 from localllm.options.declare import DeclaredOption, declared
 from localllm.options.sampling import LETTERS, NAMES, sampler_name
@@ -72,7 +73,7 @@ def checked(option: str, value: Any, clamps: bool, *path: str) -> Any:
         least, most = kind.clamp
         value = type(value)(min(max(value, least), most))
     if problem := kind.problem(value):
-        raise wrong(problem, *path)
+        raise wrong(printable(problem, 200), *path)
     return value
 
 

@@ -195,7 +195,8 @@ class Served(Closing):
         if not given and not generation.biases:
             return generation.sampling
         self._short.prompts.check_length(*generation.biases)
-        biases = {token: bias for token, bias in given.items() if 0 <= token < self.model.vocabulary}
+        vocabulary = self.model.vocabulary
+        biases = {token: bias for token, bias in given.items() if 0 <= token < vocabulary}
         for text, bias in generation.biases.items():
             biases |= dict.fromkeys(self.model.tokenize(text, False, False), bias)
         return {**generation.sampling, "logit_bias": biases}
