@@ -5,12 +5,9 @@ File sizes on the hub in November 2025, rounded. A pull reports the actual size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from localllm.base.printable import printable
-from localllm.hub.errors import StoreError
-from localllm.hub.reference import REFERENCE, Reference, reference
+from localllm.hub.reference import Reference, reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +49,10 @@ KNOWN = (
 )
 
 
-_own: dict[str, str] = {}  # the user's names in lower case, and USER/REPO[:QUANT] of each
-
-
-def add_names(names: Mapping[str, object]) -> None:
-    """Add names for this process. They take precedence over KNOWN. Raise StoreError for an invalid reference."""
-    for name, full in names.items():
-        if not isinstance(full, str) or not REFERENCE.fullmatch(full):
-            raise StoreError(f'{printable(name)} must be a text "USER/REPO" or "USER/REPO:QUANT"')
-        _own[name.lower()] = full
-
-
 def full_name(name: str) -> str:
     """Return USER/REPO[:QUANT] for a short name, or "" for other names. Capitals make no difference."""
-    wanted = name.strip().lower()
     known = known_model(name)
-    return _own.get(wanted) or (known.reference if known is not None else "")
+    return known.reference if known is not None else ""
 
 
 def known_model(name: str) -> KnownModel | None:

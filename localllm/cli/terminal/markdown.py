@@ -32,7 +32,7 @@ _STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (
     (
         "item",
         re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?:\[[ xX]\] +)?(?=\S)"),
-        re.compile(r"(?:[-*+]|\d{1,3}[.)])(?: +(?:\[(?:[ xX](?:\] *)?)?)?)?|\d{1,3}"),
+        re.compile(r"(?:[-*+]|\d{1,3}[.)])(?: {1,80}(?:\[(?:[ xX](?:\] {0,80})?)?)?)?|\d{1,3}"),
     ),
     ("quote", re.compile(r"> ?"), re.compile(r">")),
     ("row", re.compile(r"\|"), re.compile(r"(?!)")),

@@ -15,11 +15,6 @@ from tests.localllm.hub.hub_server import HubServer, Repo
 from tests.localllm.hub.stores import hub_model, ollama_model, places
 
 
-@pytest.fixture(autouse=True)
-def no_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "_own", {})
-
-
 def test_names_are_well_formed_and_different() -> None:
     assert len({each.name for each in names.KNOWN}) == len(names.KNOWN)
     for each in names.KNOWN:
@@ -33,28 +28,14 @@ def test_the_first_of_a_family_has_its_plain_name() -> None:
     assert names.full_name("llama3.2:7b") == names.full_name("demo") == ""
 
 
-def test_added_names_come_first() -> None:
-    names.add_names({"Mine": "ann/Toy-GGUF:Q8_0", "llama3.2:1b": "bob/Other-GGUF"})
-    assert wanted_reference("mine") == Reference("ann/Toy-GGUF", "Q8_0")
-    assert wanted_reference("llama3.2:1b") == Reference("bob/Other-GGUF")
-    assert wanted_reference("llama3.2:3b").repo == "bartowski/Llama-3.2-3B-Instruct-GGUF"
-
-
-@pytest.mark.parametrize("full", ["no reference", "", 3, {"repo": "ann/Toy-GGUF"}, "ann/Toy-GGUF:"])
-def test_a_name_for_something_else_is_refused(full: object) -> None:
-    with pytest.raises(StoreError, match='mine must be a text "USER/REPO"'):
-        names.add_names({"mine": full})
-
-
 def test_other_names_are_refused_as_before() -> None:
     with pytest.raises(StoreError, match="no-such-name is not of the form USER/REPO"):
         wanted_reference("no-such-name")
 
 
 def test_a_short_name_finds_what_was_pulled(tmp_path: Path) -> None:
-    hub_model(tmp_path, "ann/Toy-GGUF", "Toy-Q4_K_M.gguf", "Toy-Q8_0.gguf")
-    names.add_names({"mine": "ann/Toy-GGUF:Q8_0"})
-    assert find("mine", everything(places(tmp_path))).path.name == "Toy-Q8_0.gguf"
+    hub_model(tmp_path, "unsloth/Qwen3-8B-GGUF", "Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q8_0.gguf")
+    assert find("qwen3:8b", everything(places(tmp_path))).path.name == "Qwen3-8B-Q4_K_M.gguf"
     with pytest.raises(NotHere, match=r"gemma3:4b \(ggml-org/gemma-3-4b-it-GGUF:Q4_K_M\) is not on this"):
         find("gemma3:4b", everything(places(tmp_path)))
     ollama_model(tmp_path, "registry.ollama.ai/library/gemma3/4b")
