@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ _MAX = 1 << 31  # maximum of any integer, since GGUF stores most integers in 32 
 
 def is_number(value: object) -> bool:
     """Return whether a value is a number from 0 up."""
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max  # type: ignore[operator]
 
 
 def is_count(value: object) -> bool:

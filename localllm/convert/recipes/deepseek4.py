@@ -81,13 +81,17 @@ def _hashed(config: HfConfig) -> int:
     return leading(config, "mlp_layer_types", "hash_moe", "moe", "hash_moe before moe")
 
 
+def _is_kind(value: object) -> bool:
+    return isinstance(value, str) and value in _RATIOS
+
+
 def _ratios(config: HfConfig) -> np.ndarray:
     """Return each layer's compression ratio: from config.json, or transformers' default of 128, 128, then alternately
     128 and 4."""
     told, layers = config.get("compress_ratios"), config.layers
     if config.get("layer_types") is not None:
         expected = f"{' or '.join(_RATIOS)}, {{}} times"
-        return np.array([_RATIOS[x] for x in config.per_layer("layer_types", expected, _RATIOS.__contains__)], np.int32)
+        return np.array([_RATIOS[x] for x in config.per_layer("layer_types", expected, _is_kind)], np.int32)
     if told is None:
         return np.array([4 if n > 1 and n % 2 else 128 for n in range(layers)], np.int32)
     known = [*_RATIOS.values()]

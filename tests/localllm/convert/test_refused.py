@@ -157,6 +157,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deci-blocks", {"block_configs": [{}]}, "block_configs is something else; expected attention of 2"),
     ("deepseek2", {"rope_parameters.mscale_all_dim": 0.7}, r"mscale is 0\.707 and mscale_all_dim 0\.7; the GGUF arc"),
     ("deepseek4", {"layer_types": None, "compress_ratios": [0, 4, 8, 4]}, "expected 0, 4, 128 for each"),
+    ("deepseek4", {"layer_types": [["x"]] * 4}, "layer_types is .*expected"),
+    ("granite_swa", {"layer_rope_theta": [10**400] * 4}, "layer_rope_theta is .*expected"),
+    ("modern-bert-rank", {"classifier_pooling": ["x"]}, "classifier_pooling is .*expected cls or mean"),
     ("deepseek4", {"layer_types": None, "compress_ratios": [0, 4, 4]}, "for each of the 4 layers"),
     ("deepseek4", {"rope_parameters.main": {"rope_type": "yarn"}}, "rope_type of main is yarn"),
     (
