@@ -17,6 +17,7 @@ from localllm.server.security import ASSETS
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.web.files import PAGE, File, read_files
+from localllm.server.web.known import Known
 
 __all__ = ["routes"]
 
@@ -38,7 +39,12 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
             raise NotFound(f"no file {name!r} of the web page")
         return _response(request, files[name])
 
-    return [_PageRoute("/", index, methods=["GET"]), *get((f"{ASSETS}{{name:path}}",), one)]
+    known = Known(service, settings).known
+    return [
+        _PageRoute("/", index, methods=["GET"]),
+        *get((f"{ASSETS}{{name:path}}",), one),
+        *get(("/api/known",), known),
+    ]
 
 
 class _PageRoute(Route):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.server.admission import Admission
@@ -59,12 +60,14 @@ def lines(response: httpx.Response) -> list[Any]:
 
 
 @contextmanager
-def served(service: Service, settings: ServerSettings | None = None) -> Iterator[int]:
-    """Serve on a free port of 127.0.0.1 in a thread, and yield the port."""
+def served(service: Service, settings: ServerSettings | None = None, more: Sequence[Route] = ()) -> Iterator[int]:
+    """Serve on a free port of 127.0.0.1 in a thread, and yield the port. The routes in `more` come first."""
     settings = settings or ServerSettings(port=0)
     admission = Admission(settings.limits)
     sockets = listen(settings)
-    server, run = start(make_app(service, settings, admission=admission), settings, admission, sockets)
+    app = make_app(service, settings, admission=admission)
+    app.router.routes[:0] = more
+    server, run = start(app, settings, admission, sockets)
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     try:

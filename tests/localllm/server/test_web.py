@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from localllm.hub.short_names import KNOWN
 from localllm.server.settings import ServerSettings, digest
 from localllm.server.web.files import HEADERS, PAGE, TYPES, read_files
 from tests.localllm.server.calls import call
@@ -94,6 +95,16 @@ def test_the_page_needs_no_key_and_its_requests_do() -> None:
     assert fetch("/v1/models", settings=settings).status_code == 401
     assert fetch("/v1/models", settings=settings, authorization="Bearer secret").status_code == 200
     assert fetch("/webhook", settings=settings).status_code == 401
+
+
+def test_the_list_of_known_models_is_the_hubs_table_and_needs_the_key() -> None:
+    found = fetch("/api/known").json()
+    first = KNOWN[0]
+    assert [each["name"] for each in found["models"]] == [each.name for each in KNOWN]
+    told = {"name": first.name, "reference": first.reference, "size": first.bytes, "licence": first.licence}
+    assert found["models"][0] == told
+    settings = ServerSettings(keys=frozenset({digest("secret")}))
+    assert fetch("/api/known", settings=settings).status_code == 401
 
 
 def test_strange_hosts_and_pages_get_no_page() -> None:

@@ -3,6 +3,8 @@
 import { $ } from "./dom.js";
 import { remember, remembered } from "./store.js";
 
+const LONGEST_LINE = 1 << 22; // maximum characters of one line of a stream
+
 let key = remembered("key", "");
 let asking = null;
 
@@ -56,15 +58,76 @@ async function problemOf(response) {
   }
 }
 
-function problem({ message, n_prompt_tokens: prompt, n_ctx: context }) {
+function problem(error) {
+  if (typeof error === "string") return new Error(error); // Ollama's format
+  const { message, n_prompt_tokens: prompt, n_ctx: context } = error;
   return Object.assign(new Error(message), prompt > 0 && context > 0 ? { prompt, context } : {});
 }
 
-// Returns the names of the models that can generate text.
+// Returns the server's models: {id, state, bytes, quantization, parameters, chats}, where `chats` is false for a model that
+// cannot write text. A field that the server does not report is "" or 0.
 export async function models() {
   const listed = await (await request("/v1/models")).json();
-  const embedding = new Set((listed.models ?? []).filter((one) => one.capabilities?.length && !one.capabilities.includes("completion")).map((one) => one.name));
-  return listed.data.map((one) => one.id).filter((id) => !embedding.has(id));
+  const abilities = new Map((listed.models ?? []).map((one) => [one.name, one.capabilities ?? []]));
+  return listed.data.map(({ id, status, meta }) => ({
+    id,
+    state: status?.value ?? "",
+    bytes: meta?.size ?? 0,
+    quantization: meta?.ftype ?? "",
+    parameters: meta?.n_params ?? 0,
+    chats: !abilities.get(id)?.length || abilities.get(id).includes("completion"),
+  }));
+}
+
+// Returns the state of one model: unloaded, loading, loaded or failed.
+export async function stateOf(model) {
+  return (await (await request(`/v1/models/${encodeURIComponent(model)}`)).json()).status?.value ?? "";
+}
+
+// Returns what this server lets its clients do with models: {models, load, download, reason}. `models` are those that have
+// short names, and `reason` says why models cannot be downloaded.
+export const management = async () => (await request("/api/known")).json();
+
+export const load = (model) => send("POST", "/models/load", { model });
+export const unload = (model) => send("POST", "/models/unload", { model });
+export const remove = (model) => send("DELETE", "/api/delete", { model });
+
+const send = (method, path, body, signal) =>
+  request(path, { method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+
+// Downloads a model, and calls `take` with every line of the stream until it returns true.
+export async function pull(model, signal, take) {
+  const response = await send("POST", "/api/pull", { model, stream: true }, signal);
+  for await (const line of lines(response)) if (line.trim() && take(parsed(line))) return;
+}
+
+function parsed(line) {
+  try {
+    return JSON.parse(line);
+  } catch {
+    throw new Error("The server's answer could not be read.");
+  }
+}
+
+// Yields the lines of a streamed response. The rest of the response is cancelled when the caller stops reading.
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      const found = (rest + value).split("\n");
+      rest = found.pop();
+      if (rest.length > LONGEST_LINE) throw new Error("The server's answer could not be read: a line of it never ends.");
+      yield* found;
+    }
+    if (rest) yield rest;
+  } catch (error) {
+    throw error instanceof TypeError ? new Error("The connection to the server was lost.") : error;
+  } finally {
+    reader.cancel().catch(() => {}); // fails if the request was aborted
+  }
 }
 
 // Returns {params, n_ctx}: the server's defaults for missing request fields, and the length of the context in tokens. It
@@ -80,30 +143,19 @@ export async function properties(model) {
 
 // Requests a chat completion, and calls `take` with every chunk of the stream.
 export async function stream(body, signal, take) {
-  const response = await request("/v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true }, return_progress: true, timings_per_token: true }),
-    signal,
-  });
-  let rest = "", ended = false;
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) break;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data:")) continue; // skip keep-alive comments
-      const data = line.slice(5).trim();
-      if (data === "[DONE]") {
-        ended = true;
-        continue;
-      }
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw problem(chunk.error);
-      take(chunk);
+  const extra = { stream: true, stream_options: { include_usage: true }, return_progress: true, timings_per_token: true };
+  const response = await send("POST", "/v1/chat/completions", { ...body, ...extra }, signal);
+  let ended = false;
+  for await (const line of lines(response)) {
+    if (!line.startsWith("data:")) continue; // skip keep-alive comments
+    const data = line.slice(5).trim();
+    if (data === "[DONE]") {
+      ended = true;
+      continue;
     }
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw problem(chunk.error);
+    take(chunk);
   }
   if (!ended) throw new Error("The connection ended before the answer did.");
 }

@@ -7,10 +7,12 @@ import * as store from "./store.js";
 import { newestLeaf, path } from "./tree.js";
 
 const TITLE_LENGTH = 60;
+const LOOK_MS = 500; // pause between two looks at the state of a model that has not begun its answer
 const ANSWER_MS = 700; // time for another tab to report that it is writing a message
 
 export class Chat {
-  constructor(events) {
+  constructor(models, events) {
+    this.models = models;
     this.events = events; // {shown, message, listed, failed, finished, measured}
     this.contexts = new Map(); // model -> length of its context in tokens; 0: unknown
     this.running = new Map(); // message id -> {message, stop} of each answer that this tab is generating
@@ -23,6 +25,19 @@ export class Chat {
 
   get path() {
     return this.talk ? path(this.messages, this.talk.leaf) : [];
+  }
+
+  // The name of the model that the next answer comes from; "" if there is none.
+  get model() {
+    return this.models.for(this.talk?.model ?? "");
+  }
+
+  // Uses a model for the open conversation, and for new conversations.
+  async use(model) {
+    this.models.prefer(model);
+    if (!this.talk) return;
+    this.talk.model = model;
+    await store.save([this.talk]);
   }
 
   get settings() {
@@ -94,6 +109,7 @@ export class Chat {
     const message = { id: store.newId(), conversation: this.talk.id, created, content: "", status: "done", ...fields };
     this.messages.set(message.id, message);
     this.talk.leaf = message.id;
+    this.talk.model = this.model;
     this.talk.updated = Date.now();
     return message;
   }
@@ -190,6 +206,7 @@ export class Chat {
   async proceed(id) {
     const message = this.messages.get(id);
     message.status = "streaming";
+    message.model = this.model;
     delete message.error;
     delete message.refused;
     await this.write(message, this.talk, path(this.messages, id));
@@ -206,6 +223,7 @@ export class Chat {
     this.running.set(message.id, { message, stop: () => stopping.abort() });
     const writer = new Writer(message, (one) => this.events.message(one), (one) => this.keep(talk.id, one));
     this.events.shown();
+    const watch = this.watchLoading(message);
     try {
       await store.save([talk], [message]);
       this.events.listed();
@@ -216,6 +234,8 @@ export class Chat {
       if (message.status === "failed") message.error = error.message;
       if (error.context) message.refused = { prompt: error.prompt, context: error.context };
     }
+    clearInterval(watch);
+    delete message.loading;
     delete message.progress;
     delete message.timings;
     this.running.delete(message.id);
@@ -223,6 +243,19 @@ export class Chat {
     if (this.talk?.id === talk.id) this.events.shown();
     this.events.finished(message);
     if (message.status !== "failed") await this.measure();
+  }
+
+  // Counts the seconds that the server loads the model before an answer begins.
+  watchLoading(message) {
+    const began = performance.now();
+    const look = async () => {
+      if (message.progress || message.timings || message.content || message.thought) return clearInterval(watch);
+      const state = await api.stateOf(message.model).catch(() => "");
+      message.loading = state === "loading" ? (performance.now() - began) / 1000 : undefined;
+      this.events.message(message);
+    };
+    const watch = setInterval(look, LOOK_MS);
+    return watch;
   }
 
   async keep(id, message) {

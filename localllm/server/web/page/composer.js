@@ -7,9 +7,10 @@ const MOST_FILES = 20;
 const SHOWN_FROM = 0.25, FULL_FROM = 0.8; // shares of the context
 
 export class Composer {
-  constructor(chat, messages) {
+  constructor(chat, messages, picker) {
     this.chat = chat;
     this.messages = messages;
+    this.picker = picker;
     this.files = [];
     const prompt = $("prompt");
     prompt.addEventListener("input", () => this.resize());
@@ -53,7 +54,7 @@ export class Composer {
   send() {
     const text = $("prompt").value.trim();
     if (this.chat.writing || (!text && !this.files.length)) return;
-    if (!this.chat.model) return complain("There is no model that can answer.");
+    if (!this.chat.model || this.chat.models.gone(this.chat.model)) return this.picker.open();
     const files = this.files.splice(0);
     $("prompt").value = "";
     this.resize();

@@ -20,7 +20,8 @@ export function icon(name) {
 }
 
 export function iconButton(name, label, onclick, more = {}) {
-  return element("button", { type: "button", class: "plain", "aria-label": label, title: label, onclick, ...more }, icon(name));
+  const kind = name === "bin" ? "plain delete" : "plain";
+  return element("button", { type: "button", class: kind, "aria-label": label, title: label, onclick, ...more }, icon(name));
 }
 
 // Replaces the placeholders in index.html with their icons.
@@ -28,9 +29,9 @@ export function fillIcons() {
   for (const place of document.querySelectorAll("[data-icon]")) place.replaceWith(icon(place.dataset.icon));
 }
 
-// Announces a text to screen readers only.
+// Announces a text to screen readers only. An open dialog makes the rest of the page inert, so it has a place of its own.
 export function announce(text) {
-  $("status").textContent = text;
+  (document.querySelector("dialog[open] [data-announce]") ?? $("status")).textContent = text;
 }
 
 // Shows an error until it is closed; screen readers announce it immediately. A text that is shown already is not repeated.
@@ -70,10 +71,12 @@ function copyBySelection(text) {
   if (!done) throw new Error("not copied");
 }
 
-// Asks a question in a dialog. Returns the entered text, "" for a confirmation without text, or null on cancel.
-export function ask({ title, label = "", value = "", yes, danger = false }) {
+// Asks a question in a dialog; `text` explains it. Returns the entered text, "" for a confirmation without text, or null on cancel.
+export function ask({ title, text = "", label = "", value = "", yes, danger = false }) {
   const dialog = $("ask"), input = $("ask-value");
   $("ask-title").textContent = title;
+  $("ask-text").hidden = !text;
+  $("ask-text").textContent = text;
   $("ask-label").hidden = !label;
   $("ask-label").firstElementChild.textContent = label;
   $("ask-yes").textContent = yes;

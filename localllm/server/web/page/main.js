@@ -1,21 +1,23 @@
 // The entry point of the page: creates the chat and its views, loads the model list, and handles global shortcuts.
 
-import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { $, announce, complain, element, fillIcons } from "./dom.js";
+import { $, announce, complain, fillIcons } from "./dom.js";
 import { MessageView } from "./messages.js";
+import { Models } from "./models.js";
+import { Picker } from "./picker.js";
 import { Settings, showTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { remember, remembered } from "./store.js";
 
 const HEARD = 600; // maximum characters of a finished answer announced to screen readers
 
 showTheme();
 fillIcons();
-let messages, composer, sidebar;
-const chat = new Chat({
+let messages, composer, sidebar, picker;
+const models = new Models();
+const chat = new Chat(models, {
   shown: () => {
+    picker.show();
     messages.show();
     composer.show();
     sidebar.show();
@@ -38,34 +40,13 @@ const chat = new Chat({
   },
 });
 messages = new MessageView(chat);
-composer = new Composer(chat, messages);
+picker = new Picker(chat, models, () => chat.events.shown());
+composer = new Composer(chat, messages, picker);
 sidebar = new Sidebar(chat);
+const showModels = () => picker.refresh().catch((error) => complain(error.message));
 const settings = new Settings(chat, showModels);
 
-async function showModels() {
-  try {
-    const names = await api.models();
-    const last = remembered("model", "");
-    $("model").replaceChildren(...names.map((name) => element("option", { value: name }, name)));
-    if (names.includes(last)) $("model").value = last;
-    $("model").disabled = names.length < 2;
-    chooseModel();
-  } catch (error) {
-    complain(error.message);
-  }
-}
-
-function chooseModel() {
-  chat.model = $("model").value;
-  $("welcome-model").textContent = chat.model || "a model on this server";
-}
-
 $("open-shortcuts").addEventListener("click", () => $("shortcuts").showModal());
-$("model").addEventListener("change", () => {
-  chooseModel();
-  composer.showContext();
-  remember("model", chat.model);
-});
 
 const SHORTCUTS = [
   [(event) => event.key === "Escape" && chat.writing && !document.querySelector("dialog[open]"), () => chat.stop()],

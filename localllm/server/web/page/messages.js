@@ -4,6 +4,7 @@
 import { $, announce, complain, copy, element, icon, iconButton } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { siblings } from "./tree.js";
+import { counted, duration } from "./units.js";
 
 const NEAR = 80; // maximum distance from the end, in pixels, at which the view keeps scrolling
 const SLOWER = 4; // pause between renders, as a multiple of the last render time, so that the page stays responsive
@@ -68,7 +69,7 @@ export class MessageView {
   article(message, last) {
     const around = siblings(this.chat.messages, message);
     const signature = JSON.stringify([message.status, message.content.length, message.thought?.length, message.calls, message.error, message.dropped,
-      around.length, around.indexOf(message), last, this.chat.running.has(message.id)]);
+      this.writer(message), asked(this.chat.path, message), around.length, around.indexOf(message), last, this.chat.running.has(message.id)]);
     let one = this.shown.get(message.id);
     if (one && (one.signature === signature || one.editing)) return one.article;
     if (!one) {
@@ -83,6 +84,11 @@ export class MessageView {
     one.foot.replaceChildren(...(writing ? [] : this.buttons(message, around)));
     one.after.replaceChildren(...(last && !writing ? this.results(message) : []));
     return one.article;
+  }
+
+  // Returns the name of an answer's model, or "" if the next answer comes from the same one.
+  writer(message) {
+    return message.role === "assistant" && message.model && message.model !== this.chat.model ? message.model : "";
   }
 
   skeleton(message) {
@@ -141,7 +147,7 @@ export class MessageView {
     if (message.dropped) {
       found.push(element("span", { class: "stats" }, "Not sent to the model: dropped to free the context"),
         iconButton("plus", "Send it again", () => chat.include(message.id)));
-    } else if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
+    } else if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats, this.writer(message))));
     found.push(iconButton("copy", "Copy", () => copy(message.content)));
     if (message.role !== "tool") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
     found.push(iconButton("bin", "Delete", () => this.erase(message.id)));
@@ -251,17 +257,16 @@ function notes(message, writing) {
   if (writing && progress && progress.total > progress.processed) {
     return [`Reading the prompt: ${progress.processed} of ${progress.total} tokens`];
   }
+  if (writing && message.loading !== undefined) return [`Loading ${message.model}… ${Math.round(message.loading)} s`];
   const { predicted_n: count, predicted_per_second: rate } = message.timings ?? {};
   if (writing && count > 1) return [`${count} tokens · ${rate.toFixed(1)} tokens/s`];
   return writing && !message.content && !message.thought ? [element("span", { class: "dots", role: "img", "aria-label": "Waiting for the answer" }, "…")] : [];
 }
 
-function statistics(stats) {
-  const parts = [`${stats.tokens} tokens`];
+function statistics(stats, writer) {
+  const parts = [writer, counted(stats.tokens, "token")].filter(Boolean);
   if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
-  if (stats.first) parts.push(`first after ${duration(stats.first)}`);
+  if (stats.first) parts.push(`first token ${duration(stats.first)}`);
   return parts.join(" · ");
 }
-
-const duration = (seconds) => (seconds < 0.95 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : `${seconds.toFixed(1)} s`);

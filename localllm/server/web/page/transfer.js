@@ -50,7 +50,7 @@ function conversation(given) {
   const messages = old.map((one) => message(one, id, ids));
   const leaf = ids.get(given.leaf) ?? messages.at(-1)?.id ?? null;
   const talk = {
-    id, leaf, title: string(given.title).slice(0, 200) || "Imported", created: time(given.created), updated: time(given.updated),
+    id, leaf, model: string(given.model).slice(0, 500), title: string(given.title).slice(0, 200) || "Imported", created: time(given.created), updated: time(given.updated),
     settings: {
       system: string(given.settings?.system),
       sampling: sampling(given.settings?.sampling),

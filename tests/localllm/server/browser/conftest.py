@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from localllm.server.settings import ServerSettings
+from tests.localllm.server.browser.managed import Management
 from tests.localllm.server.browser.site import Answers, Site
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import ScriptedService, Step
@@ -33,10 +34,17 @@ def site(browser: Any) -> Iterator[Callable[..., Site]]:
     """Yield a function that starts a server with scripted answers. Afterwards, check that no page had an error."""
     opened: list[tuple[Any, Site]] = []
 
-    def start(answers: Answers | Sequence[Step], settings: ServerSettings | None = None, **more: Any) -> Site:
+    def start(
+        answers: Answers | Sequence[Step],
+        settings: ServerSettings | None = None,
+        manage: Callable[[ScriptedService], Management] | None = None,
+        **more: Any,
+    ) -> Site:
         service = ScriptedService(answers, **more)
-        context = served(service, settings or ServerSettings(port=0))
-        made = Site(browser, service, context.__enter__())
+        management = manage(service) if manage is not None else None
+        routes = management.routes() if management is not None else ()
+        context = served(service, settings or ServerSettings(port=0), routes)
+        made = Site(browser, service, context.__enter__(), management)
         opened.append((context, made))
         return made
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localllm.server.turn import Turn
+from tests.localllm.server.browser.managed import Management
 from tests.localllm.server.scripted import ScriptedService, Step, script
 
 Answers = Callable[[Any], Sequence[Step]]
@@ -21,8 +22,9 @@ TABLE += ("|" + "|".join("wide" for _ in range(80)) + "|\n") * 50
 class Site:
     """A server with scripted answers, and the pages that one browser profile opens on it."""
 
-    def __init__(self, browser: Any, service: ScriptedService, port: int) -> None:
+    def __init__(self, browser: Any, service: ScriptedService, port: int, management: Management | None = None) -> None:
         self.service = service
+        self.management = management
         self.url = f"http://127.0.0.1:{port}/"
         self.context = browser.new_context()
         self.context.set_default_timeout(10_000)

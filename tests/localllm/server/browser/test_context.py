@@ -66,6 +66,7 @@ def test_a_deleted_message_is_gone_and_its_replies_stay(site: Callable[..., Site
     it = site(echo)
     page = it.page()
     other = it.page(page.url)
+    page.bring_to_front()  # Chromium slows background tabs down
     for count, text in enumerate(("one", "two"), 1):
         send(page, text)
         answered(page, count)
