@@ -49,7 +49,8 @@ def _opening(it: Explanation) -> Iterator[Node]:
 
 
 def _pair(name: str, text: str, cls: str = "") -> tuple[Node, Node]:
-    return element("dt", name), element("dd", text, cls=cls)
+    keyboard = {"tabindex": "0"} if cls else {}  # the arrow keys scroll a focused element
+    return element("dt", name), element("dd", text, cls=cls, **keyboard)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,11 @@ h1 { font-size: 1.6rem; margin: 0.5rem 0 0; } h2 { font-size: 1.2rem; margin: 2.
 h3 { font-size: 1rem; margin: 1.2rem 0 0.3rem; } p { margin: 0.3rem 0; max-width: 52rem; }
 .soft, caption, small { color: var(--soft); } a { color: inherit; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1rem; margin: 0.6rem 0; }
-.said { white-space: pre-wrap; max-height: 16rem; overflow-y: auto; }
+/* Ten whole lines. A shadow at the end, which the background of the text's own end covers, shows that there is more. */
+.said { white-space: pre-wrap; max-height: 15.5em; overflow-y: auto;
+  background: linear-gradient(var(--back), var(--back)) bottom / 100% 1.2em no-repeat local,
+    linear-gradient(transparent, var(--line)) bottom / 100% 1.2em no-repeat scroll; }
+.said:focus-visible { outline: 2px solid var(--prompted); }
 dt { font-weight: 600; } dd { margin: 0; max-width: 52rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; margin: 0.4rem 0; }
 caption { text-align: left; padding-bottom: 0.2rem; }

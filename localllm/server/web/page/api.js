@@ -18,7 +18,7 @@ export function setKey(value) {
 function askForKey(wrong) {
   asking ??= new Promise((resolve) => {
     const dialog = $("key");
-    $("key-title").textContent = wrong ? "The server does not know this key" : "This server requires a key";
+    $("key-title").textContent = wrong ? "The server rejected this key" : "This server requires a key";
     $("key-value").value = "";
     dialog.returnValue = "";
     dialog.showModal();

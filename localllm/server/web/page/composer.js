@@ -1,6 +1,7 @@
 // The message box: it grows with its text, sends and stops, and accepts text files by button, drop or paste.
 
 import { $, announce, complain, element, iconButton } from "./dom.js";
+import { counted } from "./units.js";
 
 const FILE_BYTES = 1 << 20;
 const MOST_FILES = 20;
@@ -73,8 +74,8 @@ export class Composer {
     if (!files.length) return;
     event?.preventDefault();
     for (const file of files) {
-      if (this.files.length >= MOST_FILES) return complain(`At most ${MOST_FILES} files fit one message.`);
-      if (file.size > FILE_BYTES) complain(`${file.name} is larger than 1 MiB. Attach a part of it.`);
+      if (this.files.length >= MOST_FILES) return complain(`At most ${MOST_FILES} files can be attached to a message.`);
+      if (file.size > FILE_BYTES) complain(`${file.name} is larger than 1 MiB. Attach part of it instead.`);
       else await this.read(file);
     }
     this.list();
@@ -86,7 +87,7 @@ export class Composer {
       if (text.includes("\0")) throw new TypeError();
       this.files.push({ name: file.name.slice(0, 200), text });
     } catch {
-      complain(`${file.name} is not a text in UTF-8. Only text files can be attached.`);
+      complain(`${file.name} is not a UTF-8 text file. Images, PDFs and other formats can't be attached.`);
     }
   }
 
@@ -121,7 +122,7 @@ export class Composer {
 
   async drop() {
     const count = await this.chat.dropOldest();
-    if (count) announce(`${count} messages dropped`);
+    if (count) announce(`${counted(count, "message")} dropped`);
     else complain("There is no older message to drop.");
     $("prompt").focus();
   }

@@ -56,7 +56,7 @@ export async function copy(text) {
     announce("Copied");
     return true;
   } catch {
-    complain("The browser did not allow copying.");
+    complain("The browser blocked copying.");
     return false;
   }
 }

@@ -72,7 +72,7 @@ const named = () => location.hash.slice(1) || null;
 addEventListener("popstate", () => chat.open(named()));
 addEventListener("unhandledrejection", (event) => complain(event.reason?.message ?? String(event.reason)));
 
-await chat.open(named()).catch((error) => complain(`This browser does not keep conversations: ${error.message}`));
+await chat.open(named()).catch((error) => complain(`Conversations cannot be saved in this browser: ${error.message}`));
 if (!sidebar.narrow()) $("prompt").focus();
 await showModels();
 document.documentElement.dataset.ready = "true";

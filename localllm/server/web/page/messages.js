@@ -20,6 +20,7 @@ export class MessageView {
       $("to-end").hidden = this.follow;
     });
     $("to-end").addEventListener("click", () => this.toEnd());
+    new ResizeObserver(() => this.follow && this.toEnd()).observe($("scroll")); // notices and the message box take its height
   }
 
   distance() {
@@ -145,8 +146,8 @@ export class MessageView {
         element("span", {}, `${at + 1} / ${around.length}`), go(at + 1, "Next branch")));
     }
     if (message.dropped) {
-      found.push(element("span", { class: "stats" }, "Not sent to the model: dropped to free the context"),
-        iconButton("plus", "Send it again", () => chat.include(message.id)));
+      found.push(element("span", { class: "stats" }, "No longer sent to the model"),
+        iconButton("plus", "Include in the context again", () => chat.include(message.id)));
     } else if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats, this.writer(message))));
     found.push(iconButton("copy", "Copy", () => copy(message.content)));
     if (message.role !== "tool") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
@@ -218,7 +219,7 @@ export class MessageView {
     return element("div", { class: "bar" }, element("button", { type: "button", class: "main", onclick: async () => {
       if (await this.chat.dropOldest()) await this.chat.again(message.id);
       else complain("There is no older message to drop. Shorten the last one, or start the server with a larger context (-c).");
-    } }, "Drop the oldest messages and answer again"));
+    } }, "Drop the oldest messages and try again"));
   }
 
   // Returns a form for the results of the tool calls.
@@ -252,10 +253,10 @@ function notes(message, writing) {
   if (message.status === "failed") return [`No answer: ${message.error}`];
   if (message.status === "stopped") return ["Stopped."];
   if (message.status === "interrupted") return ["Interrupted: the page was closed or reloaded."];
-  if (message.status === "length") return ["The answer reached its maximum length, or the context is full."];
+  if (message.status === "length") return ["Cut off: the answer reached its maximum length, or the context is full."];
   const progress = message.progress;
   if (writing && progress && progress.total > progress.processed) {
-    return [`Reading the prompt: ${progress.processed} of ${progress.total} tokens`];
+    return [`Processing the prompt: ${progress.processed} of ${progress.total} tokens`];
   }
   if (writing && message.loading !== undefined) return [`Loading ${message.model}… ${Math.round(message.loading)} s`];
   const { predicted_n: count, predicted_per_second: rate } = message.timings ?? {};

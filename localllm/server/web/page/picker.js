@@ -26,6 +26,7 @@ export class Picker {
     });
     $("stop-download").addEventListener("click", () => this.stop());
     $("resume").addEventListener("click", () => this.get(this.download.name));
+    $("toy-get").addEventListener("click", () => this.open(true));
     $("gone-choose").addEventListener("click", () => this.open());
     $("gone-use").addEventListener("click", () => this.use(this.models.for("")));
   }
@@ -36,12 +37,14 @@ export class Picker {
     this.show();
   }
 
-  async open() {
+  // Opens the dialog; with `get`, also its part that downloads.
+  async open(get = false) {
     $("models-filter").value = "";
     this.fail("");
     $("models").showModal();
-    $("get").open = this.models.chatting.length < 2;
+    $("get").open = get || this.models.chatting.length < 2;
     this.list();
+    if (get) $("get-name").focus();
     await this.reload();
   }
 
@@ -65,6 +68,7 @@ export class Picker {
     $("welcome-model").textContent = id || "a model on this server";
     $("set-model").hidden = !models.fixed || !models.management.reason;
     $("set-model").textContent = models.management.reason;
+    $("toy").hidden = id !== "demo" || !models.management.download;
     const other = models.for("");
     $("gone").hidden = !gone;
     $("gone-text").textContent = !gone ? "" : models.find(id) ? `${id} cannot chat.` : `${id} is no longer on this server.`;

@@ -5,15 +5,15 @@ import { $, element } from "./dom.js";
 import { remember, remembered } from "./store.js";
 
 export const FIELDS = [ // request field, label, minimum, maximum, step, explanation
-  ["temperature", "Temperature", 0, 10, "any", "Randomness. 0 always takes the most likely token; above 1 gets wild."],
-  ["top_p", "Top p", 0, 1, "any", "Choose among the most likely tokens that together have this probability."],
-  ["top_k", "Top k", 0, 1000000, 1, "Choose among this many most likely tokens. 0: all."],
-  ["min_p", "Min p", 0, 1, "any", "Skip tokens less likely than this share of the most likely one."],
+  ["temperature", "Temperature", 0, 10, "any", "Randomness. 0 always picks the most likely token; values above 1 get erratic."],
+  ["top_p", "Top p", 0, 1, "any", "Sample from the most likely tokens whose probabilities add up to this."],
+  ["top_k", "Top k", 0, 1000000, 1, "Sample from this many of the most likely tokens. 0: all."],
+  ["min_p", "Min p", 0, 1, "any", "Skip tokens less likely than this fraction of the most likely one."],
   ["repeat_penalty", "Repeat penalty", 0, 10, "any", "Makes recent tokens less likely. 1: off."],
-  ["presence_penalty", "Presence penalty", -2, 2, "any", "Makes tokens that have occurred less likely. 0: off."],
-  ["frequency_penalty", "Frequency penalty", -2, 2, "any", "The same, more so with each occurrence. 0: off."],
+  ["presence_penalty", "Presence penalty", -2, 2, "any", "Makes tokens that have already appeared less likely. 0: off."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, "any", "The same, but stronger with each repetition. 0: off."],
   ["seed", "Seed", -1, 4294967295, 1, "The same seed and settings give the same answer. -1: random."],
-  ["max_tokens", "Maximum tokens", 1, 10000000, 1, "Longest answer. A token is about three quarters of an English word."],
+  ["max_tokens", "Maximum tokens", 1, 10000000, 1, "Maximum length of an answer. A token is about three quarters of an English word."],
 ];
 
 export const EFFORTS = ["", "none", "low", "medium", "high"]; // values of reasoning_effort; "": the server's default

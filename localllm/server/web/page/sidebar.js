@@ -3,6 +3,7 @@
 import { $, announce, ask, complain, download, element, iconButton } from "./dom.js";
 import * as store from "./store.js";
 import { asMarkdown, exported, imported } from "./transfer.js";
+import { counted } from "./units.js";
 
 const NARROW = "(max-width: 50rem)"; // the media query in style.css
 
@@ -107,7 +108,7 @@ export class Sidebar {
     try {
       const found = imported(await file.text());
       for (const { talk, messages } of found) await store.save([talk], messages);
-      announce(`${found.length} conversations imported`);
+      announce(`${counted(found.length, "conversation")} imported`);
       await this.show();
       if (found.length === 1) await this.open(found[0].talk.id);
     } catch (error) {

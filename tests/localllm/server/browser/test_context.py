@@ -10,6 +10,8 @@ from localllm.server.turn import Turn
 from tests.localllm.server.browser.site import Site, answered, echo, last_turn, send, texts, until
 from tests.localllm.server.scripted import Step, done, said, script
 
+SCROLL = "document.querySelector('#scroll')"
+LEFT = f"{SCROLL}.scrollHeight - {SCROLL}.scrollTop - {SCROLL}.clientHeight"
 CONTENTS = "[...document.querySelectorAll('.plain-text, .markdown')].map(one => one.innerText.trim())"
 
 
@@ -36,7 +38,7 @@ def test_the_meter_shows_the_context_and_drops_the_oldest(site: Callable[..., Si
     answered(page, 4)
     assert sent(it) == ["three", "reply to three", "four"]
     page.hover(".dropped")
-    page.click(".dropped [aria-label='Send it again']")
+    page.click(".dropped [aria-label='Include in the context again']")
     until(page, "document.querySelectorAll('.dropped').length === 3")
     page.reload()
     page.wait_for_selector("html[data-ready]")
@@ -57,7 +59,7 @@ def test_a_full_context_offers_to_drop_the_oldest(site: Callable[..., Site]) -> 
         answered(page, count)
     send(page, "three")
     page.wait_for_selector("[role=alert] >> text=No answer:")
-    page.click("text=Drop the oldest messages and answer again")
+    page.click("text=Drop the oldest messages and try again")
     page.wait_for_selector("text=Heard 1: three")
     assert texts(page, ".dropped .plain-text") == ["one", "two"]
 
@@ -118,12 +120,15 @@ def test_an_edited_answer_is_a_branch_and_the_model_sees_it(site: Callable[..., 
 
 
 def test_notices_stay_until_they_are_closed(site: Callable[..., Site], tmp_path: Path) -> None:
-    page = site(script("x")).page()
+    page = site(script("line\n\n" * 40)).page()
+    send(page, "x")
+    answered(page)
     for name in ("a.png", "b.pdf"):
         (tmp_path / name).write_bytes(b"\xff\x00")
     page.set_input_files("#attach-files", [tmp_path / "a.png", tmp_path / "b.pdf"])
     page.wait_for_selector(".notice >> text=b.pdf")
     assert [text.split()[0] for text in texts(page, ".notice")] == ["a.png", "b.pdf"]
+    until(page, f"{LEFT} < 2")  # the notices do not cover the end of the conversation
     page.click(".notice [aria-label='Close the message']")
     assert [text.split()[0] for text in texts(page, ".notice")] == ["b.pdf"]
 
@@ -133,7 +138,7 @@ def test_an_example_is_sent_and_the_shortcuts_are_listed(site: Callable[..., Sit
     page = it.page()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("?")
-    page.wait_for_selector("#shortcuts[open] >> text=search conversations")
+    page.wait_for_selector("#shortcuts[open] >> text=Search conversations")
     page.keyboard.press("Escape")
     page.fill("#prompt", "?")  # in a text field, it is a character
     assert page.locator("#shortcuts").is_hidden()

@@ -6,9 +6,27 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.localllm.server.browser.managed import Management
 from tests.localllm.server.browser.site import Site, answered, send, texts
 from tests.localllm.server.scripted import said, script, thought
 
+CLIPPED = """() => {  // what cuts the focus ring of the focused element off, or null if nothing has the focus
+    const one = document.activeElement;
+    if (!one || one === document.body) return null;
+    const style = getComputedStyle(one), box = one.getBoundingClientRect();
+    const ring = style.outlineStyle === "none" ? 0 : parseFloat(style.outlineWidth) + parseFloat(style.outlineOffset);
+    const cuts = (above) => {
+        const { overflow, contain } = getComputedStyle(above), frame = above.getBoundingClientRect();
+        return (overflow !== "visible" || contain.includes("paint")) && (box.left - ring < frame.left - 0.5
+            || box.right + ring > frame.right + 0.5 || box.top - ring < frame.top - 0.5
+            || box.bottom + ring > frame.bottom + 0.5);
+    };
+    const found = [];
+    for (let above = one.parentElement; above !== document.body; above = above.parentElement) {
+        if (cuts(above)) found.push(above.className || above.id);
+    }
+    return `${one.ariaLabel || one.id || one.textContent}: ${found}`;
+}"""
 SOURCE = "annotation[encoding='application/x-tex']"  # KaTeX keeps the source beside the formula for screen readers
 
 
@@ -81,3 +99,26 @@ def test_short_times_are_milliseconds(site: Callable[..., Site]) -> None:
     answered(page)
     assert texts(page, ".thought summary")[0].endswith(" ms")
     assert "0.0 s" not in texts(page, ".stats")[0]
+
+
+def test_every_focus_ring_is_whole(site: Callable[..., Site]) -> None:
+    text = "[link](https://example.org/)\n\n```python\nprint(1)\n```\n\n|a|b|\n|---|---|\n|1|2|\n\n$$x^2$$\n\nend"
+    page = site([*thought("hm"), *said(text), *script("no")[-1:]], manage=Management).page(width=900, height=500)
+    send(page, "x")
+    answered(page)
+
+    def walk(steps: int) -> list[str]:
+        found = []
+        for _ in range(steps):
+            page.keyboard.press("Tab")
+            if (shown := page.evaluate(CLIPPED)) is None:
+                break
+            found.append(shown)
+        return found
+
+    page.focus(".skip")
+    found = walk(40)
+    page.click("#model")
+    found += walk(12)  # a dialog that scrolls
+    assert len(found) > 35
+    assert [each for each in found if not each.endswith(": ")] == []
