@@ -8,6 +8,7 @@ import { parameters, remaining, size } from "./units.js";
 
 const MOST_ROWS = 200; // maximum rows of the list; more are found by typing
 const POLL_MS = 1000; // pause between two looks at a model that is loading
+const SETTLES_MS = 5000; // time after a change in which the list is read again, since the server may carry it out later
 const STATES = { loaded: "loaded", loading: "loading…", failed: "could not be loaded", unloaded: "" };
 
 export class Picker {
@@ -16,6 +17,7 @@ export class Picker {
     this.models = models;
     this.changed = changed; // called if another model is used now
     this.download = null;
+    this.settled = 0;
     $("model").addEventListener("click", () => this.open());
     $("close-models").addEventListener("click", () => $("models").close());
     $("models-filter").addEventListener("input", () => this.list());
@@ -51,7 +53,8 @@ export class Picker {
   async reload() {
     await this.refresh().catch((error) => this.fail(error.message));
     clearTimeout(this.waiting);
-    if ($("models").open && this.models.list.some((one) => one.state === "loading")) this.waiting = setTimeout(() => this.reload(), POLL_MS);
+    const changing = performance.now() < this.settled || this.models.list.some((one) => one.state === "loading");
+    if ($("models").open && changing) this.waiting = setTimeout(() => this.reload(), POLL_MS);
   }
 
   // Shows the model of the conversation in the header, and whether it is gone.
@@ -148,6 +151,7 @@ export class Picker {
   async attempt(failed, work) {
     this.fail("");
     await work().catch((error) => this.fail(`${failed}: ${error.message}`));
+    this.settled = performance.now() + SETTLES_MS;
     await this.reload();
   }
 
