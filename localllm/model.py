@@ -324,6 +324,7 @@ def load(
     observe: bool = False,
     embeddings: bool = False,
     sequences: int = 0,
+    memory: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF by path, by the name of a model on this computer, or "demo", the bundled model.
@@ -335,9 +336,10 @@ def load(
     GGUF without tensors can only tokenize. With `observe`, the inputs of every matrix product can be read after a step
     (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
     tokens; an encoder-only model always does. `sequences` is for servers: the number of requests that share the KV
-    cache (`localllm.generation`). A draft model changes the speed, not the distribution of the answers. With a GPU,
-    `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError, TokenizerError,
-    ModelError, BackendError or SpeculationError, each with a one-line message.
+    cache (`localllm.generation`); `memory` is the maximum number of bytes for weights and KV cache then. A draft model
+    changes the speed, not the distribution of the answers. With a GPU, `Model.placed` describes which layers run on
+    which device. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with
+    a one-line message.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -353,7 +355,7 @@ def load(
         if drafts and architecture_of(file.metadata).decoder and not embeddings:
             raise NoDrafts("a model with an encoder")
         if file.tensors:
-            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
+            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences, memory=memory)
             if drafts:
                 model.speculate(chosen, load, progress, sequences)
     except BaseException:

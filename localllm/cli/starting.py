@@ -57,8 +57,6 @@ def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
 def serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    if not model.named and not own.models:
-        raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
     serve(own, one_model(model) if model.named else "", *rest)
 
 
@@ -69,7 +67,7 @@ def web(
 
     if own.no_web:
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
-    serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
+    serve(own, one_model(model) if model.named else "", opening, sampling, browser=True)
 
 
 def show(model: options.ModelName, own: options.ShowOptions) -> None:

@@ -70,7 +70,8 @@ class Hub:
         """Create a client for `endpoint`; None uses HF_ENDPOINT."""
         from huggingface_hub import HfApi, constants
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # localllm reports progress instead
+        for name in ("huggingface_hub", "httpx"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # localllm reports progress instead
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.limit = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes; larger files require Xet
         if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:

@@ -33,6 +33,8 @@ class FetchHooks(NamedTuple):
     progress: Callable[[str, int, int], None]  # (file, bytes done, total bytes)
     tell: Callable[[str], None]  # shows a line
     wait: Callable[[float], None] = time.sleep  # sleeps for some seconds
+    begin: Callable[[Remote], None] = lambda file: None  # called before a file is downloaded
+    spare: int = 0  # bytes of disk space to leave free
 
 
 class _Partial:
@@ -89,7 +91,8 @@ def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: FetchH
         if part.size > wanted.size:
             part.restart()
         resumed = part.size
-        _check_room(blobs, wanted.size - part.size)
+        check_room(blobs, wanted.size - part.size, watch.spare)
+        watch.begin(wanted)
         if resumed:
             watch.tell(f"continuing {printable(name)} at {100 * resumed // max(1, wanted.size)} %")
         _read_all(hub, listing, wanted, part, watch)
@@ -163,12 +166,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             raise StoreError(f"{path} cannot be written: {error.strerror}; what came is kept") from None
 
 
-def _check_room(folder: Path, needed: int) -> None:
-    """Raise StoreError if the disk has no room for `needed` more bytes."""
+def check_room(folder: Path, needed: int, spare: int = 0) -> None:
+    """Raise StoreError if the disk has no room for `needed` more bytes, with `spare` bytes left free."""
     import shutil
 
     free = shutil.disk_usage(folder).free
-    if needed > free:
+    if needed and needed + spare > free:
+        rest = f" ({size(spare)} must stay free)" if spare else ""
         raise StoreError(
-            f"{size(needed)} are needed and {size(free)} are free in {folder}; HF_HUB_CACHE names another folder"
+            f"{size(needed)} are needed and {size(free)} are free in {folder}{rest}; HF_HUB_CACHE names another folder"
         )

@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 
 from localllm.base.files.atomic import NewFile
+from localllm.hub.derived import delete_derived
 from localllm.hub.errors import StoreError
 from localllm.hub.hub_cache import main_commit, repo_folder, snapshots
 from localllm.hub.reading import Unusable, files_below, read_object
-from localllm.hub.store_folders import HUB
+from localllm.hub.store_folders import DERIVED, HUB, StoreFolders
 from localllm.hub.stored_model import StoredModel
 
 RECORD = ".localllm.json"
@@ -45,7 +46,9 @@ def remember(repo: Path, path: str, blob: str) -> None:
 
 
 def is_owned(model: StoredModel, hub: Path) -> bool:
-    """Return whether `pull` downloaded all files of a model."""
+    """Return whether localllm made all files of a model: `pull` downloaded them, or it is a derived model."""
+    if model.store == DERIVED:
+        return True
     if model.store != HUB or not model.repo:
         return False
     repo = hub / repo_folder(model.repo)
@@ -53,10 +56,12 @@ def is_owned(model: StoredModel, hub: Path) -> bool:
 
 
 def remove_model(model: StoredModel, hub: Path) -> int:
-    """Delete a model that `pull` downloaded, and return the bytes freed; raise StoreError for another program's
-    model."""
+    """Delete a model that `pull` downloaded, or a derived one, and return the bytes freed; raise StoreError for a model
+    of another program."""
     if not is_owned(model, hub):
         raise StoreError(f"{model.name} was not fetched by `localllm pull`, so it stays; {_who(model)}")
+    if model.store == DERIVED:
+        return delete_derived(StoreFolders(hub).derived, model.name)
     repo = hub / repo_folder(model.repo)
     known, freed = owned(repo), 0
     doomed = _names(model, repo)

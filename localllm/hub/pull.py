@@ -14,7 +14,7 @@ from localllm.hub import hub_cache
 from localllm.hub.choose import choose_variant
 from localllm.hub.client import Hub, Listing, Remote
 from localllm.hub.errors import StoreError
-from localllm.hub.fetch import FetchHooks, fetch, verify
+from localllm.hub.fetch import FetchHooks, check_room, fetch, verify
 from localllm.hub.labels import Variant, titles, variants
 from localllm.hub.owned import remember
 from localllm.hub.reference import Reference
@@ -53,11 +53,23 @@ def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchH
     parts = [listing.files[part] for part in chosen.variant.parts]
     repo = cache / hub_cache.repo_folder(listing.repo)
     try:
+        cache.mkdir(parents=True, exist_ok=True)
+        check_room(cache, sum(_missing(part, repo) for part in parts), watch.spare)
         fetched = [_bring(hub, listing, part, cache, watch) for part in parts]
         _name_commit(repo, listing.commit)
     except OSError as error:
         raise StoreError(f"{error.filename or cache} cannot be written: {error.strerror or error}") from None
     return Pulled(name, repo / "snapshots" / listing.commit / parts[0].path, total, any(fetched))
+
+
+def _missing(file: Remote, repo: Path) -> int:
+    """Return the bytes of a file that are still to come."""
+    for name in (file.digest, f"{file.digest}.incomplete"):
+        try:
+            return max(0, file.size - (repo / "blobs" / name).stat().st_size)
+        except OSError:
+            continue
+    return file.size
 
 
 def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: FetchHooks) -> bool:

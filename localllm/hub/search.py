@@ -13,15 +13,15 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from localllm.base.printable import printable
-from localllm.hub import hub_cache, llamacpp, lm_studio, ollama
+from localllm.hub import derived, hub_cache, llamacpp, lm_studio, ollama
 from localllm.hub.errors import NotHere, StoreError
 from localllm.hub.labels import ENDING, matching
 from localllm.hub.reference import REFERENCE
 from localllm.hub.short_names import full_name
-from localllm.hub.store_folders import HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolders
+from localllm.hub.store_folders import DERIVED, HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolders
 from localllm.hub.stored_model import StoredModel
 
-STORES = (HUB, LLAMA, OLLAMA, LM_STUDIO)
+STORES = (DERIVED, HUB, LLAMA, OLLAMA, LM_STUDIO)
 _SHOWN = 8  # maximum names in a list of matches
 _ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
 
@@ -34,7 +34,7 @@ def everything(places: StoreFolders) -> list[StoredModel]:
         store = seen.setdefault(os.path.realpath(each.path), each.store)
         if each.problem or store == each.store:  # Ollama may have several names for one file, and all are kept
             found.append(each)
-    return found
+    return [*derived.scan(places.derived, DERIVED, found), *found]
 
 
 def _scanned(places: StoreFolders) -> Iterator[StoredModel]:

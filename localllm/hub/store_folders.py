@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HUB, LLAMA, OLLAMA, LM_STUDIO = "Hugging Face", "llama.cpp", "Ollama", "LM Studio"
+DERIVED = "derived"  # made by `localllm serve`, see `derived.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,11 @@ class StoreFolders:
     llama: tuple[Path, ...] = ()
     ollama: tuple[Path, ...] = ()
     lm_studio: tuple[Path, ...] = ()
+
+    @property
+    def derived(self) -> Path:
+        """The folder of derived models."""
+        return self.hub / ".localllm"
 
     @classmethod
     def here(cls) -> StoreFolders:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedModel:
+    """What a derived model adds to its base (`derived.py`)."""
+
+    name: str
+    base: str  # full name of another model
+    system: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # under Ollama's names
+    messages: tuple[Mapping[str, str], ...] = ()  # the beginning of every conversation: role and content
+    license: str = ""
+    created: float = 0.0  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +34,7 @@ class StoredModel:
     repo: str = ""  # USER/REPO, if known
     file: str = ""  # path within the repository or folder, without part number and ".gguf"
     problem: str = ""
+    derived: DerivedModel | None = None
 
     @property
     def path(self) -> Path:

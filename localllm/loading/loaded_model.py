@@ -87,9 +87,10 @@ class LoadedModel(Closing):
         weights: Mapping[str, Tensor] | None = None,
         embeddings: bool = False,
         sequences: int = 0,
+        memory: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences, memory)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows

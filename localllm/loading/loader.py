@@ -60,12 +60,13 @@ def bind(
     weights: Mapping[str, Tensor] | None = None,
     embeddings: bool = False,
     sequences: int = 0,
+    memory: int = 0,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
-    context.
+    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -90,9 +91,9 @@ def bind(
     asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
-        limits = fit_limits(
-            limits, plan, cache.types, int(MEMORY_SHARE * free_memory()) - weight_bytes, bool(options.ctx_size)
-        )
+        most = int(MEMORY_SHARE * free_memory())
+        most = min(most, memory) if memory else most
+        limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
         if limits.positions < context:
             context = limits.positions
             plan = record(config, architecture, weights or file.tensors, context, embeddings)

@@ -66,6 +66,11 @@ class ServeOptions(Options):
         0, "--memory-limit", kind=SIZE, shown="",
         help="memory for models and their caches, such as 12GB; least recently used models are unloaded (0: no limit)",
     )  # fmt: skip
+    manage_models: str = option(
+        "auto", "--manage-models", kind=one_of("auto", "on", "off"),
+        help="let clients download, delete and unload models: on, off, or auto (on if an API key is required or only "
+             "this computer can connect)",
+    )  # fmt: skip
     cache_dir: str = option(
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
         help="keep the caches of prompts in this folder, so that they survive a restart",

@@ -1,6 +1,6 @@
 """`localllm serve`: the HTTP APIs of OpenAI, Anthropic, Ollama and llama.cpp over one scheduler.
 
-May import: base, models, gguf, hub, options, sandbox, tokenizer, engine, template, sampling, embedding, generation,
+May import: base, models, gguf, options, sandbox, hub, tokenizer, engine, template, sampling, embedding, generation,
 output, constrained, saved, model.
 Begin with: app.py, then service.py, served.py and turn.py; each API has its own package.
 """

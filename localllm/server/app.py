@@ -13,14 +13,16 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
 from localllm.server.errors import Refusal, refusal_of
 from localllm.server.http import refused
+from localllm.server.limits import LOOKING
 from localllm.server.metrics import Metrics, MetricsMiddleware
 from localllm.server.observer import ServiceObserver
-from localllm.server.security import Guard
+from localllm.server.security import ASSETS, Guard
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
@@ -47,11 +49,24 @@ def make_app(
             Middleware(MetricsMiddleware, metrics),
             Middleware(Guard, settings),
             Middleware(Gate, admission),
+            Middleware(_Refreshed, service),
         ],
         exception_handlers={HTTPException: _unrouted, Exception: _unexpected},
     )
     app.router.redirect_slashes = False
     return app
+
+
+class _Refreshed:
+    """Middleware that looks for new and deleted models before a request."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in LOOKING and not scope["path"].startswith(ASSETS):
+            await self.service.refresh()
+        await self.app(scope, receive, send)
 
 
 def _unrouted(request: Request, error: Exception) -> Response:

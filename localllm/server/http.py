@@ -45,16 +45,23 @@ class Handlers:
         self.service, self.settings = service, settings
 
 
-def post(paths: Sequence[str], handler: Callable[..., Coroutine[Any, Any, Reply]], limits: ServerLimits) -> list[Route]:
+def post(
+    paths: Sequence[str],
+    handler: Callable[..., Coroutine[Any, Any, Reply]],
+    limits: ServerLimits,
+    method: str = "POST",
+    check: Callable[[Request], None] = lambda request: None,
+) -> list[Route]:
     """Make the routes of a handler that takes a JSON object, which the type of its parameter `body` describes. The
-    handler is cancelled if the client disconnects."""
+    handler is cancelled if the client disconnects. `check` may refuse a request before its body is read."""
     kind = get_type_hints(handler)["body"]
 
     async def work(request: Request) -> Reply:
+        check(request)
         body = read(await read_json(request, limits), kind)
         return await while_connected(request, handler(request, body))
 
-    return _routes(paths, work, "POST")
+    return _routes(paths, work, method)
 
 
 def get(paths: Sequence[str], handler: Callable[[Request], Awaitable[Reply]], method: str = "GET") -> list[Route]:

@@ -12,6 +12,7 @@ from typing import Literal
 from localllm.base.errors import LocalLLMError
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
+from localllm.hub.stored_model import DerivedModel
 from localllm.model import Model
 from localllm.models import ModelError, architecture_of
 from localllm.server.prompts import Prompts
@@ -42,6 +43,8 @@ class ModelInfo:
     digest: str = ""
     capabilities: tuple[str, ...] = ()  # subset of: completion, chat, tools, thinking, insert, embedding, rerank
     state: State = "unloaded"
+    expires: float = 0.0  # when it is unloaded without requests, in seconds since 1970; 0: when memory is needed
+    derived: DerivedModel | None = None  # what this model adds to its base
 
 
 def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> ModelInfo:
@@ -86,7 +89,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                     model, embeds or architecture.encoder, template if isinstance(template, str) else ""
                 ),
             )
-    except (LocalLLMError, ModelError, ValueError, TypeError):
+    except (LocalLLMError, ModelError, ValueError, TypeError, OSError):
         return ModelInfo(name, str(path), known.created, known.file_bytes, state="failed")
 
 

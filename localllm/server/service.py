@@ -17,14 +17,17 @@ from localllm.options import SamplingOptions
 from localllm.options.thinking import SWITCHES
 from localllm.output.reader import with_parts
 from localllm.server.bridge import Inbox
+from localllm.server.derived import with_derived
 from localllm.server.info import ModelInfo
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ServiceObserver
 from localllm.server.prompts import Prompt
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Prepared, Served
+from localllm.server.store import ModelStore
 from localllm.server.turn import Completion, EmbedResult, Generation, Thinking, Turn
 
+A = TypeVar("A", Turn, Completion)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -74,6 +77,7 @@ class Service:
     def __init__(self, registry: ModelRegistry, usual: Usual | None = None) -> None:
         self.registry, self._usual = registry, usual or Usual()
         self.observer = ServiceObserver(Metrics())
+        self.store: ModelStore | None = None  # set if clients may change the models on this computer
 
     def models(self) -> Sequence[ModelInfo]:
         """All available models, loaded or not."""
@@ -82,6 +86,10 @@ class Service:
     def find(self, name: str) -> ModelInfo:
         """Return the model with this name. If the server has only one model, it matches every name."""
         return self.registry.find(name)
+
+    async def refresh(self) -> None:
+        """Follow changes of the files on this computer, every few seconds."""
+        await self.registry.refresh()
 
     def load_of(self, model: str) -> Load | None:
         """Return the load of a model's scheduler, or None if the model is not loaded or has no scheduler."""
@@ -99,13 +107,18 @@ class Service:
 
     def answer(self, model: str, turn: Turn) -> AsyncGenerator[Event, None]:
         """Stream the events of a turn. Closing the iterator ends generation at the next step."""
-        turn = self.observer.admitted(turn)
+        turn = self._completed(model, self.observer.admitted(turn))
         return self._events(model, turn.generation, lambda served: served.of_turn(self._usual.fill(turn)))
 
     def complete(self, model: str, completion: Completion) -> AsyncGenerator[Event, None]:
         """Stream the events of a completion."""
-        completion = self.observer.admitted(completion)
+        completion = self._completed(model, self.observer.admitted(completion))
         return self._events(model, completion.generation, lambda served: served.of_completion(completion))
+
+    def _completed(self, model: str, asked: A) -> A:
+        """Add a derived model's system prompt and parameters to a request."""
+        found = self.find(model)
+        return with_derived(asked, found.derived, found.context)
 
     async def _events(
         self, model: str, generation: Generation, prepare: Callable[[Served], Awaitable[Prepared]]
@@ -128,7 +141,7 @@ class Service:
     async def prompt(self, model: str, turn: Turn) -> Prompt:
         """Return the prompt of a turn."""
         async with self.registry.using(model) as served:
-            return await served.prompt(self._usual.fill(turn))
+            return await served.prompt(self._usual.fill(self._completed(model, turn)))
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text."""

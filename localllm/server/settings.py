@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import read_given
+from localllm.base.notices import Notice, Setting
 from localllm.options import ServeOptions
 from localllm.options.serve import KEY_BYTES, KEYS
 from localllm.server.limits import ServerLimits
@@ -17,6 +20,9 @@ KEY_FILE_BYTES = 1 << 20
 
 class SettingsError(LocalLLMError):
     """Options that cannot be used on this machine."""
+
+
+Offer = Literal["model", "folder", "stores"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,11 @@ class ServerSettings:
     web: bool = True  # whether `/` serves the web page
     verbose: bool = False
     log_prompts: bool = False
+    offer: Offer = "model"  # one model, a folder of models, or all models on this computer
+    locked: str = ""  # why clients may not load, download or delete models; "": they may
 
     @classmethod
-    def of(cls, options: ServeOptions, max_tokens: int | None = None) -> ServerSettings:
+    def of(cls, options: ServeOptions, max_tokens: int | None = None, offer: Offer = "model") -> ServerSettings:
         """Return the settings for `options`. This reads the key file."""
         addresses = tuple(part.strip() for part in options.host.split(","))
         keys = (*options.api_key, *keys_in(options.api_key_file))
@@ -76,7 +84,28 @@ class ServerSettings:
             web=not options.no_web,
             verbose=options.verbose,
             log_prompts=options.log_prompts,
+            offer=offer,
+            locked=_locked(options.manage_models, addresses, bool(keys)),
         )
+
+
+def _locked(manage: str, addresses: Sequence[str], keys: bool) -> str:
+    """Return why clients may not change models, or "". Without a key, only clients on this computer may."""
+    if manage == "off":
+        return Notice("this server was started with ", Setting("manage_models", "off"))
+    if manage == "on" or keys or all(_is_loopback(address) for address in addresses):
+        return ""
+    return Notice(
+        "this server has no API key and listens beyond this computer, so its models are locked; start it with ",
+        Setting("api_key_file"), " or ", Setting("manage_models", "on"),
+    )  # fmt: skip
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _listed(text: str) -> tuple[str, ...]:

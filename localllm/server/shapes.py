@@ -93,6 +93,7 @@ PREFIXES: tuple[tuple[str, Shape], ...] = (
     ("/chat/completions", openai),
     ("/responses", openai),
     ("/models", openai),
+    ("/api/v0/", openai),
     ("/api/", ollama),
     ("/", llamacpp),
 )

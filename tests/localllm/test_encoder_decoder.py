@@ -18,6 +18,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.engine import SequenceRows
 from localllm.generation.request import Request
 from localllm.model import Model
+from localllm.server.catalogue import only
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from tests.localllm import t5
@@ -153,7 +154,7 @@ def test_requests_together_and_alone(model: Model) -> None:
 
 
 def test_the_server(path: Path) -> None:
-    registry = ModelRegistry([("t5", path)], lambda path: opened(path, cache_type_k="f32", cache_type_v="f32"))
+    registry = ModelRegistry(only("t5", path), lambda path: opened(path, cache_type_k="f32", cache_type_v="f32"))
 
     async def run() -> None:
         async with client(registry) as one:
@@ -189,7 +190,7 @@ def test_the_server_embeds(name: str, tmp_path: Path) -> None:
     def load(path: Path) -> Served:
         return opened(path, embeddings=True, cache_type_k="f32", cache_type_v="f32")
 
-    registry = ModelRegistry([(name, path)], load, embeds=True)
+    registry = ModelRegistry(only(name, path), load, embeds=True)
 
     async def run() -> None:
         async with client(registry) as one:

@@ -20,6 +20,8 @@ from localllm.cli.options import OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.generation.interfaces import SchedulerLimits
+from localllm.hub import StoredModel, StoreFolders
+from localllm.loading.loader import MEMORY_SHARE, free_memory
 from localllm.loading.resolve import resolve
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
@@ -27,35 +29,42 @@ from localllm.saved.prefix_files import PrefixFiles
 from localllm.saved.slot_files import SlotFiles, check_folder
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
+from localllm.server.catalogue import folder_of, only, stores
 from localllm.server.metrics import Metrics
-from localllm.server.registry import ModelRegistry, models_in
+from localllm.server.registry import ModelRegistry
 from localllm.server.run import listen
 from localllm.server.run import run_server as run
 from localllm.server.served import Served
 from localllm.server.service import Service, Usual
-from localllm.server.settings import ServerSettings
+from localllm.server.settings import Offer, ServerSettings
+from localllm.server.store import ModelStore
 from localllm.template import given_template
 
+CACHE_SHARE = 4  # a model's cache takes a quarter of the memory, unless the context size is given
 UVICORN = "uvicorn.error"  # uvicorn's logger for start and stop messages
 ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 
 
 def serve(
-    own: ServeOptions, name: str, opening: OpeningOptions, sampling: Mapping[str, Any], browser: bool = False
-) -> None:
-    """Serve one model, or all models in a folder, until SIGTERM or Ctrl-C. `browser` opens the web page once the server
-    is ready."""
+    own: ServeOptions, name: str, opening: OpeningOptions, sampling: Mapping[str, Any], browser: bool = False,
+    default: str = "",
+) -> None:  # fmt: skip
+    """Serve one model, a folder of models (`--models`) or, without either, all models on this computer, until SIGTERM
+    or Ctrl-C. `browser` opens the web page once the server is ready. `default` is the model of requests that name none.
+    """
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
-    settings = ServerSettings.of(own, own.max_tokens)
+    offer: Offer = "folder" if own.models else "model" if name else "stores"
+    settings = ServerSettings.of(own, own.max_tokens, offer)
     if own.slot_save_path:
         check_folder(Path(own.slot_save_path))
     format_ = given_template(own.chat_template) if own.chat_template else None
-    places = (
-        models_in(Path(own.models))
-        if own.models
-        else [(settings.aliases[0] if settings.aliases else _title(name), Path(resolve(name)))]
-    )
+    alias, places = settings.aliases[0] if settings.aliases else _title(name), StoreFolders.here()
+    scan = (
+        folder_of(Path(own.models)) if offer == "folder"
+        else only(alias, Path(resolve(name))) if offer == "model"
+        else stores(places)
+    )  # fmt: skip
     sockets = listen(settings)
     limit_spare()
     for folder in dict.fromkeys(filter(None, (own.cache_dir, own.slot_save_path))):
@@ -66,9 +75,16 @@ def serve(
     logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that a loading error prints one line
     metrics, admission = Metrics(), Admission(settings.limits)
 
+    memory = own.memory_limit or (0 if offer == "model" else int(MEMORY_SHARE * free_memory()))
+
     def opened(path: Path) -> Served:
+        most = memory if offer != "model" else 0
+        if most and not opening.options.ctx_size:  # leave room for other models
+            most = min(most, path.stat().st_size + most // CACHE_SHARE)
         with LoadProgress() as progress:
-            model = load(path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings)
+            model = load(
+                path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings, memory=most
+            )
         try:
             tell(model)
             if format_ is not None and not model.embeds:
@@ -82,20 +98,26 @@ def serve(
             model.close()
             raise
 
-    registry = ModelRegistry(places, opened, own.memory_limit, own.embeddings)
+    registry = ModelRegistry(
+        scan, opened, memory, own.embeddings, default, live=offer != "model", strict=offer == "stores",
+        hidden=StoredModel("demo", "", (resolve("demo"),)) if offer == "stores" else None,
+    )  # fmt: skip
     usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
     service = Service(registry, usual)
+    if offer == "stores":
+        service.store = ModelStore(places, registry, lambda: memory)
     metrics.loads = service.loads
 
     async def ready() -> None:
         port = sockets[0].getsockname()[1]
-        if not own.models:
-            await registry.load(places[0][0])
-            served = registry.loaded(places[0][0])
+        if offer == "model":
+            await registry.load(alias)
+            served = registry.loaded(alias)
             assert served is not None
             say(plan_line(served, own.parallel))
         else:
-            say(f"{len(places)} models in {own.models}; each is loaded when a request names it")
+            count, where = len(registry.infos), own.models or "this computer"
+            say(f"{count} model{'s' * (count != 1)} of {where}; each is loaded when a request names it")
         for address in settings.addresses:
             say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
         logging.getLogger(UVICORN).setLevel(logging.INFO)

@@ -17,7 +17,7 @@ from localllm import __version__
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.server.body import read_json
-from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable, refusal_of
+from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable, UnknownModel, refusal_of
 from localllm.server.http import Handlers, reply
 from localllm.server.info import ModelInfo
 from localllm.server.llamacpp.request import CompletionBody, Wanted, described
@@ -59,7 +59,13 @@ class StatusRoutes(Handlers):
         return reply({"status": status} | llamacpp.body(refusal), refusal.status, refusal.headers)
 
     async def props(self, request: Request) -> Json:
-        model = self.service.find(request.query_params.get("model", ""))
+        name = request.query_params.get("model", "")
+        try:
+            model = self.service.find(name)
+        except UnknownModel:
+            if name:
+                raise
+            return self._router()
         usual = Generation(max_tokens=self.settings.max_tokens)
         shown = {"params": described(self._wanted(model, usual), (), short=True), "n_ctx": model.context}
         return {
@@ -79,6 +85,20 @@ class StatusRoutes(Handlers):
             "eos_token": model.eos,
             "build_info": f"localllm-{__version__}",
             "is_sleeping": False,
+        }
+
+    def _router(self) -> Json:
+        """Return the properties of a server with several models, as llama-server's router does."""
+        return {
+            "role": "router",
+            "models_autoload": True,
+            "model_alias": "",
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "endpoint_slots": self.settings.slots,
+            "endpoint_props": False,
+            "endpoint_metrics": self.settings.metrics,
+            "build_info": f"localllm-{__version__}",
         }
 
     async def change_props(self, request: Request) -> Json:

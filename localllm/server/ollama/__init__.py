@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.routing import Route
 
 from localllm.server.http import get, post
 from localllm.server.ollama.answers import Answers
 from localllm.server.ollama.models import OllamaModels
 from localllm.server.ollama.vectors import Vectors
+from localllm.server.permission import may_change
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
@@ -28,12 +31,17 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
         ("/api/tags", "GET", models.tags),
         ("/api/ps", "GET", models.ps),
         ("/api/version", "GET", models.version),
-        ("/api/create", "POST", models.unsupported),
-        ("/api/copy", "POST", models.unsupported),
         ("/api/push", "POST", models.unsupported),
-        ("/api/delete", "DELETE", models.unsupported),
         ("/api/blobs/{digest}", "HEAD", models.blob),
         ("/api/blobs/{digest}", "POST", models.unsupported),
     )
     made = [route for path, handler in posts for route in post((path,), handler, settings.limits)]
+    changes = (
+        ("/api/create", models.create, "POST"),
+        ("/api/copy", models.copy, "POST"),
+        ("/api/delete", models.delete, "DELETE"),
+    )
+    check = partial(may_change, settings)
+    for path, handler, method in changes:
+        made += post((path,), handler, settings.limits, method, check)
     return made + [route for path, method, handler in bodiless for route in get((path,), handler, method)]

@@ -41,6 +41,10 @@ class GenerateBody(AnswerBody):
     context: Annotated[list[int], Meta(max_length=10 * ITEMS)] = []
     images: list[Any] = []
 
+    @property
+    def only_loads(self) -> bool:
+        return not self.prompt
+
     def __post_init__(self) -> None:
         AnswerBody.__post_init__(self)
         refuse_images(self.images)
@@ -102,17 +106,19 @@ class Answers(Handlers):
         model = body.find(self.service)
         if "completion" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support generate', "model")
+        body.keep(request, self.service, self.settings, model)
         return model, generation_of(body, self.service, model, self.settings, client(request))
 
     def _reader(self, body: AnswerBody, model: ModelInfo, generation: Generation) -> EventReader:
         return EventReader(body.shown(model), generation.logprobs is not None)
 
     async def _only_load(self, body: AnswerBody, model: ModelInfo, empty: Json) -> Json:
-        """Handle a request without a prompt, which only loads the model."""
-        if body.unloads:
-            raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
-        await self.service.tokenize(model.id, "", False, False)
-        return _head(body.shown(model)) | empty | {"done": True, "done_reason": "load"}
+        """Handle a request without a prompt, which only loads the model or, with `keep_alive` 0, unloads it."""
+        if body.kept == 0:
+            self.service.registry.unload(model.id)
+        else:
+            await self.service.tokenize(model.id, "", False, False)
+        return _head(body.shown(model)) | empty | {"done": True, "done_reason": "unload" if body.kept == 0 else "load"}
 
     async def _reply(
         self, body: AnswerBody, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None

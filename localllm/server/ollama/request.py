@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from starlette.requests import Request
 
-from localllm.server.errors import BadRequest, NotSupported
+from localllm.base.errors import LocalLLMError
+from localllm.server.derived import OllamaOptions, sampling_of, stops_of
+from localllm.server.errors import BadRequest
 from localllm.server.info import ModelInfo
 from localllm.server.openai.generation import schema_structure
 from localllm.server.openai.messages import tool_call
-from localllm.server.sampling import OLLAMA, OllamaSamplers, checked, samplers_of
+from localllm.server.permission import may_unload
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
-from localllm.server.structs import MAX_INT, Body, ShortText, Wrong, listed, read
+from localllm.server.structs import Body, Wrong, read
 from localllm.server.turn import Generation, Json, Structure, Thinking
 
 MAX_MESSAGES = 10_000
@@ -23,16 +27,9 @@ MAX_CALLS = 1024
 MAX_TOOLS = 1024
 MAX_PROBS = 20
 ROLES = ("system", "user", "assistant", "tool")
-
-
-class Options(OllamaSamplers):
-    """The options of the model. Unknown options only affect loading, and are ignored as in Ollama."""
-
-    seed: int | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT)] | None = None  # -1: the whole context
-    num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT)] = -1
-    stop: ShortText | Annotated[list[ShortText], Meta(max_length=256)] = ""
-    tfs_z: float = 1  # obsolete; 1 disables it
+_DURATION = re.compile(r"([-+]?)((?:\d{1,9}(?:\.\d{0,9})?(?:ns|us|µs|ms|s|m|h))+|\d{1,9}(?:\.\d{0,9})?)")
+MAX_SECONDS = 10 * 365 * 86_400
+_UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ModelBody(Body):
@@ -58,32 +55,50 @@ class ModelBody(Body):
 
 
 class KeptBody(ModelBody):
-    """A request that may say how long the model stays loaded."""
+    """A request that may say how long the model stays loaded: in seconds, or as a text such as "5m" or "1h30m"."""
 
-    keep_alive: float | str = 1
+    keep_alive: float | str | None = None
 
     def __post_init__(self) -> None:
-        alive = self.keep_alive
-        if isinstance(alive, str) and _seconds(alive) is None and not any(letter.isdigit() for letter in alive):
+        if isinstance(self.keep_alive, str) and _seconds(self.keep_alive) is None:
             raise Wrong("keep_alive", 'expected a number of seconds, or a text such as "5m"')
 
     @property
-    def unloads(self) -> bool:
-        """Whether `keep_alive` is 0. A text is a number with a unit, or several of them, such as "5m" or "1h30m"."""
-        return (_seconds(self.keep_alive) if isinstance(self.keep_alive, str) else self.keep_alive) == 0
+    def kept(self) -> float | None:
+        """The seconds to stay loaded without requests; None: until memory is needed."""
+        given = _seconds(self.keep_alive) if isinstance(self.keep_alive, str) else self.keep_alive
+        return None if given is None or given < 0 else min(given, MAX_SECONDS)
+
+    def keep(self, request: Request, service: Service, settings: ServerSettings, model: ModelInfo) -> None:
+        """Let the model stay loaded as the request says, if its client may decide that."""
+        try:
+            may_unload(settings, request)
+        except LocalLLMError:
+            if self.kept == 0 and self.only_loads:
+                raise
+            return
+        service.registry.keep(model.id, self.kept)
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether the request has no prompt, and only loads or unloads the model."""
+        return False
 
 
 def _seconds(text: str) -> float | None:
-    try:
-        return float(text.rstrip("nusmhµ"))
-    except ValueError:
+    """Return the seconds of a duration, or None for other texts."""
+    number = _DURATION.fullmatch(text.strip())
+    if number is None:
         return None
+    parts = re.findall(r"([\d.]+)([a-zµ]*)", number[2])
+    total = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+    return -total if number[1] == "-" else total
 
 
 class AnswerBody(KeptBody):
     """The fields that /api/chat and /api/generate share."""
 
-    options: Options | None = None
+    options: OllamaOptions | None = None
     format: Literal["", "json"] | Json = ""
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
@@ -144,6 +159,10 @@ class ChatBody(AnswerBody):
     messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] = []
     tools: Annotated[list[Json], Meta(max_length=MAX_TOOLS)] = []
 
+    @property
+    def only_loads(self) -> bool:
+        return not self.messages
+
 
 def refuse_images(images: list[Any]) -> None:
     """Raise an error for the struct that has these images."""
@@ -155,18 +174,11 @@ def generation_of(
     body: AnswerBody, service: Service, model: ModelInfo, settings: ServerSettings, client: str
 ) -> Generation:
     """Return the options of a request."""
-    options = body.options or Options()
-    if options.tfs_z != 1:
-        raise NotSupported("options.tfs_z is not supported; leave it out")
-    sampling = samplers_of(options, OLLAMA, "options")
-    if options.seed is not None:
-        sampling["seed"] = checked("seed", options.seed, False, "options", "seed")
-    if options.repeat_last_n is not None:
-        sampling["repeat_last_n"] = model.context if options.repeat_last_n == -1 else options.repeat_last_n
+    options = body.options or OllamaOptions()
     return Generation(
-        sampling=sampling,
+        sampling=sampling_of(options, model.context),
         max_tokens=options.num_predict if options.num_predict > 0 else settings.max_tokens,
-        stops=tuple(filter(None, listed(options.stop))),
+        stops=stops_of(options),
         logprobs=body.top_logprobs if body.logprobs else None,
         structure=_structure(body.format),
         client=client,

@@ -45,7 +45,7 @@ class Vectors(Handlers):
 
     async def embed(self, request: Request, body: EmbedBody) -> Json:
         started = time.monotonic()
-        model = self._model(body)
+        model = self._model(request, body)
         texts = listed(body.input or ())
         ids = [await self._tokens(model, text, body.truncate) for text in texts]
         loading = time.monotonic() - started
@@ -61,19 +61,20 @@ class Vectors(Handlers):
         }
 
     async def embeddings(self, request: Request, body: EmbeddingsBody) -> Json:
-        model = self._model(body)
+        model = self._model(request, body)
         if not body.prompt:
             return {"embedding": []}
         ids = await self._tokens(model, body.prompt, True)
         found = await self.service.embed(model.id, [ids], self.settings.pooling)
         return {"embedding": found.vectors[0]}
 
-    def _model(self, body: VectorBody) -> ModelInfo:
+    def _model(self, request: Request, body: VectorBody) -> ModelInfo:
         model = body.find(self.service)
         if self.settings.pooling == "none":
             raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
         if "embedding" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support embeddings', "model")
+        body.keep(request, self.service, self.settings, model)
         return model
 
     async def _tokens(self, model: ModelInfo, text: str, truncate: bool) -> Sequence[int]:

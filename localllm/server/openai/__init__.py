@@ -15,6 +15,7 @@ from localllm.server.openai.completions import Completions
 from localllm.server.openai.embeddings import Embeddings
 from localllm.server.openai.models import OpenAIModels
 from localllm.server.openai.responses.routes import Responses
+from localllm.server.openai.studio import Studio
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
@@ -27,7 +28,7 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
         Embeddings(service, settings),
         OpenAIModels(service, settings),
     )
-    limits = settings.limits
+    studio, limits = Studio(service, settings), settings.limits
     return [
         *post(("/v1/chat/completions", "/chat/completions"), chat.complete, limits),
         *post(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), chat.count, limits),
@@ -38,5 +39,9 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
         *post(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), embeddings.rank, limits),
         *get(("/v1/models", "/models"), models.every),
         *get(("/v1/models/{model:path}", "/models/{model:path}"), models.one),
-        *get(("/api/v0/models",), models.studio),
+        *get(("/api/v0/models",), studio.every),
+        *get(("/api/v0/models/{model:path}",), studio.one),
+        *post(("/api/v0/chat/completions",), studio.chat, limits),
+        *post(("/api/v0/completions",), studio.complete, limits),
+        *post(("/api/v0/embeddings",), studio.embed, limits),
     ]

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from localllm.server.errors import UnknownModel
 from localllm.server.http import Handlers
 from localllm.server.info import ModelInfo
+from localllm.server.service import Service
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json
 
 _VOCABULARIES = {"llama": 1, "gpt2": 2, "gemma4": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}  # llama_vocab_type
@@ -33,19 +35,19 @@ class OpenAIModels(Handlers):
     async def one(self, request: Request) -> Json:
         """Return the model with this name. An unknown name is an error here, unlike in generation requests."""
         name = request.path_params["model"]
-        models, aliases = self.service.models(), self.settings.aliases
-        found = next((model for model in models if model.id == name or name in aliases), None)
-        if found is None:
-            raise UnknownModel(f"no model {name!r}; /v1/models lists them")
-        return self._entry(found)
-
-    async def studio(self, request: Request) -> Json:
-        """List all models in the format of LM Studio."""
-        return {"object": "list", "data": [studio_json(model) for model in self.service.models()]}
+        return self._entry(exactly(self.service, self.settings, name))
 
     def _entry(self, model: ModelInfo) -> Json:
         """Return an entry of `data` with llama.cpp's `aliases` and `tags`, which the command line sets."""
         return model_json(model) | {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
+
+
+def exactly(service: Service, settings: ServerSettings, name: str) -> ModelInfo:
+    """Return the model with this name; raise UnknownModel even if the server has only one model."""
+    found = next((model for model in service.models() if model.id == name or name in settings.aliases), None)
+    if found is None:
+        raise UnknownModel(f"no model {name!r}; /v1/models lists them")
+    return found
 
 
 def model_json(model: ModelInfo) -> Json:
@@ -58,7 +60,7 @@ def model_json(model: ModelInfo) -> Json:
         "type": "model",
         "display_name": model.id,
         "created_at": modified(model),
-        "status": {"value": model.state},
+        "status": {"value": model.state, "failed": model.state == "failed"},
         "meta": {
             "vocab_type": _VOCABULARIES.get(model.tokenizer, 0),
             "n_vocab": model.vocabulary,
@@ -89,26 +91,10 @@ def tag_json(model: ModelInfo) -> Json:
     }
 
 
-def studio_json(model: ModelInfo) -> Json:
-    """Return an entry of LM Studio's list. The publisher is the first folder of the model's name."""
-    loaded = model.state == "loaded"
-    return {
-        "id": model.id,
-        "object": "model",
-        "type": "embeddings" if "embedding" in model.capabilities else "llm",
-        "publisher": model.id.rpartition("/")[0].partition("/")[0],
-        "arch": model.architecture,
-        "compatibility_type": "gguf",
-        "quantization": model.quantization,
-        "state": "loaded" if loaded else "not-loaded",
-        "max_context_length": model.trained_context,
-    } | ({"loaded_context_length": model.context} if loaded else {})
-
-
 def gguf_details(model: ModelInfo, parameters: str) -> Json:
     """Return `details` of a model, as in llama.cpp and Ollama."""
     return {
-        "parent_model": "",
+        "parent_model": model.derived.base if model.derived is not None else "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from localllm.hub.short_names import KNOWN
+from localllm.server.errors import Forbidden, NotSupported, refusal_of
 from localllm.server.http import Handlers
+from localllm.server.permission import may_change, may_unload
+from localllm.server.settings import ServerSettings
 from localllm.server.turn import Json
 
 
@@ -13,8 +18,17 @@ class Known(Handlers):
     """The HTTP handler of /api/known."""
 
     async def known(self, request: Request) -> Json:
-        reason = "This server does not download models."
-        return {"models": short_names(), "load": False, "download": False, "reason": reason}
+        """Return the models with short names, whether this client may load and download models, and why not."""
+        unloads, changes = (self._refusal(check, request) for check in (may_unload, may_change))
+        return {"models": short_names(), "load": not unloads, "download": not changes, "reason": changes}
+
+    def _refusal(self, check: Callable[[ServerSettings, Request], None], request: Request) -> str:
+        """Return why a check refuses a request, or ""."""
+        try:
+            check(self.settings, request)
+        except (NotSupported, Forbidden) as error:
+            return refusal_of(error).message
+        return ""
 
 
 def short_names() -> list[Json]:

@@ -137,6 +137,9 @@ class ScriptedService(Service):
         self.normalized: list[bool] = []  # whether `embed` requested normalized vectors
         self.closed = 0  # number of answers whose iterator was closed or exhausted
 
+    async def refresh(self) -> None:
+        pass
+
     def find(self, name: str) -> ModelInfo:
         self.names.append(name)
         found = next((model for model in self.infos if model.id == name), None)

@@ -22,6 +22,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.loading.resolve import resolve
 from localllm.sandbox import ConfinedStopped, ResourceLimits
 from localllm.server.app import make_app
+from localllm.server.catalogue import only
 from localllm.server.lanes import LARGE
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
@@ -66,7 +67,7 @@ async def clients(limits: SchedulerLimits | None = None, context: int = CONTEXT)
         model = localllm.load(path, backend="cpu", threads=1, sequences=limits.parallel, ctx_size=context)
         return Served(model, limits)
 
-    registry = ModelRegistry([("demo", DEMO)], opened)
+    registry = ModelRegistry(only("demo", DEMO), opened)
     async with _of(registry) as made:
         yield made
 
@@ -408,7 +409,7 @@ def test_a_list_of_prompts_takes_its_places_in_turn(path: str) -> None:
 
 @asynccontextmanager
 async def embedding(path: Path) -> AsyncIterator[Clients]:
-    registry = ModelRegistry([("bert", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+    registry = ModelRegistry(only("bert", path), lambda path: Served(localllm.load(path), SchedulerLimits()))
     await registry.load("bert")
     async with _of(registry) as made:
         yield made

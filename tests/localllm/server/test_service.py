@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from localllm.server.app import make_app
+from localllm.server.catalogue import only
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import Service, Usual
@@ -73,7 +74,7 @@ def answered(usual: Usual, template: str = THINKS, **body: Any) -> dict[str, Any
         return served
 
     async def run() -> dict[str, Any]:
-        registry = ModelRegistry([("demo", DEMO)], load)
+        registry = ModelRegistry(only("demo", DEMO), load)
         transport = httpx.ASGITransport(make_app(Service(registry, usual), ServerSettings()))
         body.setdefault("messages", [{"role": "user", "content": "Hello"}])
         try:

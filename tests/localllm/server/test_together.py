@@ -22,9 +22,10 @@ from localllm.base.errors import LocalLLMError
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.loading.resolve import resolve
 from localllm.server.app import make_app
+from localllm.server.catalogue import folder_of, models_in, only
 from localllm.server.metrics import Metrics
 from localllm.server.observer import ObservedAnswers, ServiceObserver
-from localllm.server.registry import ModelRegistry, models_in
+from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
@@ -61,7 +62,7 @@ async def client(registry: ModelRegistry, settings: ServerSettings | None = None
 
 
 def one_model(**options: Any) -> ModelRegistry:
-    return ModelRegistry([("demo", DEMO)], lambda path: opened(path, **options))
+    return ModelRegistry(only("demo", DEMO), lambda path: opened(path, **options))
 
 
 def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
@@ -212,13 +213,13 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(DEMO, tmp_path / name)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
-    assert [name for name, _ in models_in(tmp_path)] == ["a", "b", "broken", "deep/c"]
+    assert [model.name for model in models_in(tmp_path)] == ["a", "b", "broken", "deep/c"]
 
     async def run() -> None:
         with opened(DEMO, ctx_size=64) as one:
             need = one.bytes
         assert need > DEMO.stat().st_size  # includes the KV cache
-        registry = ModelRegistry(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
+        registry = ModelRegistry(folder_of(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
         async with client(registry) as http:
             for name in ("a", "b", "deep/c"):
@@ -245,7 +246,7 @@ def test_a_model_that_does_not_fit_with_its_cache_is_refused_and_freed() -> None
         return loaded[-1]
 
     async def run() -> None:
-        registry = ModelRegistry([("demo", DEMO)], load, memory=DEMO.stat().st_size + 1000)
+        registry = ModelRegistry(only("demo", DEMO), load, memory=DEMO.stat().st_size + 1000)
         with pytest.raises(LocalLLMError, match=r"demo needs \d+ MiB, the server may use \d MiB .* smaller context"):
             await registry.load("demo")
         assert [info.state for info in registry.infos] == ["failed"]
@@ -264,13 +265,14 @@ def test_links_out_of_a_folder_of_models_are_skipped(tmp_path: Path, caplog: pyt
     (folder / "b.gguf").symlink_to("below/a.gguf")
     (folder / "out.gguf").symlink_to("/etc/passwd")
     os.mkfifo(folder / "pipe.gguf")
-    assert [name for name, _ in models_in(folder)] == ["b", "below/a"]
+    registry = ModelRegistry(folder_of(folder), opened)
+    assert [info.id for info in registry.infos] == ["b", "below/a"]
     assert "out is skipped: it is a link to a file outside" in caplog.text
 
 
 def test_a_folder_without_models_is_told(tmp_path: Path) -> None:
     with pytest.raises(LocalLLMError, match="no GGUF files"):
-        models_in(tmp_path)
+        folder_of(tmp_path)
 
 
 def test_embeddings_need_a_model_that_embeds() -> None:
@@ -279,7 +281,7 @@ def test_embeddings_need_a_model_that_embeds() -> None:
             answer = await http.post("/v1/embeddings", json={"input": "x"})
             assert answer.status_code in (400, 501)
         vectors = ModelRegistry(
-            [("demo", DEMO)],
+            only("demo", DEMO),
             lambda path: Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits()),
             embeds=True,
         )
@@ -305,7 +307,7 @@ def test_vectors_of_tokens_and_of_any_length() -> None:
             (ServerSettings(), {"embd_normalize": -1}, [long.tolist()]),
             (ServerSettings(pooling="none"), {}, rows.tolist()),
         ):
-            registry = ModelRegistry([("demo", DEMO)], load, embeds=True)
+            registry = ModelRegistry(only("demo", DEMO), load, embeds=True)
             async with client(registry, settings) as http:
                 [found] = (await http.post("/embedding", json={"content": "a cat", **body})).json()
             assert len(found["embedding"]) == len(expected)
@@ -319,7 +321,7 @@ def test_a_query_counts_with_each_document(tmp_path: Path) -> None:
     path = write_embedder(tmp_path / "rank.gguf", "bert-rank")
 
     async def run() -> None:
-        registry = ModelRegistry([("rank", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+        registry = ModelRegistry(only("rank", path), lambda path: Served(localllm.load(path), SchedulerLimits()))
         async with client(registry) as http:
             await registry.load("rank")
             texts = {"query": "ab", "documents": ["c", "def"]}
@@ -338,7 +340,7 @@ def chatml() -> ModelRegistry:
         served.model.use_template(given_template("chatml"))
         return served
 
-    return ModelRegistry([("demo", DEMO)], load)
+    return ModelRegistry(only("demo", DEMO), load)
 
 
 def test_a_given_template_takes_the_place_of_the_files() -> None:
@@ -385,7 +387,7 @@ def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
     async def run() -> None:
         begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]
         greedy = {"temperature": 0, "max_tokens": 4}
-        async with client(ModelRegistry([("stories", stories)], load)) as http:
+        async with client(ModelRegistry(only("stories", stories), load)) as http:
             body = {"messages": begun, "verbose": True, **greedy}
             answer = (await http.post("/v1/chat/completions", json=body)).json()
             assert answer["__verbose"]["prompt"].endswith("<|im_start|>assistant\nWh")
@@ -403,7 +405,7 @@ def test_content_is_the_text_of_its_tokens(tmp_path: Path, stream: bool) -> None
     body = {"messages": [{"role": "user", "content": "Hi"}], "grammar": 'root ::= " ab"', "logprobs": True}
 
     async def run() -> None:
-        async with client(ModelRegistry([("m", path)], opened)) as http:
+        async with client(ModelRegistry(only("m", path), opened)) as http:
             answer = await http.post("/v1/chat/completions", json={**body, "max_tokens": 8, "stream": stream})
             said, tokens = "", ""
             for event in events(answer) if stream else [answer.json()]:
@@ -441,7 +443,7 @@ def test_the_state_tells_the_options_of_the_server() -> None:
             model = localllm.load(path, backend="cpu", threads=1, sequences=1)
             return Served(model, SchedulerLimits(parallel=1), sampling={"seed": 42, "temperature": 0.25})
 
-        async with client(ModelRegistry([("demo", DEMO)], load)) as http:
+        async with client(ModelRegistry(only("demo", DEMO), load)) as http:
             settings = (await http.post("/completion", json={"prompt": "a", "n_predict": 1})).json()
             shown = (await http.get("/props")).json()["default_generation_settings"]["params"]
             for found in (settings["generation_settings"], shown):

@@ -3,6 +3,8 @@
 import * as api from "./api.js";
 import { remember, remembered } from "./store.js";
 
+export const BUNDLED = "demo"; // the model that comes with localllm
+
 export class Models {
   constructor() {
     this.list = []; // {id, state, bytes, quantization, parameters, chats}

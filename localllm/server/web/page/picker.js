@@ -4,6 +4,7 @@
 import * as api from "./api.js";
 import { $, announce, ask, element, iconButton } from "./dom.js";
 import { Download } from "./download.js";
+import { BUNDLED } from "./models.js";
 import { parameters, remaining, size } from "./units.js";
 
 const MOST_ROWS = 200; // maximum rows of the list; more are found by typing
@@ -71,10 +72,10 @@ export class Picker {
     $("welcome-model").textContent = id || "a model on this server";
     $("set-model").hidden = !models.fixed || !models.management.reason;
     $("set-model").textContent = models.management.reason;
-    $("toy").hidden = id !== "demo" || !models.management.download;
+    $("toy").hidden = id !== BUNDLED || !models.management.download;
     const other = models.for("");
     $("gone").hidden = !gone;
-    $("gone-text").textContent = !gone ? "" : models.find(id) ? `${id} cannot chat.` : `${id} is no longer on this server.`;
+    $("gone-text").textContent = !gone ? "" : models.find(id) ? `${id} cannot chat.` : `${id} is not in this server's list of models any more.`;
     $("gone-use").hidden = !other;
     $("gone-use").textContent = `Use ${other}`;
     if ($("models").open) this.list();
@@ -131,7 +132,7 @@ export class Picker {
         tools.push(element("button", { type: "button", class: "plain", "data-does": "load", "aria-label": `${loaded ? "Unload" : "Load"} ${one.id}`, onclick: change }, loaded ? "Unload" : "Load"));
       }
     }
-    if (may.download) tools.push(iconButton("bin", `Delete ${one.id}`, () => this.remove(one), { "data-does": "delete" }));
+    if (may.download && one.id !== BUNDLED) tools.push(iconButton("bin", `Delete ${one.id}`, () => this.remove(one), { "data-does": "delete" }));
     return element("li", { "data-id": one.id, class: one.id === this.chat.model ? "current" : "" }, button, element("span", { class: "tools" }, ...tools));
   }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localllm.hub.short_names import KNOWN
+from localllm.server.settings import ServerSettings
 from tests.localllm.server.browser.managed import Line, Management, part
 from tests.localllm.server.browser.site import LONG, Site, answered, echo, send, texts, until
 from tests.localllm.server.scripted import Model, ScriptedService, script
@@ -60,7 +61,7 @@ def test_each_conversation_has_its_model_and_a_vanished_one_is_told(site: Callab
     it.service.infos = MODELS[:1] + MODELS[2:]
     page.goto(other)
     page.reload()
-    page.wait_for_selector(f"#gone >> text={OTHER.id} is no longer on this server.")
+    page.wait_for_selector(f"#gone >> text={OTHER.id} is not in this server's list of models any more.")
     send(page, "three")  # asks for a choice, and keeps the text
     page.wait_for_selector("#models[open]")
     page.keyboard.press("Escape")
@@ -187,8 +188,9 @@ def test_models_are_unloaded_and_deleted(site: Callable[..., Site]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_server_that_does_not_download_says_so(site: Callable[..., Site], count: int) -> None:
-    page = site(echo, all_models=MODELS[:count]).page()
-    reason = "This server does not download models"
+    settings = ServerSettings(port=0, offer="model" if count == 1 else "folder")
+    page = site(echo, settings, all_models=MODELS[:count]).page()
+    reason = "`localllm serve` without MODEL"
     if count == 1:  # nothing to choose: the name is text, and the settings say why
         assert texts(page, "#only-model") == ["tiny"]
         assert page.locator("#model").is_hidden()
@@ -197,7 +199,7 @@ def test_a_server_that_does_not_download_says_so(site: Callable[..., Site], coun
     else:
         page.click("#model")
         page.wait_for_selector(f"#get-off >> text={reason}")
-        assert page.locator("#get, [data-does=load], [data-does=delete]").locator("visible=true").count() == 0
+        assert page.locator("#get, [data-does=delete]").locator("visible=true").count() == 0
 
 
 def test_ten_thousand_models_with_hostile_names_stay_usable(site: Callable[..., Site]) -> None:

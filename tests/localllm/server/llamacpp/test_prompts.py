@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server.catalogue import only
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.template import given_template
@@ -36,7 +37,7 @@ def test_prompts_are_those_of_llama_server(family: str) -> None:
         return served
 
     async def run() -> None:
-        async with client(ModelRegistry([("demo", DEMO)], load)) as http:
+        async with client(ModelRegistry(only("demo", DEMO), load)) as http:
             await http.post("/tokenize", json={"content": "x"})  # this request loads the model
             for case, request in STORED["requests"].items():
                 answer = await http.post("/apply-template", json=request)

@@ -14,6 +14,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.loading.resolve import resolve
 from localllm.saved.slot_files import SlotFiles
 from localllm.server.app import make_app
+from localllm.server.catalogue import only
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import Service
@@ -63,7 +64,7 @@ def test_a_slot_is_saved_erased_restored_and_continued(tmp_path: Path) -> None:
         model = localllm.load(path, backend="cpu", threads=1, sequences=2, ctx_size=256)
         return Served(model, SchedulerLimits(2), slots=SlotFiles(tmp_path / "slots", model))
 
-    registry = ModelRegistry([("demo", Path(resolve("demo")))], opened)
+    registry = ModelRegistry(only("demo", Path(resolve("demo"))), opened)
     asked = {"prompt": PROMPT, "id_slot": 1, "temperature": 0, "n_predict": 12, "ignore_eos": True}
 
     async def main() -> None:

@@ -76,7 +76,7 @@ def test_pull() -> None:
         "status": "success"
     }
     response = call(ScriptedService(), "/api/pull", {"model": "llama3"})
-    assert (response.status_code, "does not download models" in response.json()["error"]) == (501, True)
+    assert (response.status_code, "`localllm serve` without MODEL" in response.json()["error"]) == (501, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""Change the models on this computer for clients: download, delete, copy and create.
+
+Only `localllm serve` without MODEL has a store. Downloads come from the configured hub alone, and only what `pull` or
+this server made is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+from localllm.hub import NotHere, StoredModel, StoreError, StoreFolders, everything
+from localllm.hub.derived import derived_name, save_derived
+from localllm.hub.owned import is_owned, remove_model
+from localllm.hub.reference import Reference
+from localllm.hub.search import models_named
+from localllm.hub.short_names import wanted_reference
+from localllm.hub.stored_model import DerivedModel
+from localllm.server.errors import BadRequest, Forbidden, TooManyRequests, UnknownModel
+from localllm.server.pulls import Pulls
+from localllm.server.registry import ModelRegistry
+from localllm.server.turn import Json
+
+MOST_NAME = 300  # maximum characters of a name
+
+
+class ModelStore:
+    """The stores of this computer, for the clients of a server. Use it from the event loop only."""
+
+    def __init__(
+        self,
+        places: StoreFolders,
+        registry: ModelRegistry,
+        free: Callable[[], int],
+        reference: Callable[[str], Reference] = wanted_reference,
+    ) -> None:
+        """Create a store. `free` returns the bytes of free memory, and `reference` parses a name of the hub."""
+        self._places, self._registry, self._reference = places, registry, reference
+        self._pulls = Pulls(places.hub, free)
+        self._changing = asyncio.Lock()  # one change at a time, so that its checks hold
+
+    def pull(self, name: str) -> AsyncGenerator[Json, None]:
+        """Download a model unless it is here, and yield the progress; raise BadRequest for an invalid name."""
+        _check(name)
+        try:
+            asked = self._reference(name)
+        except StoreError as error:
+            if self._here(name):
+                return _success()
+            raise BadRequest(str(error), "model") from None
+        return _success() if asked.quant and self._here(name) else self._pulled(asked)
+
+    async def _pulled(self, asked: Reference) -> AsyncGenerator[Json, None]:
+        followed = self._pulls.follow(asked)
+        try:
+            async for line in followed:
+                yield line
+        finally:
+            await followed.aclose()
+        await self._registry.refresh(now=True)
+        yield {"status": "success"}
+
+    def _here(self, name: str) -> bool:
+        try:
+            self._registry.find(name)
+        except (UnknownModel, StoreError):
+            return False
+        return True
+
+    async def delete(self, name: str) -> None:
+        """Delete a model that `pull` or this server made; raise UnknownModel or StoreError. A loaded model stays in
+        memory until its requests have ended."""
+        _check(name)
+        async with self._changing:
+            model = await asyncio.to_thread(self._exactly, name)
+            if not is_owned(model, self._places.hub):
+                raise Forbidden(f"{model.name} is a model of {model.store} and was not fetched here; delete it there")
+            if self._pulls.running(model.repo):
+                raise TooManyRequests(f"{model.name} is being downloaded; delete it afterwards", 10)
+            await asyncio.to_thread(remove_model, model, self._places.hub)
+        await self._registry.refresh(now=True)
+
+    async def copy(self, source: str, destination: str) -> None:
+        """Give a model a second name, which shares its file."""
+        _check(source, destination)
+        found = self._registry.stored(source)
+        derived = found.derived or DerivedModel("", found.name)
+        await self._save(replace(derived, name=derived_name(destination), created=time.time()))
+
+    async def create(self, name: str, base: str, **changes: Any) -> None:
+        """Create a derived model of `base`. `changes` are fields of DerivedModel; others stay as in the base."""
+        _check(name, base)
+        found = self._registry.stored(base)
+        derived = found.derived or DerivedModel("", found.name)
+        given = {key: value for key, value in changes.items() if value}
+        if "parameters" in given:
+            given["parameters"] = {**derived.parameters, **given["parameters"]}
+        await self._save(replace(derived, name=derived_name(name), created=time.time(), **given))
+
+    async def _save(self, model: DerivedModel) -> None:
+        async with self._changing:
+            same = [each for each in await asyncio.to_thread(everything, self._places) if _same(each.name, model.name)]
+            if any(each.derived is None and not each.problem for each in same):
+                raise BadRequest(f"{model.name} is the name of a model that was downloaded; choose another name")
+            await asyncio.to_thread(save_derived, self._places.derived, model)
+        await self._registry.refresh(now=True)
+
+    def _exactly(self, name: str) -> StoredModel:
+        """Return the model with this full name or hub name, even if it is damaged."""
+        models = everything(self._places)
+        try:
+            found = models_named(name, models)
+        except NotHere:
+            raise UnknownModel(f"model {name!r} is not here") from None
+        if not _same(found.name, name):
+            try:
+                repo = self._reference(name).repo
+            except StoreError:
+                repo = ""
+            if repo.lower() != found.repo.lower() or not repo:
+                raise UnknownModel(f"model {name!r} is not here; give the full name, such as {found.name}")
+        return found
+
+
+def _same(name: str, other: str) -> bool:
+    first, second = (each.lower().removesuffix(":latest") for each in (name, other))
+    return first == second
+
+
+def _check(*names: str) -> None:
+    for name in names:
+        if not name or len(name) > MOST_NAME:
+            raise BadRequest(f"a model's name has 1 to {MOST_NAME} characters", "model")
+
+
+async def _success() -> AsyncGenerator[Json, None]:
+    yield {"status": "pulling manifest"}
+    yield {"status": "success"}
