@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+STORES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 COLOURS = 256  # palette size of a screenshot: text stays sharp, and the PNG small
 TALKS = (
     ("Tell me a story about the sea.",),
@@ -34,9 +37,14 @@ TALKS = (
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Run `localllm serve demo`, and yield its address."""
-    command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "--temp", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+    """Run `localllm serve` where there are no models but the bundled one, and yield its address."""
+    command = [sys.executable, "-m", "localllm", "serve", "--port", "0", "--temp", "0"]
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ | dict.fromkeys(STORES, empty)
+        ) as server,
+    ):
         assert server.stderr is not None
         try:
             yield next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
@@ -68,6 +76,11 @@ def shoot(page: Any, url: str, out: Path) -> None:
     page.wait_for_timeout(300)
     save(page.screenshot(), out / "web-dark.png")
     page.emulate_media(color_scheme="light")
+    page.click("#model")
+    page.click("#get-help")
+    page.wait_for_timeout(300)
+    save(page.screenshot(), out / "web-models.png")
+    page.keyboard.press("Escape")
     page.set_viewport_size({"width": 390, "height": 780})
     page.reload()
     page.wait_for_selector(".answer[aria-busy=false] .stats")

@@ -107,6 +107,32 @@ def test_the_list_of_known_models_is_the_hubs_table_and_needs_the_key() -> None:
     assert fetch("/api/known", settings=settings).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("settings", "headers", "load", "download", "reason"),
+    [
+        (ServerSettings(offer="stores"), {}, True, True, ""),
+        (ServerSettings(offer="folder"), {}, True, False, "folder of models"),
+        (ServerSettings(offer="model"), {}, False, False, "one fixed model"),
+        (ServerSettings(offer="stores", locked="locked for a reason"), {}, False, False, "locked for a reason"),
+        (
+            ServerSettings(offer="stores", origins=("*",)),
+            {"origin": "http://other.example"},
+            False,
+            False,
+            "other sites",
+        ),
+    ],
+    ids=["stores", "folder", "model", "locked", "origin"],
+)
+def test_the_page_learns_what_it_may_do_with_models(
+    settings: ServerSettings, headers: dict[str, str], load: bool, download: bool, reason: str
+) -> None:
+    found = fetch("/api/known", settings=settings, **headers).json()
+    assert (found["load"], found["download"]) == (load, download)
+    assert reason in found["reason"]
+    assert bool(reason) == bool(found["reason"])
+
+
 def test_strange_hosts_and_pages_get_no_page() -> None:
     assert fetch("/", host="evil.example", **HTML).status_code == 403
     assert fetch("/web/main.js", host="evil.example").status_code == 403

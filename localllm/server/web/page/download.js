@@ -86,7 +86,7 @@ export class Download {
 
   count(part, total, completed) {
     if (this.parts.size >= MOST_PARTS && !this.parts.has(part)) throw new Error("The model has too many files.");
-    if (!this.parts.has(part)) this.samples = []; // what an earlier download left counts as complete at once, and would distort the rate
+    if (!this.parts.get(part)?.completed) this.samples = []; // what an earlier download left counts at once, and would distort the rate
     this.parts.set(part, { total, completed });
     const now = performance.now();
     this.samples = this.samples.filter(([time]) => now - time < WINDOW_MS);

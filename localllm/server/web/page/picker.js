@@ -168,7 +168,7 @@ export class Picker {
     if (!name || this.download?.state === "running") return;
     const asked = this.models.management.models.find((one) => one.name === name.toLowerCase());
     const before = new Set(this.models.list.map((one) => one.id));
-    const talk = this.chat.talk?.id;
+    const talk = this.chat.talk?.id, began = Date.now();
     this.download = new Download(name, () => this.progress());
     this.progress();
     this.list();
@@ -184,7 +184,8 @@ export class Picker {
     if (!made) return;
     announce(`${made.id} is ready`);
     $("get-name").value = "";
-    if (talk === this.chat.talk?.id) this.use(made.id);
+    const now = this.chat.talk;
+    if (talk === now?.id || (!talk && now.created >= began)) this.use(made.id);
     else this.models.prefer(made.id); // the user has opened another conversation, which keeps its model
   }
 
