@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 STORES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 COLOURS = 256  # palette size of a screenshot: text stays sharp, and the PNG small
+RUNS = 10  # runs of `explain`
 TALKS = (
     ("Tell me a story about the sea.",),
     ("What can you do?",),
@@ -89,11 +90,20 @@ def shoot(page: Any, url: str, out: Path) -> None:
 
 
 def explained(browser: Any, out: Path) -> None:
-    """Explain the answer that docs/explain.md discusses. Keep the report, and take screenshots of two parts of it."""
-    html = out / "explain.html"
-    words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/doctor.md", "What does this page say?"]
-    command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(html), "--force"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    """Explain the answer that docs/explain.md discusses. Keep the fastest report, and take screenshots of two parts."""
+    html, tried = out / "explain.html", out / "explain-tried.html"
+    words = ["-t", "1", "--seed", "3", "-n", "64", "-f", "docs/pictures/explained.txt", "What does this page say?"]
+    command = [sys.executable, "-m", "localllm", "explain", "demo", *words, "-o", str(tried), "--force"]
+    fastest = float("inf")
+    for _ in range(RUNS):
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        found = re.search(r"The time line: ([\d.]+) (m?s)<", tried.read_text(encoding="utf-8"))
+        assert found is not None, "the report's heading has changed"
+        seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
+        if seconds < fastest:
+            fastest = seconds
+            tried.replace(html)
+    tried.unlink(missing_ok=True)
     for name, scheme, first, last in (
         ("explain.png", "light", "The time line", "Every token of the answer"),
         ("explain-dark.png", "dark", "The answer", "What was read and multiplied"),

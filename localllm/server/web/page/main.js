@@ -43,7 +43,7 @@ messages = new MessageView(chat);
 picker = new Picker(chat, models, () => chat.events.shown());
 composer = new Composer(chat, messages, picker);
 sidebar = new Sidebar(chat);
-const showModels = () => picker.refresh().catch((error) => complain(error.message));
+const showModels = () => picker.refresh().then(() => chat.events.shown(), (error) => complain(error.message));
 const settings = new Settings(chat, showModels);
 
 $("open-shortcuts").addEventListener("click", () => $("shortcuts").showModal());

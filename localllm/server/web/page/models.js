@@ -35,7 +35,7 @@ export class Models {
   // Returns the model for a conversation that wants `wanted`: "" if there is none. A wanted model that has gone is
   // returned all the same, so that nobody gets another model unasked.
   for(wanted) {
-    if (wanted && !this.fixed) return wanted;
+    if (wanted && !(this.known && this.fixed)) return wanted;
     const chatting = this.chatting;
     const found = [wanted, this.preferred].map((id) => chatting.find((one) => one.id === id)).find(Boolean);
     return (found ?? chatting.find((one) => one.state === "loaded") ?? chatting[0])?.id ?? "";

@@ -57,6 +57,9 @@ def test_each_conversation_has_its_model_and_a_vanished_one_is_told(site: Callab
     page.click("#conversations .open >> text=one")
     until(page, "document.querySelector('#model-name').innerText === 'other-GGUF:Q8_0'")
     assert OTHER.id not in texts(page, ".stats")[0]
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert OTHER.id not in texts(page, ".stats")[0]
 
     it.service.infos = MODELS[:1] + MODELS[2:]
     page.goto(other)
