@@ -25,7 +25,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.resolve import resolve
 from localllm.loading.templated import Templated, messages_of
-from localllm.models import ModelError, architecture_of
+from localllm.models import ModelError, Pooler, architecture_of
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -67,6 +67,16 @@ class Model(Templated):
         if bound is None or bound.pooler is None:
             raise LocalLLMError("this model was loaded to predict tokens; use localllm.load(path, embeddings=True)")
         return Embedder(engine, bound.config, bound.pooler)
+
+    @property
+    def side_embedder(self) -> Embedder:
+        """Pools the hidden states of a model that predicts tokens. Raises LocalLLMError if its engine returns none."""
+        self._check_open()
+        bound = self._bound
+        if bound is None or bound.head is None:
+            problem = "this model cannot give vectors while it writes text; for vectors, start it with "
+            raise LocalLLMError(Notice(problem, Setting("embeddings")))
+        return Embedder(bound.engine, bound.config, Pooler(bound.config, bound.head))
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: str = "auto", normalize: bool = True

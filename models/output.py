@@ -20,9 +20,10 @@ class Output(Part):
         `hidden` is the input of multi-token-prediction heads if it differs from the output's input.
         """
         normed = self.builder.norm(norm, x) if norm else x
-        logits = self.logits(self.recorder.select_rows(normed) if every_row else normed, name)
+        chosen = self.recorder.select_rows(normed) if every_row else normed
+        logits = self.logits(chosen, name)
         read = hidden or (normed if self.builder.row.heads_norm else x)
-        return self.recorder.finish(logits, self.tensors.used(), read)
+        return self.recorder.finish(logits, self.tensors.used(), read, chosen if chosen.rows == logits.rows else None)
 
     def logits(self, x: Value, name: str) -> Value:
         """Return the logits of normed hidden states; without the named matrix, the output is tied to

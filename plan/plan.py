@@ -65,6 +65,7 @@ class Plan:
     # names of the weights' tensors, and of tensors whose values are constants in operations
     tensors: frozenset[str] = frozenset()
     hidden: Value | None = None  # hidden states for multi-token-prediction heads
+    normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
 
     @property

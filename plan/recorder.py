@@ -390,14 +390,16 @@ class Recorder:
         self._operations.append(Send(()))
         self._encodes = True
 
-    def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
+    def finish(
+        self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None, normed: Value | None = None
+    ) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the GGUF.
 
-        `hidden` is the hidden states for multi-token-prediction heads.
+        `hidden` is the hidden states for multi-token-prediction heads, and `normed` those after the output norm.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden
-        return Plan(operations, *made, encodes=self._encodes)
+        return Plan(operations, *made, normed, encodes=self._encodes)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localllm.cli import own_names
 from localllm.cli.app import Command, CommandLine, UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, OWN, SHARED, Catalogue
 from localllm.cli.flags import typed
@@ -154,6 +155,8 @@ class Sources:
             if key == TABLE_OF_PRESETS:
                 for name, table in _table(file, raw, key).items():
                     self.presets[name] = self._entries(file, SHARED, _table(file, table, key, name), key, name)
+            elif key == own_names.TABLE and isinstance(raw, dict):
+                own_names.names_in(file)  # checks them
             elif key in self.catalogue.commands:
                 self._tables[key] = self._entries(file, key, _table(file, raw, key), key)
             else:

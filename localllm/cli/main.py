@@ -17,8 +17,10 @@ from typing import Any
 
 from localllm.base.notices import BeyondTraining, NotUsed
 from localllm.cli.app import CommandLine, UsageError, read_command_line
+from localllm.cli.derived import with_derived
 from localllm.cli.flags import typed
 from localllm.cli.naming import with_command
+from localllm.cli.own_names import expanded
 from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
@@ -100,7 +102,7 @@ def _dispatch(words: list[str]) -> None:
         words = [*words[1:], "--help"]
     line = read_command_line(COMMANDS, with_command(words, COMMANDS))
     if line is not None:
-        line = _configured(line)
+        line = with_derived(expanded(_configured(line)))
         COMMANDS[line.name].run(line)
 
 

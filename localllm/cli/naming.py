@@ -10,6 +10,7 @@ from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
+from localllm.cli.own_names import own_names
 from localllm.loading.resolve import BOX, is_model_folder, resolve
 
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
@@ -46,6 +47,7 @@ def _is_model(word: str) -> bool:
         or is_path(word)
         or REFERENCE.fullmatch(word)
         or full_name(word)
+        or word.lower() in own_names()
     ):
         return True
     return bool(matches(word, everything(StoreFolders.here())))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from localllm.base.notices import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
-from localllm.options.kinds import PATH, TEXT, Kind, integer, several
+from localllm.options.kinds import JSON, PATH, TEXT, Kind, integer, several
 from localllm.options.load import CACHE_OPTIONS, FORCED, NEAREST_RULE
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _reference(text: str) -> str:
     from localllm.hub.short_names import wanted_reference
 
     try:
-        return str(wanted_reference(text))
+        return str(wanted_reference(text)) if "/" in text else text  # own_names.py knows names without a slash
     except StoreError as error:
         raise OptionError(str(error)) from None
 
@@ -51,6 +52,8 @@ class ModelName(Options):
         "", "-hf", "-hfr", "--hf-repo", kind=_REPO, offers="models",
         help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
     )  # fmt: skip
+
+    own_names: Mapping[str, str] = option({}, kind=JSON, help="")  # from the configuration (own_names.py)
 
     @property
     def named(self) -> bool:
@@ -229,6 +232,7 @@ class PullOptions(Options):
 @dataclass(frozen=True, slots=True)
 class SearchOptions(Options):
     words: tuple[str, ...] = _words(help="words of the names", metavar="WORDS")
+    own_names: Mapping[str, str] = same(ModelName, "own_names")
     limit: int = option(20, "-n", "--limit", kind=integer(1, 100), help="maximum number of models")
     json: bool = same(ShowOptions, "json")
 

@@ -54,10 +54,12 @@ def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
     embed(own, *model_and_words(own), opening)
 
 
-def serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
+def serve(
+    model: options.ModelName, own: ServeOptions, opening: options.OpeningOptions, sampling: Mapping[str, Any]
+) -> None:
     from localllm.cli.commands.serve import serve
 
-    serve(own, one_model(model) if model.named else "", *rest)
+    serve(own, one_model(model) if model.named else "", opening, sampling, names=model.own_names)
 
 
 def web(
@@ -67,7 +69,7 @@ def web(
 
     if own.no_web:
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
-    serve(own, one_model(model) if model.named else "", opening, sampling, browser=True)
+    serve(own, one_model(model) if model.named else "", opening, sampling, browser=True, names=model.own_names)
 
 
 def show(model: options.ModelName, own: options.ShowOptions) -> None:

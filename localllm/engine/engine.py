@@ -26,7 +26,7 @@ from localllm.base.notices import Notice, Setting
 from localllm.engine.exclusive import Exclusive
 from localllm.engine.paging import BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.engine.top_k import top_k_indices
-from localllm.plan import Batch
+from localllm.plan import Batch, Value
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -51,6 +51,7 @@ class SequenceRows(NamedTuple):
     tokens: Sequence[int]
     wanted: Wanted = "last"
     top_k: int = 0  # number of largest logits to return per requested token; 0: all logits
+    hidden: bool = False  # whether to also return the hidden states of the requested tokens
 
 
 class Result(NamedTuple):
@@ -58,6 +59,7 @@ class Result(NamedTuple):
 
     logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
     top_k: TopK  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
+    hidden: F32 = _NO_LOGITS  # hidden states after the output norm (n, width); (0, 0) if not requested
 
 
 class Watches(Protocol):
@@ -76,9 +78,19 @@ class Engine:
 
     For an encoder-decoder model, `start` is the token that separates the text from its answer. The first step of a
     sequence contains the whole text and that token. The encoder reads the tokens before it, the decoder all others.
+
+    `hidden` is the value with the hidden states of the rows with logits, which the executable keeps.
     """
 
-    def __init__(self, executable: Executable, pool: BlockPool, limits: Limits, start: int | None = None) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        pool: BlockPool,
+        limits: Limits,
+        start: int | None = None,
+        hidden: Value | None = None,
+    ) -> None:
+        self.hidden = hidden
         self.executable, self.pool, self.limits = executable, pool, limits
         self.start = start
         self.watch: Watches | None = None  # observer of every step
@@ -212,7 +224,7 @@ class Engine:
         starts: list[int] = []
         counts: list[int] = []
         wanted: list[int] = []
-        for sequence, tokens, which, _ in rows:
+        for sequence, tokens, which, *_ in rows:
             count = len(tokens)
             assert sequence.pool is self.pool, "a sequence of another engine"
             start = len(sequence.tokens)
@@ -290,7 +302,7 @@ class Engine:
     def _run(self, rows: Sequence[SequenceRows], batch: Batch, wanted: list[int]) -> list[Result]:
         """Evaluate the batch. If possible, copy only the top-k logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].top_k:  # fast path for decode
+        if len(rows) == 1 and not rows[0].top_k and not rows[0].hidden:  # fast path for decode
             return [Result(executable.step(batch), _NO_TOP_K)]
         most = max(part.top_k for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
@@ -302,8 +314,16 @@ class Engine:
                 for part, span in zip(rows, spans, strict=True)
             ]
         found = executable.step(batch)
+        states = _NO_LOGITS
+        if any(part.hidden for part in rows):
+            assert self.hidden is not None, "the executable keeps no hidden states"
+            states = executable.value(self.hidden)
         return [
-            Result(_NO_LOGITS, top_k_of(found[span], part.top_k)) if part.top_k else Result(found[span], _NO_TOP_K)
+            Result(
+                _NO_LOGITS if part.top_k else found[span],
+                top_k_of(found[span], part.top_k) if part.top_k else _NO_TOP_K,
+                states[span] if part.hidden else _NO_LOGITS,
+            )
             for part, span in zip(rows, spans, strict=True)
         ]
 

@@ -97,6 +97,12 @@ class Request:
     client: str = ""  # ACCOUNT or ACCOUNT/USER: scheduling is fair between accounts, then between their users
     processor: LogitsProcessor | None = None  # modifies the logits before sampling
     observer: AnswerObserver | None = None  # observes each token; requires all logits to be computed
+    states: Callable[[int, NDArray[np.float32]], None] | None = None  # takes hidden states (n, width) from a position
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Whether every prompt token is evaluated, and has a row of logits."""
+        return self.prompt_logprobs or self.states is not None
 
     @property
     def account(self) -> str:

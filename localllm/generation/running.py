@@ -115,6 +115,8 @@ class Running:
         try:
             if prompt:
                 one.evaluated(result.logits)
+                if one.request.states is not None:
+                    one.request.states(sequence.length - len(result.hidden), result.hidden)
             caught_up = sequence.length >= len(one.tokens)
             if caught_up and one.tokens_left <= 0:
                 one.finish("length")  # `max_tokens` is 0: prefill only
@@ -211,7 +213,7 @@ class Running:
         `stopped` is the request to preempt, or None.
         """
         sequence, reused = self._engine.add(), 0
-        if one.request.reuse and not one.request.prompt_logprobs:
+        if one.request.reuse and not one.request.whole_prompt:
             found = self._reusable(one)
             if found is None:
                 return False

@@ -95,14 +95,14 @@ class Schedule:
             if logits_left <= 0 or budget <= 0:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
-            count = self._chunk(one, min(share, logits_left) if one.request.prompt_logprobs else share)
+            count = self._chunk(one, min(share, logits_left) if one.request.whole_prompt else share)
             if self._whole(one):  # one step must contain an encoder's whole text, even beyond the budget
                 count = one.pending if one.pending <= room else 0
             if not count:
                 continue
             room -= count
             whole = count == one.pending
-            wanted: Wanted = "all" if one.request.prompt_logprobs else "last" if whole else "none"
+            wanted: Wanted = "all" if one.request.whole_prompt else "last" if whole else "none"
             parts.append(StepPart(one, count, wanted, prompt=True))
             budget -= count
             logits_left -= count if wanted == "all" else int(whole)
@@ -140,7 +140,7 @@ class Schedule:
                 part.count = min(room, part.count)
                 part.wanted = "last" if part.count == part.state.pending else part.wanted
                 part.state.verified = min(part.state.verified, part.count - 1)
-                if part.prompt and part.count < part.state.pending:
+                if part.prompt and part.count < part.state.pending and not part.state.request.whole_prompt:
                     part.wanted = "none"
                 continue
             self._no_room(part.state)
@@ -164,8 +164,8 @@ class Schedule:
         tokens = one.tokens[sequence.length :][: part.count]
         if one.verified and not part.prompt:
             tokens += [draft.token for draft in one.drafts[: one.verified]]
-        if part.wanted == "none" or one.verified or one.request.prompt_logprobs or not self._most_largest:
-            return SequenceRows(sequence, tokens, part.wanted)
+        if part.wanted == "none" or one.verified or one.request.whole_prompt or not self._most_largest:
+            return SequenceRows(sequence, tokens, part.wanted, hidden=one.request.states is not None)
         largest = one.required_top_k
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 

@@ -5,7 +5,9 @@ File sizes on the hub in November 2025, rounded. A pull reports the actual size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from localllm.hub.reference import Reference, reference
 
@@ -61,6 +63,13 @@ def known_model(name: str) -> KnownModel | None:
     return next((each for each in KNOWN if wanted in (each.name, each.name.partition(":")[0])), None)
 
 
-def wanted_reference(text: str) -> Reference:
-    """Parse a short name or USER/REPO[:QUANT]; raise StoreError for other texts."""
-    return reference(full_name(text) or text)
+def wanted_reference(text: str, own: Mapping[str, str] = MappingProxyType({})) -> Reference:
+    """Parse a short name or USER/REPO[:QUANT]; raise StoreError for other texts. `own` has the user's short names."""
+    return reference(own.get(text.strip().lower().removesuffix(":latest"), "") or full_name(text) or text)
+
+
+def named_like(words: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the short names, ours and the user's, that contain all words themselves or in what they mean."""
+    known = {each.name: each.reference for each in KNOWN} | dict(own)
+    wanted = [part for word in words for part in word.lower().split()]
+    return {name: full for name, full in known.items() if all(part in f"{name} {full}".lower() for part in wanted)}

@@ -46,6 +46,7 @@ class BoundModel:
     placed: str  # which layers run on which device, if a GPU is used or was requested
     close: Callable[[], None]
     pooler: Pooler | None  # set if the plan ends in embeddings
+    head: PoolingHead | None = None  # set if the plan ends in logits, and the engine can also return hidden states
 
     @property
     def executable(self) -> Executable:
@@ -101,8 +102,11 @@ def bind(
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
 
+    hidden = plan.normed if sequences and pooler is None and not plan.encodes and not diffuses else None
+
     def bound(backend: Backend) -> Executable:
-        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
+        kept = [hidden] if hidden is not None and backend.name == "cpu" else []
+        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else kept)
 
     backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
@@ -117,8 +121,11 @@ def bind(
         opened.close()
 
     start = config.decoder.start if config.decoder is not None and pooler is None else None
-    engine = Engine(executable, pool, replace(limits, positions=context), start)
-    return BoundModel(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
+    hidden = hidden if opened.name == "cpu" and not observe else None
+    engine = Engine(executable, pool, replace(limits, positions=context), start, hidden)
+    head = PoolingHead.of(config, architecture, file.tensors) if hidden is not None else None
+    line = arranged.line(executable)
+    return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
 
 
 def observed(plan: Plan) -> list[Value]:

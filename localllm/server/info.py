@@ -46,6 +46,11 @@ class ModelInfo:
     expires: float = 0.0  # when it is unloaded without requests, in seconds since 1970; 0: when memory is needed
     derived: DerivedModel | None = None  # what this model adds to its base
 
+    @property
+    def pools(self) -> bool:
+        """Whether the model may give vectors: one for embeddings, or one that writes text, if its device can."""
+        return "embedding" in self.capabilities or "completion" in self.capabilities
+
 
 def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> ModelInfo:
     """Return the entry of a model file, with the context if the model is loaded. A damaged file has the state "failed".

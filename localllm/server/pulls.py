@@ -72,9 +72,10 @@ class _Pull:
 class Pulls:
     """The running downloads of a server. Use it from the event loop only."""
 
-    def __init__(self, cache: Path, free: Callable[[], int]) -> None:
-        """Create an empty set. `cache` is the folder to download to, and `free` returns the bytes of free memory."""
-        self._cache, self._free = cache, free
+    def __init__(self, cache: Path, free: Callable[[], int], endpoint: str | None = None) -> None:
+        """Create an empty set. `cache` is the folder to download to, and `free` returns the bytes of free memory. The
+        hub is `endpoint`, or else HF_ENDPOINT."""
+        self._cache, self._free, self._endpoint = cache, free, endpoint
         self._open: dict[str, _Pull] = {}
 
     def running(self, repo: str) -> bool:
@@ -130,7 +131,7 @@ class Pulls:
         from localllm.hub.pull import pull_model
 
         hooks = FetchHooks(pull.progress, pull.tell, pull.wait, pull.begin, SPARE)
-        return pull_model(Hub(), asked, self._cache, self._free(), hooks)
+        return pull_model(Hub(self._endpoint), asked, self._cache, self._free(), hooks)
 
     def _ended(self, key: str, task: asyncio.Task[Pulled]) -> None:
         self._open.pop(key, None)

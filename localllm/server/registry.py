@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,13 +66,15 @@ class ModelRegistry:
         live: bool = False,
         strict: bool = False,
         hidden: StoredModel | None = None,
+        extra: StoredModel | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         """Create a registry. `scan` returns the models, and `load` opens one; both may block. `memory` is the number of
         bytes for weights and caches; 0 means unlimited.
 
         `embeds` is true if `load` opens models for embeddings. `default` names the model of requests that name none. If
         `live`, the models may change. Unless `strict`, a single model matches every name. `hidden` is listed while
-        it is loaded, and if the list is empty otherwise.
+        it is loaded, and if the list is empty otherwise. `extra` is always listed. `names` are the user's short names.
         """
         self.default, self.memory = default, memory
         self._scan, self._load, self._embeds, self._live, self._strict = scan, load, embeds, live, strict
@@ -86,7 +88,8 @@ class ModelRegistry:
         self._tasks: set[asyncio.Task[None]] = set()  # keeps them from being collected
         self._next_scan = 0.0
         self._hidden = hidden.name if hidden is not None else ""
-        self._always = [] if hidden is None else [hidden]
+        self._always = [each for each in (extra, hidden) if each is not None]
+        self._names = names or {}
         self._follow(self._look({}))
 
     # -- the list --------------------------------------------------------------------------------------------------
@@ -193,6 +196,7 @@ class ModelRegistry:
         entry = self._entries.get(name) or self._entries.get(name.removesuffix(":latest"))
         if entry is None and not name:
             entry = self._unnamed()
+        name = self._names.get(name.lower().removesuffix(":latest"), name)
         if entry is None and not self._strict and len(self._entries) == 1:
             [entry] = self._entries.values()
         if entry is None and name:

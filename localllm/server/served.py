@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,16 +21,19 @@ from localllm.base.closing import Closing
 from localllm.base.notices import Notice, Setting
 from localllm.constrained.constraint import GrammarVocabulary, NotCompiled
 from localllm.constrained.request import ConstraintSource, answer_constraint, text_constraint
-from localllm.embedding import normalized, rank_pair
+from localllm.embedding import Embedder, normalized, rank_pair
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.generation.request import Request
 from localllm.generation.scheduler import Scheduler
 from localllm.model import Model
+from localllm.models.config import Pooling
 from localllm.options import SamplingOptions
 from localllm.options.structure import ConstraintSpec
 from localllm.output.reader import AnswerReader
 from localllm.sampling.constraint import Constraint
 from localllm.saved.slot_files import SlotFiles
+from localllm.server.accounts import ACCOUNT
+from localllm.server.bridge import Inbox
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.lanes import Lane, is_large
 from localllm.server.prompts import Prompt, Prompts
@@ -242,21 +245,55 @@ class Served(Closing):
 
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
         """Return a vector for each text, of length 1 if `normalize`. Pooling "none" gives one vector per token."""
-        model = self._embedding()
-        way = model.embedder.pooling(pooling)
+        model, beside = self.model, not self.embeds
+        embedder = model.side_embedder if beside else model.embedder
+        way = embedder.pooling(pooling)
         for text in texts:
             if isinstance(text, str):
                 self._short.prompts.check_length(text)
 
         def run(some: Sequence[str | Sequence[int]]) -> tuple[list[F32], int]:
             ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in some]
-            return list(model.embedder.vectors(ids, way)), sum(map(len, ids))
+            return list(embedder.vectors(ids, way)), sum(map(len, ids))
 
-        vectors, tokens, steps = await self._in_parts(model, texts, run)
+        vectors, tokens, steps = (
+            await self._beside(embedder, texts, way) if beside else await self._in_parts(model, texts, run)
+        )
         if way == "none":
             return EmbedResult([], tokens, [rows.tolist() for rows in vectors], steps)
         found = list(normalized(vectors)) if normalize and way != "rank" else vectors
         return EmbedResult([one.tolist() for one in found], tokens, steps=steps)
+
+    async def _beside(
+        self, embedder: Embedder, texts: Sequence[str | Sequence[int]], way: Pooling
+    ) -> tuple[list[F32], int, int]:
+        """Return the vectors of a model that writes text, from requests to its scheduler; the number of tokens, and 0
+        steps, which the scheduler counts."""
+        found: list[F32] = []
+        tokens, group = 0, self.scheduler.limits.parallel
+        for first in range(0, len(texts), group):
+            some = texts[first : first + group]
+            ids = await self.room(some).lane.run(partial(self._ids, some))
+            made = [_HiddenStates(len(each), embedder.config.width) for each in ids]
+            requests = [
+                Request(each, SamplingOptions(), 0, reuse=False, choice=number, client=ACCOUNT.get(), states=rows.take)
+                for number, (each, rows) in enumerate(zip(ids, made, strict=True))
+            ]
+            with closing(Inbox(self.scheduler.submit, requests)) as inbox:
+                while inbox.left:
+                    await inbox.next()
+            tokens += sum(map(len, ids))
+            found += await self._vectors.run(partial(_pooled, embedder, made, way))
+        return found, tokens, 0
+
+    def _ids(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        """Return the token ids of texts; raise BadRequest for an id outside the vocabulary, which would fail other
+        requests."""
+        found = [self.model.prompt_ids(text) if isinstance(text, str) else list(text) for text in texts]
+        most = self.model.vocabulary
+        if (wrong := next((id for ids in found for id in ids if not 0 <= id < most), None)) is not None:
+            raise BadRequest(f"token {wrong} is not in the vocabulary", "input")
+        return found
 
     async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
         """Return one score for each document."""
@@ -324,6 +361,20 @@ class Served(Closing):
             self._child.close()
         self._large.prompts.close()
         self.model.close()
+
+
+class _HiddenStates:
+    """The hidden states of a text, which arrive in parts, and again after a preemption."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        self.rows = np.zeros((tokens, width), np.float32)
+
+    def take(self, start: int, rows: F32) -> None:
+        self.rows[start : start + len(rows)] = rows
+
+
+def _pooled(embedder: Embedder, states: Sequence[_HiddenStates], way: Pooling) -> list[F32]:
+    return [embedder.pooler(each.rows, way) for each in states]
 
 
 def tools_of(turn: Turn) -> list[Mapping[str, Any]]:

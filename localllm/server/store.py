@@ -36,10 +36,14 @@ class ModelStore:
         registry: ModelRegistry,
         free: Callable[[], int],
         reference: Callable[[str], Reference] = wanted_reference,
+        endpoint: str | None = None,
     ) -> None:
-        """Create a store. `free` returns the bytes of free memory, and `reference` parses a name of the hub."""
+        """Create a store. `free` returns the bytes of free memory, and `reference` parses a name of the hub.
+
+        Downloads come from `endpoint`, or else HF_ENDPOINT.
+        """
         self._places, self._registry, self._reference = places, registry, reference
-        self._pulls = Pulls(places.hub, free)
+        self._pulls = Pulls(places.hub, free, endpoint)
         self._changing = asyncio.Lock()  # one change at a time, so that its checks hold
 
     def pull(self, name: str) -> AsyncGenerator[Json, None]:

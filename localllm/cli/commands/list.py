@@ -39,6 +39,7 @@ def list_models(own: ListModelsOptions) -> None:
 
 def _row(each: StoredModel, places: StoreFolders) -> tuple[str, ...]:
     where = "pulled" if is_owned(each, places.hub) else each.store
+    where = where if each.derived is None else f"from {each.derived.base}"
     return each.name, size(each.bytes), _quantization(each), where, age(time() - each.used)
 
 
@@ -57,7 +58,8 @@ def _facts(each: StoredModel, places: StoreFolders) -> dict[str, object]:
         "bytes": each.bytes,
         "quantization": "" if each.problem else _quantization(each),
         "store": each.store,
-        "pulled": is_owned(each, places.hub),
+        "base": "" if each.derived is None else each.derived.base,
+        "pulled": each.derived is None and is_owned(each, places.hub),
         "paths": [str(path) for path in each.paths],
         "last_used": datetime.fromtimestamp(each.used, UTC).isoformat(timespec="seconds") if each.used else None,
         "problem": each.problem,

@@ -13,18 +13,23 @@ _HEADER = ("name", "parameters", "architecture", "downloads", "note")
 
 
 def search(own: SearchOptions) -> None:
-    """Print a line for every repository found, or all facts as JSON."""
+    """Print a line for every short name and repository found, or all facts as JSON."""
     if not own.words:
         raise UsageError("expected words to search for, such as: localllm search llama 3.2")
     from localllm.hub.client import Hub
+    from localllm.hub.short_names import named_like
     from localllm.models import ARCHITECTURES
 
+    names = named_like(own.words, own.own_names)
+    if names and not own.json:
+        print(in_columns([("short name", "model"), *names.items()], indent=0, room=room()) + "\n", flush=True)
     found = Hub().search(" ".join(own.words), own.limit)
     if own.json:
-        print(json.dumps({"models": [each._asdict() for each in found]}, indent=2))
+        print(json.dumps({"names": names, "models": [each._asdict() for each in found]}, indent=2))
         return
     if not found:
-        say("nothing found; give fewer words, or a part of the name")
+        if not names:
+            say("nothing found; give fewer words, or a part of the name")
         return
     rows = []
     for each in found:

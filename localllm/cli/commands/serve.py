@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.hub import StoredModel, StoreFolders
+from localllm.hub.short_names import wanted_reference
 from localllm.loading.loader import MEMORY_SHARE, free_memory
 from localllm.loading.resolve import resolve
 from localllm.options import ServeOptions
@@ -48,9 +50,11 @@ ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 def serve(
     own: ServeOptions, name: str, opening: OpeningOptions, sampling: Mapping[str, Any], browser: bool = False,
     default: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
     """Serve one model, a folder of models (`--models`) or, without either, all models on this computer, until SIGTERM
-    or Ctrl-C. `browser` opens the web page once the server is ready. `default` is the model of requests that name none.
+    or Ctrl-C. `browser` opens the web page once the server is ready. `default` is the model of requests that name none,
+    and `names` has the user's short names.
     """
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
@@ -98,14 +102,18 @@ def serve(
             model.close()
             raise
 
+    extra = None
+    if os.path.isfile(default):
+        extra, default = StoredModel(_title(default), "", (Path(default),)), _title(default)
     registry = ModelRegistry(
         scan, opened, memory, own.embeddings, default, live=offer != "model", strict=offer == "stores",
         hidden=StoredModel("demo", "", (resolve("demo"),)) if offer == "stores" else None,
+        extra=extra, names=names,
     )  # fmt: skip
     usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
     service = Service(registry, usual)
     if offer == "stores":
-        service.store = ModelStore(places, registry, lambda: memory)
+        service.store = ModelStore(places, registry, lambda: memory, partial(wanted_reference, own=names or {}))
     metrics.loads = service.loads
 
     async def ready() -> None:

@@ -112,7 +112,7 @@ class Vectors(Handlers):
 
     async def embed(self, request: Request, body: EmbeddingBody) -> list[Any]:
         model = self.service.find(body.model)
-        if "embedding" not in model.capabilities:
+        if not model.pools:
             raise NotSupported("this model does not make embeddings")
         name = "content" if body.input is None else "input"
         given, norm = getattr(body, name), body.embd_normalize

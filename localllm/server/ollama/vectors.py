@@ -72,7 +72,7 @@ class Vectors(Handlers):
         model = body.find(self.service)
         if self.settings.pooling == "none":
             raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
-        if "embedding" not in model.capabilities:
+        if not model.pools:
             raise BadRequest(f'"{model.id}" does not support embeddings', "model")
         body.keep(request, self.service, self.settings, model)
         return model

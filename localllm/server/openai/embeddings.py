@@ -106,7 +106,7 @@ class Embeddings(Handlers):
     def _model(self, name: str, capability: str) -> str:
         """Return the id of the requested model; raise NotSupported if the model lacks this capability."""
         found = self.service.find(name)
-        if capability not in found.capabilities:
+        if capability not in found.capabilities and not (capability == "embedding" and found.pools):
             raise NotSupported(f"model {found.id} cannot do this; it needs a model for {NOUNS[capability]}")
         return found.id
 

@@ -71,7 +71,6 @@ WRONG = [
     (["pull", "a/b", "c/d"], "got 2: a/b, c/d"),
     (["rm"], "expected one NAME"),
     (["show"], "MODEL is required"),
-    (["serve"], "or a folder of models with --models FOLDER"),
     (["serve", "a", "b"], "expected one MODEL, got 2: a, b"),
     (["chat", "a", "b"], "expected one MODEL, got 2"),
     (["chat", "a", "-m", "b"], "expected one MODEL, got 2"),

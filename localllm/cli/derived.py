@@ -1,0 +1,60 @@
+"""Derived models on the command line: their system prompt and parameters are the defaults of `run`, `chat` and
+`explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.base.printable import printable
+from localllm.cli.app import CommandLine
+from localllm.cli.terminal.console import say
+from localllm.hub import StoreError, StoreFolders, everything, find
+from localllm.hub.stored_model import DerivedModel
+from localllm.options import SamplingOptions, declared
+
+_ANSWERING = ("run", "chat", "explain")
+_OWN = {"num_predict": "max_tokens", "stop": "stop", "seed": "seed"}  # Ollama's names of other options
+
+
+def with_derived(line: CommandLine) -> CommandLine:
+    """Return the command line with the options of the derived model that it names."""
+    words = line.values.get("words", ())
+    name = line.values.get("model") or (words[0] if words else "")
+    model = _named(name) if line.name in _ANSWERING and name else None
+    if model is None:
+        return line
+    if model.messages:
+        say(f"note: the first messages of {printable(name)} are left out; `localllm serve` gives them to the model")
+    prompted = "system_prompt" in line.values or "system_prompt_file" in line.values
+    own = {"system_prompt": model.system} if model.system and not prompted else {}
+    values = {**_options(model), **own, **line.values}
+    return line._replace(values=values)
+
+
+def _named(name: str) -> DerivedModel | None:
+    """Return the derived model with this name, or None."""
+    places = StoreFolders.here()
+    if not places.derived.is_dir():
+        return None
+    try:
+        return find(name, everything(places)).derived
+    except StoreError:
+        return None
+
+
+def _options(model: DerivedModel) -> dict[str, Any]:
+    """Return the options that a model's parameters mean. Unknown and invalid ones are left out, which a note tells."""
+    known = {each.option.field or each.name: each for each in declared(SamplingOptions) if each.option.ollama}
+    found: dict[str, Any] = {}
+    for name, value in model.parameters.items():
+        if name in _OWN:
+            found[_OWN[name]] = tuple(value) if isinstance(value, list) else value
+        elif name in known and not known[name].option.kind.problem(value):
+            found[known[name].name] = value
+        else:
+            say(f"note: the parameter {printable(name)} of {printable(model.name)} changes nothing here")
+    return {name: value for name, value in found.items() if name != "max_tokens" or _counts(value)}
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
