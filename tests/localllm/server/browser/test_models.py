@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from huggingface_hub import constants
 
 from localllm.hub.short_names import KNOWN
 from localllm.server.settings import ServerSettings
+from tests.localllm.hub.hub_server import Repo, serving
 from tests.localllm.server.browser.managed import Line, Management, part
 from tests.localllm.server.browser.site import LONG, Site, answered, echo, send, texts, until
+from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import Model, ScriptedService, script
+from tests.localllm.server.test_stores import Site as Stores
+from tests.localllm.support import write_model
 
 NAMES = "#models-list .name"
 OTHER = Model("user/other-GGUF:Q8_0", state="unloaded", quantization="Q8_0", file_bytes=3 << 30, parameters=3 * 10**9)
@@ -216,3 +222,37 @@ def test_ten_thousand_models_with_hostile_names_stay_usable(site: Callable[..., 
     page.keyboard.press("Enter")
     assert texts(page, "#model-name") == [f"{name} 9999"]
     assert page.evaluate("window.hacked") is None
+
+
+def test_a_model_of_the_hub_is_downloaded_used_and_deleted(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    tiny = write_model(tmp_path / "tiny.gguf").read_bytes()
+    repos = {"ann/Toy-GGUF": Repo({"Toy-Q4_K_M.gguf": tiny}), "ann/Gated-GGUF": Repo({"a.gguf": tiny}, gated=True)}
+    with serving(repos) as hub:
+        real = Stores(tmp_path, hub.url)
+        try:
+            with served(real.service, ServerSettings(port=0, offer="stores")) as port:
+                page = Site(browser, cast("ScriptedService", real.service), port).page()
+                page.click("#model >> text=Choose a model")
+                page.fill("#get-name", "ann/Gated-GGUF")
+                page.keyboard.press("Enter")
+                page.wait_for_selector("#download-error >> text=ann/Gated-GGUF is gated: accept its terms")
+                page.fill("#get-name", "Ann/toy-gguf:q4_k_m")
+                page.keyboard.press("Enter")
+                until(page, "document.querySelector('#model-name').innerText === 'Toy-GGUF:Q4_K_M'")
+                page.keyboard.press("Escape")
+                send(page, "Hi")
+                answered(page)
+                page.click("#model")
+                page.click("[aria-label='Unload ann/Toy-GGUF:Q4_K_M']")
+                page.wait_for_selector("[aria-label='Load ann/Toy-GGUF:Q4_K_M']")
+                page.click("[aria-label='Delete ann/Toy-GGUF:Q4_K_M']")
+                page.click("#ask-yes")
+                page.wait_for_selector("#models-list li", state="detached")
+                page.context.close()
+        finally:
+            real.registry.end()
+    assert list(tmp_path.rglob("blobs/*")) == []
