@@ -38,7 +38,7 @@ TALKS = (
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Run `localllm serve` where there are no models but the bundled one, and yield its address."""
+    """Run `localllm serve` with the bundled model as the only model, and yield its address."""
     command = [sys.executable, "-m", "localllm", "serve", "--port", "0", "--temp", "0"]
     with (
         tempfile.TemporaryDirectory() as empty,

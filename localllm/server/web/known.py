@@ -1,4 +1,4 @@
-"""GET /api/known: what the page's list of models offers. Models with short names, and what clients may do here."""
+"""GET /api/known: the models with short names, and whether this client can load and download models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Known(Handlers):
     """The HTTP handler of /api/known."""
 
     async def known(self, request: Request) -> Json:
-        """Return the models with short names, whether this client may load and download models, and why not."""
+        """Return the short names, the two permissions of this client, and why it cannot download models."""
         unloads, changes = (self._refusal(check, request) for check in (may_unload, may_change))
         return {"models": short_names(), "load": not unloads, "download": not changes, "reason": changes}
 
