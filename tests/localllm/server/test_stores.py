@@ -464,7 +464,12 @@ def test_a_derived_model_adds_its_prompt_and_parameters(tmp_path: Path, site: Si
             await one.pulled(TOY)
             parameters: dict[str, Any] = {"num_predict": 2, "temperature": 0, "stop": ["zz"]}
             first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
-            made: dict[str, Any] = {"model": "mario:7b", "from": TOY, "system": "You are Mario.", "parameters": parameters}
+            made: dict[str, Any] = {
+                "model": "mario:7b",
+                "from": TOY,
+                "system": "You are Mario.",
+                "parameters": parameters,
+            }
             assert (await one.told("/api/create", **made, messages=first))[-1] == {"status": "success"}
             await one.told("/api/copy", source="mario:7b", destination="luigi")
             assert await one.names() == [TOY, "luigi", "mario:7b"]
