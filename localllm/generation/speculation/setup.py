@@ -92,7 +92,7 @@ class Speculation:
         return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
 
     def drafts(self) -> Drafts | None:
-        """Return the drafter for a core's requests, which uses n-grams, the draft model or both.
+        """Return the drafter for a core's requests, which uses repetitions, the draft model or both.
 
         Return None in automatic mode if forward passes are too short for drafting to save time.
         """

@@ -17,10 +17,10 @@ from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import draft
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
-from localllm.generation.speculation.ngram import NgramDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs, Judge
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.setup import Speculation
+from localllm.generation.speculation.suffixes import SuffixDrafter
 from localllm.model import Model
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK, Batch
@@ -47,12 +47,8 @@ class Clock:
 class ToldDrafter:
     """A drafter that drafts the tokens of `guess(text)`."""
 
-    def __init__(self, guess: Guessing) -> None:
-        self._guess = guess
-        self.text: list[int] = []
-
-    def begin(self, text: Sequence[int]) -> None:
-        self.text = list(text)
+    def __init__(self, guess: Guessing, text: Sequence[int]) -> None:
+        self._guess, self.text = guess, list(text)
 
     def accept(self, token: int) -> None:
         self.text.append(token)
@@ -113,8 +109,7 @@ class Told(Drafts):
 
     def begin(self, one: RequestState) -> None:
         one.drafting = True
-        one.drafter = cast(NgramDrafter, ToldDrafter(self._told))
-        one.drafter.begin(one.tokens)
+        one.drafter = cast(SuffixDrafter, ToldDrafter(self._told, one.tokens))
 
 
 class Reckless(Judge):
