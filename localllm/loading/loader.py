@@ -17,7 +17,16 @@ from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
-from localllm.models import Config, Pooler, PoolingHead, architecture_of, read_config, record
+from localllm.models import (
+    Config,
+    Pooler,
+    PoolingHead,
+    architecture_of,
+    has_head,
+    read_config,
+    record,
+    record_with_head,
+)
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
@@ -72,7 +81,15 @@ def bind(
     diffuses = architecture.diffusion and not embeddings
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
-    plan = record(config, architecture, weights or file.tensors, context, embeddings)
+    tensors = weights or file.tensors
+    drafts = options.speculation.may_use_head and not embeddings and has_head(config, architecture, tensors)
+
+    def recorded(context: int) -> Plan:
+        if drafts:
+            return record_with_head(file.metadata, architecture, tensors, context)
+        return record(config, architecture, tensors, context, embeddings)
+
+    plan = recorded(context)
     pooler = None
     if embeddings or architecture.encoder:
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
@@ -95,15 +112,17 @@ def bind(
         )
         if limits.positions < context:
             context = limits.positions
-            plan = record(config, architecture, weights or file.tensors, context, embeddings)
+            plan = recorded(context)
 
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
 
     def bound(backend: Backend) -> Executable:
-        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
+        return backend.bind(plan, limits, cache.types, progress, kept(plan, observe))
 
     backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
+    if drafts and isinstance(backend, DeviceBackend):
+        drafts, plan = False, record(config, architecture, tensors, context)  # heads run on the CPU only
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, options.threads)
     arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
@@ -117,7 +136,14 @@ def bind(
 
     start = config.decoder.start if config.decoder is not None and pooler is None else None
     engine = Engine(executable, pool, replace(limits, positions=context), start)
+    engine.draft_head = plan.draft
     return BoundModel(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
+
+
+def kept(plan: Plan, observe: bool) -> list[Value]:
+    """Return the values that stay readable after a step."""
+    draft = plan.draft
+    return [*(observed(plan) if observe else ()), *((draft.hidden, draft.logits, draft.following) if draft else ())]
 
 
 def observed(plan: Plan) -> list[Value]:

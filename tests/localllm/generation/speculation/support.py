@@ -15,7 +15,6 @@ from localllm.backends.base import Executable, Limits
 from localllm.engine import BlockPool, Engine
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import draft
-from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.policy import Acceptance, Costs, Judge
 from localllm.generation.speculation.rule import DraftToken
@@ -159,7 +158,7 @@ def eager(model: Model) -> None:
     def make() -> Drafts | None:
         drafts = found.drafts()
         assert drafts is not None
-        if isinstance(drafts._model, DraftModel):
+        if drafts._model is not None:
             drafts._model._judge = judge = Reckless()
             drafts._model.acceptance = judge.acceptance
         return drafts
