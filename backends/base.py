@@ -172,6 +172,18 @@ class TopKExecutable(Protocol):
         ...
 
 
+@runtime_checkable
+class DraftingExecutable(Protocol):
+    """Optional interface of executables: a plan whose last stage is a multi-token-prediction head (`Plan.draft`)."""
+
+    def draft(self, batch: Batch, hidden: F32) -> None:
+        """Run the head on tokens and on the hidden states (T, width) of the tokens before them.
+
+        `value` returns its logits and its hidden states.
+        """
+        ...
+
+
 class Roofs(NamedTuple):
     """The roofline limits of a processor, measured per second with all threads."""
 

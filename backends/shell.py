@@ -129,6 +129,13 @@ class Shell(ABC):
             self.run()
         return self.result() if self._counts["logits"] else np.empty((0, self._plan.logits.width), np.float32)
 
+    def draft(self, batch: Batch, hidden: F32) -> None:
+        """Run the multi-token-prediction head of the plan; see `DraftingExecutable`."""
+        assert self._plan.draft is not None, "the plan has no head"
+        self.begin(batch)
+        self._stage = self._stage_count - 1
+        self.run([hidden])
+
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
 
@@ -204,7 +211,8 @@ class Shell(ABC):
             self._free()
 
     def _must_be_whole(self) -> None:
-        assert self._stage_count == 1 or self._plan.encodes, "a split plan runs stage by stage"
+        whole = self._stage_count == 1 or self._plan.encodes or self._plan.draft is not None
+        assert whole, "a split plan runs stage by stage"
 
     def _must_be_open(self) -> None:
         if not self._is_open:

@@ -17,7 +17,7 @@ from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
 from localllm.models.lookup import architecture_of, read_config
-from localllm.models.next_token import record_mtp_head, record_mtp_heads
+from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_head
 
 __all__ = [
     "ARCHITECTURES",
@@ -29,9 +29,11 @@ __all__ = [
     "PoolingHead",
     "RopeConfig",
     "architecture_of",
+    "has_head",
     "read_config",
     "record",
     "record_mtp_head",
     "record_mtp_heads",
+    "record_with_head",
     "unit",
 ]

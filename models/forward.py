@@ -29,18 +29,20 @@ def record(
     context: int | None = None,
     embeddings: bool = False,
     every_row: bool = False,
+    recorder: Recorder | None = None,
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (default: the model's). If a model has two sets of
     frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
-    multi-token-prediction heads need, and not only the tokens whose logits are requested.
+    multi-token-prediction heads need, and not only the tokens whose logits are requested. `recorder` receives the
+    operations (default: a new one).
     """
     _check_layers(config, tensors)
     context = context or config.context_length
     checked = Tensors(tensors, architecture.ignored, partial(architecture.layers.stored, config))
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     builder = Builder(config, architecture, checked, recorder)
     x = _embedded(builder, context)
     parts = attention_of(builder, architecture, context), architecture.recurrence(builder)

@@ -18,37 +18,67 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
-from localllm.models.forward import attention_of
+from localllm.models.forward import attention_of, record
 from localllm.models.layers import LayerRecorder
 from localllm.models.lookup import read_config
 from localllm.models.tensors import Tensors
-from localllm.plan import Plan, Recorder, Tensor, Value
+from localllm.plan import DraftHead, Plan, Recorder, Tensor, Value
 
 
 def record_mtp_heads(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> tuple[Plan, ...]:
-    """Record every multi-token-prediction head in a GGUF, in order; some GGUFs count heads in
-    `metadata` but omit them."""
+    """Record every multi-token-prediction head in a GGUF, in order."""
     plans: list[Plan] = []
     config = read_config(metadata, architecture.name)
-    if not architecture.heads_verified:
-        return ()
-    while config.nextn_layers and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
+    while has_head(config, architecture, tensors):
         config = read_config(metadata, architecture.name, head=len(plans) + 1)
         plans.append(record_mtp_head(config, architecture, tensors, context))
     return tuple(plans)
 
 
-def record_mtp_head(
-    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+def has_head(config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a GGUF has a multi-token-prediction head; some GGUFs count heads in `metadata` but omit them."""
+    present = f"blk.{config.layers}.nextn.eh_proj.weight" in tensors
+    return bool(architecture.heads_verified and config.nextn_layers and present)
+
+
+def record_with_head(
+    metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
+    """Record a model and, as a second stage, its first multi-token-prediction head. Raises the errors of `record`.
+
+    The head adds a cache layer after the model's layers, and shares their cache blocks. Position t of
+    that layer holds token t + 1.
+    """
+    recorder = Recorder()
+    config = read_config(metadata, architecture.name)
+    model = record(config, architecture, tensors, context, every_row=True, recorder=recorder)
+    recorder.end_stage()
+    head = read_config(metadata, architecture.name, head=1)
+    plan = record_mtp_head(head, architecture, tensors, context, recorder)
+    assert model.hidden is not None
+    assert plan.hidden is not None
+    draft = DraftHead(model.hidden, plan.logits, plan.hidden)
+    names = model.tensors | plan.tensors
+    return replace(
+        plan, logits=model.logits, hidden=model.hidden, normed=model.normed, tensors=names, starts=model.starts,
+        draft=draft,
+    )  # fmt: skip
+
+
+def record_mtp_head(
+    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
+    recorder: Recorder | None = None,
+) -> Plan:  # fmt: skip
     """Record a multi-token-prediction head, the last layer of `config` (see `read_config`). Raises the errors of
     `record`.
 
-    `context` is as in `record`. Run the plan with `begin`, `run([hidden states (T, width)])` and `result`.
+    `context` and `recorder` are as in `record`. Run the plan with `begin`, `run([hidden states (T, width)])` and
+    `result`.
     """
-    checked, recorder, last = Tensors(tensors, architecture.ignored), Recorder(), config.layers - 1
+    checked, last = Tensors(tensors, architecture.ignored), config.layers - 1
+    recorder = recorder or Recorder()
     config, name = _attending(config, architecture), f"blk.{last}.nextn."
     builder = Builder(config, architecture, checked, recorder)
     recorder.begin_layer()

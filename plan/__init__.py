@@ -45,7 +45,7 @@ from localllm.plan.operations import (
     Softcap,
     Xielu,
 )
-from localllm.plan.plan import CacheLayer, Plan, Store, rows_of_block
+from localllm.plan.plan import CacheLayer, DraftHead, Plan, Store, rows_of_block
 from localllm.plan.pooling import Pool
 from localllm.plan.recorder import Recorder
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLayer, SelectiveScan, StateLayer
@@ -68,6 +68,7 @@ __all__ = [
     "Clamp",
     "Concat",
     "Convolve",
+    "DraftHead",
     "Embed",
     "EmbedNgrams",
     "Experts",

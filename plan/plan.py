@@ -50,6 +50,18 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer | WkvLayer
 
 
 @dataclass(frozen=True, slots=True)
+class DraftHead:
+    """The values of a multi-token-prediction head, which is the last stage of its model's plan.
+
+    The stage receives `hidden` states and evaluates the tokens after them. `following` is the input of the next draft.
+    """
+
+    hidden: Value  # the model's hidden states (T, width)
+    logits: Value  # of the token after next (L, vocabulary)
+    following: Value  # the head's hidden states (L, width)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
 
@@ -67,6 +79,7 @@ class Plan:
     hidden: Value | None = None  # hidden states for multi-token-prediction heads
     normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
+    draft: DraftHead | None = None  # set if the last stage is a multi-token-prediction head
 
     @property
     def window(self) -> int:
@@ -107,8 +120,9 @@ class Plan:
     @property
     def reads(self) -> tuple[Read, ...]:
         """The parts of weights read per token, operation by operation; for an encoder-decoder
-        model, per decoder token."""
+        model, per decoder token. A multi-token-prediction head does not count."""
         operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
+        operations = operations[: self.stages[0].stop] if self.draft is not None else operations
         return tuple([read for op in operations for read in op.reads])
 
     @property

@@ -86,8 +86,10 @@ class Recorder:
         return out
 
     def receive(self, width: int, name: str) -> Value:
-        """Return a value (T, width) from another plan, passed to `Executable.run`. Must be the first operation."""
-        assert not self._operations, f"{name}: received after the plan began"
+        """Return a value (T, width) from another plan or stage, passed to `Executable.run`. Must be the first operation
+        of its stage.
+        """
+        assert not self._operations or isinstance(self._operations[-1], Send), f"{name}: received after the stage began"
         out = self._value(width, "batch", name)
         self._operations.append(Receive((out,)))
         return out
@@ -385,9 +387,13 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
+    def end_stage(self) -> None:
+        """End the operations of a stage; the following operations run on other tokens."""
+        self._operations.append(Send(()))
+
     def end_encoder(self) -> None:
         """End the encoder's operations; the following operations run on decoder tokens."""
-        self._operations.append(Send(()))
+        self.end_stage()
         self._encodes = True
 
     def finish(

@@ -17,10 +17,8 @@ from typing import Any
 
 from localllm.base.notices import BeyondTraining, NotUsed
 from localllm.cli.app import CommandLine, UsageError, read_command_line
-from localllm.cli.derived import with_derived
 from localllm.cli.flags import typed
 from localllm.cli.naming import with_command
-from localllm.cli.own_names import expanded
 from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
@@ -102,8 +100,16 @@ def _dispatch(words: list[str]) -> None:
         words = [*words[1:], "--help"]
     line = read_command_line(COMMANDS, with_command(words, COMMANDS))
     if line is not None:
-        line = with_derived(expanded(_configured(line)))
+        line = _named(_configured(line))
         COMMANDS[line.name].run(line)
+
+
+def _named(line: CommandLine) -> CommandLine:
+    """Replace the user's short names, and add the options of a derived model."""
+    from localllm.cli.derived import with_derived
+    from localllm.cli.expand import expanded
+
+    return with_derived(expanded(line))
 
 
 def _configured(typed_line: CommandLine) -> CommandLine:

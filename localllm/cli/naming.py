@@ -10,7 +10,6 @@ from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
-from localllm.cli.own_names import own_names
 from localllm.loading.resolve import BOX, is_model_folder, resolve
 
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
@@ -34,6 +33,7 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 def _is_model(word: str) -> bool:
     """Return whether a word names a model, or has a form that only a path or a model name can have."""
+    from localllm.cli.expand import own_names
     from localllm.hub import StoreFolders, everything
     from localllm.hub.reference import REFERENCE
     from localllm.hub.search import is_path, matches

@@ -58,13 +58,13 @@ _COMMANDS: dict[str, Command] = {
         "[MODEL]",
         "answer programs over HTTP",
         "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
-        "company. Without MODEL, give --models FOLDER.",
+        "company. Without MODEL, offers every model that localllm list shows; each loads when a request names it.",
         _SERVING,
         "starting:serve",
     ),
     "web": Command(
         "[MODEL]",
-        "chat with a model on a web page (default: the built-in demo)",
+        "chat with the models on this computer on a web page",
         "Runs the same server as localllm serve, and opens its page in the browser.",
         _SERVING,
         "starting:web",

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from localllm.engine.alignment import align_tokens
 from localllm.engine.cache_types import CacheChoice, choose_types
-from localllm.engine.engine import ContextFull, Engine, Result, SequenceRows, StepTooLarge, Wanted, Watches, top_k_of
+from localllm.engine.engine import (
+    ContextFull,
+    DraftRows,
+    Engine,
+    Result,
+    SequenceRows,
+    StepTooLarge,
+    Wanted,
+    Watches,
+    top_k_of,
+)
 from localllm.engine.paging import SLACK, BlockPool, CacheFull, CacheSequence, how_many_fit
 
 __all__ = [
@@ -18,6 +28,7 @@ __all__ = [
     "CacheFull",
     "CacheSequence",
     "ContextFull",
+    "DraftRows",
     "Engine",
     "Result",
     "SequenceRows",

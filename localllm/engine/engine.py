@@ -20,13 +20,13 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import Executable, Limits, TopK, TopKExecutable
+from localllm.backends.base import DraftingExecutable, Executable, Limits, TopK, TopKExecutable
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
 from localllm.engine.exclusive import Exclusive
 from localllm.engine.paging import BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.engine.top_k import top_k_indices
-from localllm.plan import Batch, Value
+from localllm.plan import Batch, DraftHead, Value
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -51,7 +51,7 @@ class SequenceRows(NamedTuple):
     tokens: Sequence[int]
     wanted: Wanted = "last"
     top_k: int = 0  # number of largest logits to return per requested token; 0: all logits
-    hidden: bool = False  # whether to also return the hidden states of the requested tokens
+    normed: bool = False  # whether to also return the hidden states of the requested tokens after the output norm
 
 
 class Result(NamedTuple):
@@ -59,7 +59,18 @@ class Result(NamedTuple):
 
     logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
     top_k: TopK  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
-    hidden: F32 = _NO_LOGITS  # hidden states after the output norm (n, width); (0, 0) if not requested
+    hidden: F32 = _NO_LOGITS  # hidden states of all tokens (tokens, width), if the plan has a head that reads them
+    normed: F32 = _NO_LOGITS  # hidden states after the output norm (n, width); (0, 0) if not requested
+
+
+class DraftRows(NamedTuple):
+    """Tokens that a multi-token-prediction head evaluates, and the hidden states of the tokens before them."""
+
+    sequence: CacheSequence
+    start: int  # position of the first token minus one, which is the position of its hidden state
+    tokens: Sequence[int]
+    hidden: F32  # (tokens, width)
+    wanted: int  # number of last tokens whose logits and hidden states are requested
 
 
 class Watches(Protocol):
@@ -79,7 +90,7 @@ class Engine:
     For an encoder-decoder model, `start` is the token that separates the text from its answer. The first step of a
     sequence contains the whole text and that token. The encoder reads the tokens before it, the decoder all others.
 
-    `hidden` is the value with the hidden states of the rows with logits, which the executable keeps.
+    `normed` is the value with the normed hidden states of the rows with logits, which the executable keeps.
     """
 
     def __init__(
@@ -88,15 +99,16 @@ class Engine:
         pool: BlockPool,
         limits: Limits,
         start: int | None = None,
-        hidden: Value | None = None,
+        normed: Value | None = None,
     ) -> None:
-        self.hidden = hidden
+        self.normed = normed
         self.executable, self.pool, self.limits = executable, pool, limits
         self.start = start
         self.watch: Watches | None = None  # observer of every step
         self.steps = 0  # number of finished steps
         self.alone = Exclusive()  # lock held during every step, and by callers while they read its results
         self.closed = False  # whether the executable is closed, so that no step can run
+        self.draft_head: DraftHead | None = None  # the values of the plan's multi-token-prediction head
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -196,6 +208,9 @@ class Engine:
             batch = self._batch(rows, starts, counts, wanted)
             self.copy_shared()
             results = self._run(rows, batch, wanted)
+            if self.draft_head is not None:
+                hidden = np.split(self.executable.value(self.draft_head.hidden), list(accumulate(counts[:-1])))
+                results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
             for part in rows:
                 part.sequence.settle()
             self.steps += 1
@@ -204,6 +219,47 @@ class Engine:
             for part, start in zip(rows, starts, strict=True):
                 part.sequence.truncate(start)
             raise
+
+    @contextmanager
+    def drafting(self, wanted: Sequence[tuple[CacheSequence, int]]) -> Iterator[None]:
+        """Allocate blocks for these numbers of drafted tokens per sequence within the `with`. Raises CacheFull."""
+        lengths = [sequence.length for sequence, _ in wanted]
+        try:
+            for sequence, count in wanted:
+                sequence.append([0] * count)
+            self.copy_shared()
+            yield
+        finally:
+            for (sequence, _), length in zip(wanted, lengths, strict=True):
+                sequence.truncate(length)
+
+    def draft(self, parts: Sequence[DraftRows]) -> tuple[F32, F32]:
+        """Run the multi-token-prediction head. Return its logits (n, vocabulary) and hidden states (n, width) for the
+        requested tokens of all parts, as views that the next call overwrites.
+        """
+        head, executable = self.draft_head, self.executable
+        assert head is not None
+        assert isinstance(executable, DraftingExecutable)
+        counts = [len(part.tokens) for part in parts]
+        slots = [part.sequence.slots(part.start, part.start + len(part.tokens)) for part in parts]
+        tables = [part.sequence.tables() for part in parts]
+        windowed = len(tables[0]) > 1
+        ends = list(accumulate(counts))
+        batch = Batch(
+            tokens=_joined([np.array(part.tokens, np.int32) for part in parts]),
+            positions=_joined([np.arange(each.start, each.start + len(each.tokens), dtype=np.int32) for each in parts]),
+            slots=_joined([one[0] for one in slots]),
+            sequence=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+            tables=_stacked([one[0] for one in tables]),
+            logit_rows=_joined(
+                [np.arange(end - part.wanted, end, dtype=np.int32) for end, part in zip(ends, parts, strict=True)]
+            ),
+            window_slots=_joined([one[1] for one in slots]) if windowed else None,
+            window_tables=_stacked([one[1] for one in tables]) if windowed else None,
+        )
+        with self.alone:
+            executable.draft(batch, np.concatenate([part.hidden for part in parts]))
+            return executable.value(head.logits), executable.value(head.following)
 
     def copy_shared(self) -> None:
         """Copy the shared blocks that forks are about to write (copy-on-write). `step` calls this itself."""
@@ -302,7 +358,7 @@ class Engine:
     def _run(self, rows: Sequence[SequenceRows], batch: Batch, wanted: list[int]) -> list[Result]:
         """Evaluate the batch. If possible, copy only the top-k logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].top_k and not rows[0].hidden:  # fast path for decode
+        if len(rows) == 1 and not rows[0].top_k and not rows[0].normed:  # fast path for decode
             return [Result(executable.step(batch), _NO_TOP_K)]
         most = max(part.top_k for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
@@ -315,14 +371,14 @@ class Engine:
             ]
         found = executable.step(batch)
         states = _NO_LOGITS
-        if any(part.hidden for part in rows):
-            assert self.hidden is not None, "the executable keeps no hidden states"
-            states = executable.value(self.hidden)
+        if any(part.normed for part in rows):
+            assert self.normed is not None, "the executable keeps no hidden states"
+            states = executable.value(self.normed)
         return [
             Result(
                 _NO_LOGITS if part.top_k else found[span],
                 top_k_of(found[span], part.top_k) if part.top_k else _NO_TOP_K,
-                states[span] if part.hidden else _NO_LOGITS,
+                normed=states[span] if part.normed else _NO_LOGITS,
             )
             for part, span in zip(rows, spans, strict=True)
         ]

@@ -178,9 +178,16 @@ class _Table:
             self.blocks[-1] = pool._copy(self.blocks[-1])
         for _ in range(more):
             self.blocks.append(pool._take())
-        positions = range(self.length, self.length + count)
         self.length += count
-        return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
+        return self.slots(self.length - count, self.length)
+
+    def slots(self, start: int, stop: int) -> Int32s:
+        """Return the cache slots of positions start to stop; 0 for positions in freed blocks."""
+        size, gone = self.pool.block_size, self.start
+        return np.array(
+            [self.blocks[p // size - gone] * size + p % size if p >= gone * size else 0 for p in range(start, stop)],
+            np.int32,
+        )
 
     def settle(self) -> None:
         """Record that all tokens are evaluated, so that blocks outside the window may be freed."""
@@ -268,6 +275,10 @@ class CacheSequence:
         slots = [table.append(len(tokens)) for table in self._tables]
         self.tokens.extend(tokens)
         return slots
+
+    def slots(self, start: int, stop: int) -> list[Int32s]:
+        """Return the cache slots of positions start to stop, per table, as `append` does."""
+        return [table.slots(start, stop) for table in self._tables]
 
     def settle(self) -> None:
         """Record that all tokens have been evaluated. Sliding-window blocks needed only by the last step may then be

@@ -38,8 +38,8 @@ from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.generation.speculation.ngram import NgramDrafter
     from localllm.generation.speculation.rule import DraftToken
+    from localllm.generation.speculation.suffixes import SuffixDrafter
 
 F32 = NDArray[np.float32]
 
@@ -91,7 +91,7 @@ class RequestState:
         self.verified = 0  # number of drafted tokens that the step verifies
         self.modelled = False  # whether the draft model drafted the tokens
         self.outcome: list[tuple[int, bool]] = []  # per draft: trust class, and whether it was accepted
-        self.drafter: NgramDrafter | None = None
+        self.drafter: SuffixDrafter | None = None
         self.ended = ""  # finish reason, set when the request has ended
         self._complete = False  # whether an end-of-generation token was sampled
         self.sampler = sampler
@@ -259,7 +259,7 @@ class RequestState:
     def _choosing(self, row: F32, at: int) -> Choosing:
         if at >= len(self.drafts):
             return Choosing(row)
-        by = "draft model" if self.modelled else "n-grams"
+        by = "draft model" if self.modelled else "repetition"
         return Choosing(row, self.drafts[at].token, at < self.verified, by)
 
     def _logprob(self, logits: F32, chosen: int) -> Logprob | None:

@@ -110,13 +110,14 @@ class Running:
         """
         sequence = one.sequence
         assert sequence is not None
+        start = sequence.length - len(result.hidden)
         if not prompt:
             one.decoded(seconds, self.drafts.plain_seconds(len(self.active)) if self.drafts is not None else seconds)
         try:
             if prompt:
                 one.evaluated(result.logits)
                 if one.request.states is not None:
-                    one.request.states(sequence.length - len(result.hidden), result.hidden)
+                    one.request.states(sequence.length - len(result.normed), result.normed)
             caught_up = sequence.length >= len(one.tokens)
             if caught_up and one.tokens_left <= 0:
                 one.finish("length")  # `max_tokens` is 0: prefill only
@@ -133,6 +134,8 @@ class Running:
                 self.prefixes.keep(self._engine.fork(sequence))
         except LocalLLMError as error:
             one.fail(error)
+        if self.drafts is not None and not one.done:
+            self.drafts.evaluated(one, result.hidden[: max(0, sequence.length - start)])
         one.drafts, one.verified = [], 0
         if not one.done and len(one.tokens) > self._engine.limits.positions:
             one.finish("context")

@@ -165,7 +165,7 @@ class Schedule:
         if one.verified and not part.prompt:
             tokens += [draft.token for draft in one.drafts[: one.verified]]
         if part.wanted == "none" or one.verified or one.request.whole_prompt or not self._most_largest:
-            return SequenceRows(sequence, tokens, part.wanted, hidden=one.request.states is not None)
+            return SequenceRows(sequence, tokens, part.wanted, normed=one.request.states is not None)
         largest = one.required_top_k
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 

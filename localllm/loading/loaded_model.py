@@ -113,9 +113,7 @@ class LoadedModel(Closing):
 
     @cached_property
     def mtp_heads(self) -> tuple[Plan, ...]:
-        """The plans of the multi-token-prediction heads (`localllm.models.next_token`). Generation does not use them
-        yet.
-        """
+        """The plans of the multi-token-prediction heads (`localllm.models.next_token`), each by itself."""
         return record_mtp_heads(
             self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context
         )

@@ -17,7 +17,16 @@ from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
-from localllm.models import Config, Pooler, PoolingHead, architecture_of, read_config, record
+from localllm.models import (
+    Config,
+    Pooler,
+    PoolingHead,
+    architecture_of,
+    has_head,
+    read_config,
+    record,
+    record_with_head,
+)
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value, summarize
@@ -74,7 +83,15 @@ def bind(
     diffuses = architecture.diffusion and not embeddings
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
-    plan = record(config, architecture, weights or file.tensors, context, embeddings)
+    tensors = weights or file.tensors
+    drafts = options.speculation.may_use_head and not embeddings and has_head(config, architecture, tensors)
+
+    def recorded(context: int) -> Plan:
+        if drafts:
+            return record_with_head(file.metadata, architecture, tensors, context)
+        return record(config, architecture, tensors, context, embeddings)
+
+    plan = recorded(context)
     pooler = None
     if embeddings or architecture.encoder:
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
@@ -97,18 +114,18 @@ def bind(
         limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
         if limits.positions < context:
             context = limits.positions
-            plan = record(config, architecture, weights or file.tensors, context, embeddings)
+            plan = recorded(context)
 
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
 
-    hidden = plan.normed if sequences and pooler is None and not plan.encodes and not diffuses else None
-
     def bound(backend: Backend) -> Executable:
-        kept = [hidden] if hidden is not None and backend.name == "cpu" else []
-        return backend.bind(plan, limits, cache.types, progress, observed(plan) if observe else kept)
+        pools = sequences > 0 and backend.name == "cpu"
+        return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
     backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
+    if drafts and isinstance(backend, DeviceBackend):
+        drafts, plan = False, record(config, architecture, tensors, context)  # heads run on the CPU only
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, options.threads)
     arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
@@ -121,11 +138,21 @@ def bind(
         opened.close()
 
     start = config.decoder.start if config.decoder is not None and pooler is None else None
-    hidden = hidden if opened.name == "cpu" and not observe else None
-    engine = Engine(executable, pool, replace(limits, positions=context), start, hidden)
-    head = PoolingHead.of(config, architecture, file.tensors) if hidden is not None else None
+    pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
+    engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
+    engine.draft_head = plan.draft
+    head = PoolingHead.of(config, architecture, file.tensors) if pools else None
     line = arranged.line(executable)
     return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
+
+
+def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:
+    """Return the values that stay readable after a step. `pools`: with the hidden states that embeddings pool."""
+    draft = plan.draft
+    found = [*(observed(plan) if observe else ()), *((draft.hidden, draft.logits, draft.following) if draft else ())]
+    known = {value.index for value in found}
+    wanted = plan.normed if pools else None
+    return [*found, wanted] if wanted is not None and wanted.index not in known else found
 
 
 def observed(plan: Plan) -> list[Value]:

@@ -10,7 +10,7 @@ from localllm.base.notices import FILE, Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, integer, one_of
 
-KINDS = ("off", "ngram", "draft", "auto")
+KINDS = ("off", "ngram", "draft", "mtp", "auto")
 MOST_DRAFTED = 15  # a verify pass has one token more, and costs are measured up to 16 tokens
 
 
@@ -26,7 +26,8 @@ class SpeculationOptions(Options):
     spec: str | None = option(
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
         help=Notice(
-            "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), or auto (the fastest)"
+            "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), mtp (the model's own "
+            "prediction head), or auto (the fastest)"
         ),
         shown=Notice("off; auto with ", Setting("model_draft")),
     )  # fmt: skip
@@ -44,8 +45,13 @@ class SpeculationOptions(Options):
                     "), or use ngram",
                 )
             )  # fmt: skip
-        if self.model_draft and self.spec == "ngram":
-            raise OptionError("a draft model was given, but ngram does not use it: use draft or auto")
+        if self.model_draft and self.spec in ("ngram", "mtp"):
+            raise OptionError(f"a draft model was given, but {self.spec} does not use it: use draft or auto")
+
+    @property
+    def may_use_head(self) -> bool:
+        """Whether the model's multi-token-prediction head may draft."""
+        return self.kind in ("mtp", "auto") and not self.model_draft
 
     @property
     def most_drafted(self) -> int:

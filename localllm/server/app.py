@@ -42,6 +42,8 @@ def make_app(
     """Create the ASGI application. `metrics` counts the scheduler's steps, and `admission` can reject new requests."""
     metrics = metrics or Metrics()
     admission = admission or Admission(settings.limits)
+    if service.store is not None:
+        service.store.pulls.stopping = lambda: admission.draining
     service.observer = ServiceObserver(metrics, admission.spend, settings.priorities)
     app = Starlette(
         routes=[route for protocol in PROTOCOLS for route in protocol(service, settings)],

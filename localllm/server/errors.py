@@ -101,7 +101,7 @@ class Unavailable(LocalLLMError):
 class Unloadable(Unavailable):
     """The model cannot be loaded. Clients get no details; `reason` is for the server's log."""
 
-    def __init__(self, message: str, reason: LocalLLMError) -> None:
+    def __init__(self, message: str, reason: Exception) -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -17,7 +17,7 @@ from localllm.base.printable import printable
 from localllm.hub.errors import StoreError
 from localllm.hub.reference import Reference
 from localllm.server.bridge import in_daemon
-from localllm.server.errors import TooManyRequests
+from localllm.server.errors import Draining, TooManyRequests
 from localllm.server.turn import Json
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Pulls:
         hub is `endpoint`, or else HF_ENDPOINT."""
         self._cache, self._free, self._endpoint = cache, free, endpoint
         self._open: dict[str, _Pull] = {}
+        self.stopping: Callable[[], bool] = lambda: False  # whether the server is stopping
 
     def running(self, repo: str) -> bool:
         """Return whether a model of this repository is being downloaded."""
@@ -103,6 +104,8 @@ class Pulls:
                         yield {"status": f"pulling {short}", "digest": digest, "total": total, "completed": completed}
                 if done:
                     break
+                if self.stopping():
+                    raise Draining("the server is stopping; the same request continues the download", RETRY_SECONDS)
                 await asyncio.wait([pull.task], timeout=LOOK_SECONDS)
             pull.task.result()  # raises the error
             yield {"status": "verifying sha256 digest"}

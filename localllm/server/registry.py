@@ -21,6 +21,7 @@ from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.hub import NotHere, StoredModel
 from localllm.hub.search import models_named
+from localllm.models import ModelError
 from localllm.server.bridge import in_daemon
 from localllm.server.catalogue import Scan
 from localllm.server.errors import TooManyRequests, UnknownModel, Unloadable
@@ -228,7 +229,8 @@ class ModelRegistry:
             async with self._kept(name) as served:
                 yield served
         except Unloadable as error:
-            log.warning("%s", error.reason)
+            expected = isinstance(error.reason, LocalLLMError | ModelError | OSError)
+            log.warning("%s", error.reason, exc_info=None if expected else error.reason)
             raise
 
     @asynccontextmanager
@@ -305,7 +307,7 @@ class ModelRegistry:
         self._loading.append(entry)
         try:
             return self._load(entry.model.path)
-        except LocalLLMError as error:  # the message has the path, and may quote the file
+        except Exception as error:  # the message may have the path, and quote the file
             raise Unloadable(f"{entry.info.id} cannot be loaded; the server's log says why", error) from None
         finally:
             self._loading.remove(entry)

@@ -98,7 +98,7 @@ class Service:
 
     def loads(self) -> dict[str, Load]:
         """Return the load of the scheduler of every loaded model."""
-        found = {info.id: self.load_of(info.id) for info in self.models()}
+        found = {info.id: self.load_of(info.id) for info in self.models() if info.derived is None}
         return {name: load for name, load in found.items() if load is not None}
 
     def sampling_defaults(self, model: str) -> SamplingOptions:

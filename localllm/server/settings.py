@@ -71,7 +71,7 @@ class ServerSettings:
             keys=frozenset(digest(key) for key in keys),
             hosts=tuple(name.lower().rstrip(".") for name in (*addresses, *options.allowed_host)),
             origins=tuple(origin.rstrip("/") for origin in options.cors),
-            aliases=() if options.models else _listed(options.alias),
+            aliases=() if options.models or offer != "model" else _listed(options.alias),
             tags=_listed(options.tags),
             parallel=options.parallel,
             pooling=options.pooling,

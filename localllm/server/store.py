@@ -43,7 +43,7 @@ class ModelStore:
         Downloads come from `endpoint`, or else HF_ENDPOINT.
         """
         self._places, self._registry, self._reference = places, registry, reference
-        self._pulls = Pulls(places.hub, free, endpoint)
+        self.pulls = Pulls(places.hub, free, endpoint)
         self._changing = asyncio.Lock()  # one change at a time, so that its checks hold
 
     def pull(self, name: str) -> AsyncGenerator[Json, None]:
@@ -58,7 +58,7 @@ class ModelStore:
         return _success() if asked.quant and self._here(name) else self._pulled(asked)
 
     async def _pulled(self, asked: Reference) -> AsyncGenerator[Json, None]:
-        followed = self._pulls.follow(asked)
+        followed = self.pulls.follow(asked)
         try:
             async for line in followed:
                 yield line
@@ -82,7 +82,7 @@ class ModelStore:
             model = await asyncio.to_thread(self._exactly, name)
             if not is_owned(model, self._places.hub):
                 raise Forbidden(f"{model.name} is a model of {model.store} and was not fetched here; delete it there")
-            if self._pulls.running(model.repo):
+            if self.pulls.running(model.repo):
                 raise TooManyRequests(f"{model.name} is being downloaded; delete it afterwards", 10)
             await asyncio.to_thread(remove_model, model, self._places.hub)
         await self._registry.refresh(now=True)

@@ -105,7 +105,7 @@ def find_caches(prefixes: str = "") -> list[Cache]:
 def find_models() -> ModelStorage:
     """Return the number and bytes of the models in the stores."""
     places = StoreFolders.here()
-    models = [each for each in everything(places) if not each.problem]
+    models = [each for each in everything(places) if not each.problem and each.derived is None]
     pulled = [each for each in models if is_owned(each, places.hub)]
     total, own = sum(each.bytes for each in models), sum(each.bytes for each in pulled)
     return ModelStorage(places.hub, len(pulled), own, len(models) - len(pulled), total - own)

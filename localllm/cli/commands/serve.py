@@ -125,7 +125,10 @@ def serve(
             say(plan_line(served, own.parallel))
         else:
             count, where = len(registry.infos), own.models or "this computer"
-            say(f"{count} model{'s' * (count != 1)} of {where}; each is loaded when a request names it")
+            if offer == "stores" and [info.id for info in registry.infos] == ["demo"]:
+                say("no models on this computer yet; the bundled demo answers until one is pulled")
+            else:
+                say(f"{count} model{'s' * (count != 1)} of {where}; each is loaded when a request names it")
         for address in settings.addresses:
             say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
         logging.getLogger(UVICORN).setLevel(logging.INFO)

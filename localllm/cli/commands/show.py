@@ -272,7 +272,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
         if heads:
             yield (
                 "next-token heads",
-                heads["problem"] if isinstance(heads, dict) else f"{heads} (answers do not use them yet)",
+                heads["problem"] if isinstance(heads, dict) else f"{heads} (--spec mtp drafts with the first)",
             )
         if model["unused_tensors"]:
             yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."

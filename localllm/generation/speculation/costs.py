@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
 
-from localllm.engine import Engine, SequenceRows
+from localllm.engine import DraftRows, Engine, SequenceRows
 from localllm.generation.speculation.policy import Costs
 
 VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens to measure; costs in between are interpolated
@@ -16,21 +16,49 @@ ENOUGH = 0.04  # minimum measuring time in seconds
 
 
 def measure_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
-    """Return the shortest measured time for each number of tokens, with an empty cache and varied tokens."""
-    most = min(engine.limits.positions, engine.limits.logit_rows)
-    counts = [n for n in rows if n <= most]
-    tokens = np.linspace(0, vocabulary - 1, max(counts)).astype(np.int32).tolist()
-    best = dict.fromkeys(counts, float("inf"))
+    """Return the costs of forward passes with logits for every token, with an empty cache and varied tokens."""
     sequence = engine.add()
-    began = perf_counter()
+
+    def step(tokens: list[int]) -> None:
+        engine.truncate(sequence, 0)
+        engine.step([SequenceRows(sequence, tokens, "all")])
+
     try:
-        engine.step([SequenceRows(sequence, tokens[:1], "all")])  # warm-up: touches new memory
-        while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
-            for count in counts:
-                engine.truncate(sequence, 0)
-                start = perf_counter()
-                engine.step([SequenceRows(sequence, tokens[:count], "all")])
-                best[count] = min(best[count], perf_counter() - start)
+        return _measured(step, _counts(engine, rows), vocabulary)
     finally:
         engine.release(sequence)
+
+
+def measure_head_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
+    """Return the costs of passes of the multi-token-prediction head, as `measure_costs` does."""
+    assert engine.draft_head is not None
+    width, counts, sequence = engine.draft_head.hidden.width, _counts(engine, rows), engine.add()
+
+    def step(tokens: list[int]) -> None:
+        hidden = np.ones((len(tokens), width), np.float32)
+        engine.draft([DraftRows(sequence, 0, tokens, hidden, len(tokens))])
+
+    try:
+        with engine.alone, engine.drafting([(sequence, max(counts))]):
+            return _measured(step, counts, vocabulary)
+    finally:
+        engine.release(sequence)
+
+
+def _counts(engine: Engine, rows: Sequence[int]) -> list[int]:
+    most = min(engine.limits.positions, engine.limits.logit_rows)
+    return [count for count in rows if count <= most]
+
+
+def _measured(step: Callable[[list[int]], None], counts: Sequence[int], vocabulary: int) -> Costs:
+    """Return the shortest time of `step` for each number of tokens."""
+    tokens = np.linspace(0, vocabulary - 1, max(counts)).astype(np.int32).tolist()
+    best = dict.fromkeys(counts, float("inf"))
+    began = perf_counter()
+    step(tokens[:1])  # warm-up: touches new memory
+    while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
+        for count in counts:
+            start = perf_counter()
+            step(tokens[:count])
+            best[count] = min(best[count], perf_counter() - start)
     return Costs(best)

@@ -1,4 +1,4 @@
-"""Batched speculative decoding: drafts come from n-grams of each request's own text, or from a draft model.
+"""Batched speculative decoding: drafts come from repetitions in each request's own text, or from a model.
 
 Verifying a draft adds one token to the step. The token is added if the expected gain (the probability of acceptance
 times a request's share of the step's time) exceeds the time that the token costs. Drafters propose a single token per
@@ -8,14 +8,18 @@ position, which is accepted if the sampler chooses the same token. The output is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
 from localllm.generation.request_state import RequestState
-from localllm.generation.speculation import ngram
-from localllm.generation.speculation.draft_model import DraftModel
-from localllm.generation.speculation.ngram import NgramDrafter
+from localllm.generation.speculation import suffixes
+from localllm.generation.speculation.model_drafter import ModelDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
+from localllm.generation.speculation.suffixes import SuffixDrafter
 
 _FRESH = 48  # maximum consecutive steps with drafts; a step without drafts then updates the cost of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
@@ -24,18 +28,19 @@ _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far ar
 class Drafts:
     """Drafts tokens for all requests of a scheduler."""
 
-    def __init__(self, costs: Costs, longest: int, model: DraftModel | None = None, repeats: bool = True) -> None:
-        """`repeats`: draft from n-grams. `model` drafts for requests without n-gram drafts worth verifying."""
+    def __init__(
+        self, costs: Costs, longest: int, model: ModelDrafter[Any] | None = None, repeats: bool = True
+    ) -> None:
+        """`repeats`: draft from repetitions. `model` drafts for requests without such drafts worth verifying."""
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
-        self._acceptance = Acceptance(ngram.PRIORS)
+        self._acceptance = Acceptance(suffixes.PRIORS)
         self._stale = 0  # consecutive steps with drafts
 
     def begin(self, one: RequestState) -> None:
-        """Start drafting for a request: index the n-grams of its prompt."""
+        """Start drafting for a request: with the repetitions in its prompt."""
         one.drafting = True
         if self._repeats:
-            one.drafter = NgramDrafter()
-            one.drafter.begin(one.tokens)
+            one.drafter = SuffixDrafter(one.tokens)
 
     def end(self, one: RequestState) -> None:
         """Stop drafting for a request. The draft model keeps its sequence for later requests."""
@@ -51,7 +56,7 @@ class Drafts:
         self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
 
     def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
-        """Choose the n-gram drafts to verify; use the draft model for requests without such drafts."""
+        """Choose the drafts from repetitions to verify; use the draft model for requests without such drafts."""
         rows = len(decoding)
         pace = sum(one.pace for one in decoding) / rows
         worth = pace * self._costs.seconds(rows) / rows  # seconds that one more accepted token saves
@@ -73,6 +78,11 @@ class Drafts:
     def plain_seconds(self, requests: int) -> float:
         """Return the expected duration, in seconds, of decoding `requests` requests in one step without drafts."""
         return self._costs.seconds(min(requests, self._costs.most))
+
+    def evaluated(self, one: RequestState, hidden: NDArray[np.float32]) -> None:
+        """Pass on the hidden states (T, width) of the newest tokens that a request keeps in the cache."""
+        if self._model is not None and len(hidden):
+            self._model.evaluated(one, hidden)
 
     def judge(self, one: RequestState) -> None:
         """Record which drafts matched the sampled tokens, including drafts that were not verified."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from localllm.base.notices import Notice, Setting, said
 from localllm.engine import Engine
-from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs
+from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs, measure_head_costs
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.errors import SpeculationError
-from localllm.generation.speculation.policy import outlook
+from localllm.generation.speculation.head import HeadDrafter
+from localllm.generation.speculation.model_drafter import ModelDrafter
+from localllm.generation.speculation.policy import Costs, outlook
 from localllm.generation.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
 from localllm.options import SpeculationOptions
 
 SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
 
+NO_HEAD = "no multi-token-prediction head can draft (none in the file, or the model is on a graphics card)"
 _ITSELF = "it is the model itself, so drafting cannot make it faster; use a smaller one"
 
 
@@ -53,11 +57,16 @@ class Speculation:
                 if options.kind != "auto":
                     raise
                 self._draft, self.refused = None, said(error)
+        self._head = target.engine if options.may_use_head and target.engine.draft_head is not None else None
+        if options.kind == "mtp" and self._head is None:
+            raise SpeculationError(f"{target.vocabulary.path}: {NO_HEAD}; use ngram")
         drafting = self._draft
         self.costs = measure_costs(target.engine, target.vocabulary.size, VERIFYING)
-        self._draft_costs = (
-            measure_costs(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
-        )
+        self._draft_costs: Costs | None = None
+        if drafting is not None:
+            self._draft_costs = measure_costs(drafting.engine, drafting.vocabulary.size, DRAFTING)
+        elif self._head is not None:
+            self._draft_costs = measure_head_costs(self._head, target.vocabulary.size, DRAFTING)
 
     @property
     def _too_short(self) -> bool:
@@ -89,17 +98,21 @@ class Speculation:
         if outlook(self.costs, self.costs.seconds(1), 0, 1.0, 1.0, step, longest) > 0:
             return ""
         passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
+        if self._draft is None:
+            return f"the model's head for drafting is not used: {passes}, so it cannot make the model faster"
         return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
 
     def drafts(self) -> Drafts | None:
-        """Return the drafter for a core's requests, which uses n-grams, the draft model or both.
+        """Return the drafter for a core's requests, which uses repetitions, the draft model or the model's head.
 
         Return None in automatic mode if forward passes are too short for drafting to save time.
         """
         if self._too_short:
             return None
         longest = min(self.options.most_drafted, self.costs.most - 1)
-        model = None
-        if self._draft is not None and self._mapping is not None and self._draft_costs is not None:
+        model: ModelDrafter[Any] | None = None
+        if self._draft_costs is not None and self._draft is not None and self._mapping is not None:
             model = DraftModel(self._draft.engine, self._mapping, self._draft_costs, self.costs, longest)
-        return Drafts(self.costs, longest, model, repeats=self.options.kind != "draft")
+        elif self._draft_costs is not None and self._head is not None:
+            model = HeadDrafter(self._head, self._draft_costs, self.costs, longest)
+        return Drafts(self.costs, longest, model, repeats=self.options.kind in ("ngram", "auto"))

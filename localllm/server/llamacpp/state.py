@@ -50,7 +50,7 @@ class StatusRoutes(Handlers):
     async def health(self, request: Request) -> Response | Json:
         """Return OK, or 503 if the only model is loading or failed to load. With several models, always return OK."""
         models = self.service.models()
-        if len(models) != 1 or models[0].state in ("loaded", "unloaded"):
+        if self.settings.offer != "model" or len(models) != 1 or models[0].state in ("loaded", "unloaded"):
             return {"status": "ok"}
         loading = models[0].state == "loading"
         error = Loading("Loading model", RETRY_SECONDS) if loading else Unavailable("The model could not be loaded")

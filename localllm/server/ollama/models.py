@@ -86,7 +86,7 @@ class CreateBody(ModelBody, kw_only=True):
 _REFUSED = {
     "template": "is not supported: a derived model uses its base's chat template",
     "quantize": "is not supported: `localllm quantize` makes a smaller file",
-    "files": "is not supported: put the GGUF into a folder, and start `localllm serve --models FOLDER`",
+    "files": "is not supported: this server takes no uploads; `localllm serve` can offer a folder of files",
     "adapters": "is not supported: adapters cannot be used",
 }
 

@@ -25,7 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFolders:
     monkeypatch.setenv("HOME", str(tmp_path))
     hub_model(tmp_path, "ann/Toy-GGUF", "Toy-Q4_0.gguf")
     places = StoreFolders.here()
-    parameters = {"temperature": 0, "num_predict": 7, "stop": ["x"], "num_ctx": 4096, "top_k": -5}
+    parameters = {"temperature": 0, "num_predict": 7, "stop": ["x"], "num_ctx": 4096, "top_k": "x"}
     save_derived(places.derived, DerivedModel("mario", BASE, "You are Mario.", parameters))
     return places
 

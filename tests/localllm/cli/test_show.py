@@ -91,7 +91,7 @@ def test_next_token_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     told = facts(path, capsys)["model"]
     assert (told["layers"], told["next_token_heads"], told["unused_tensors"]) == (4, 2, [])
     assert main(["show", str(path)]) == 0
-    assert "next-token heads  2 (answers do not use them yet)" in capsys.readouterr().out
+    assert "next-token heads  2 (--spec mtp drafts with the first)" in capsys.readouterr().out
     with api.load(path, threads=2) as model:
         assert model.plan is not None
         assert [len(head.layers) for head in model.mtp_heads] == [1, 1]

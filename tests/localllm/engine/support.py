@@ -170,7 +170,7 @@ class Schedule:
         results = self.engine.step(given)
         for (one, part), result in zip(parts, results, strict=True):
             one.tokens += part.tokens
-            one.note(part, *result)
+            one.note(part, result.logits, result.top_k)
         lengths = [len(part.tokens) for part in given]
         self.counts["rows"] += rows
         self.counts["mixed"] += 1 in lengths and max(lengths) > 1

@@ -75,7 +75,7 @@ def test_options_are_frozen_and_hold_nothing_else() -> None:
         ({"backend": None}, "backend is None: it must be one of auto, cpu"),
         ({"device": None}, "device is None: it must be a text"),
         ({"force": 1}, "force is 1: it must be True or False"),
-        ({"spec": "maybe"}, "spec is 'maybe': it must be one of off, ngram, draft, auto"),
+        ({"spec": "maybe"}, "spec is 'maybe': it must be one of off, ngram, draft, mtp, auto"),
         ({"spec": "draft"}, "requires one: give it \\(model_draft=FILE\\)"),
         ({"spec": "ngram", "model_draft": "m"}, "ngram does not use it"),
         ({"draft_max": 0}, "draft_max is 0"),
@@ -135,6 +135,6 @@ def test_help_of_a_function_shows_its_options() -> None:
     assert page is not None
     assert "    ctx_size: int = 0 (tokens)\n        context size in tokens (0: as trained, maximum 4096)\n" in page
     assert "    threads: int | None = None\n        CPU threads [all processors]\n" in page
-    assert "draft (model_draft), or auto (the fastest) [off; auto with model_draft]" in page
+    assert "prediction head), or auto (the fastest) [off; auto with model_draft]" in page
     assert "force" not in page
     assert "options" not in inspect.signature(opens).parameters

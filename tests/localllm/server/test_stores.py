@@ -271,6 +271,26 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "error", [localllm.models.ModelError("unknown architecture"), MemoryError(), ValueError("/secret")]
+)
+def test_a_model_that_cannot_be_loaded_is_unavailable(
+    tmp_path: Path, tiny: bytes, hub: HubServer, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "bob/One/one.gguf", tiny)
+
+    def load(path: Path) -> Served:
+        raise error
+
+    async def run() -> None:
+        async with Site(tmp_path, hub.url, load=load).client() as one:
+            answer = await one.told("/v1/chat/completions", 503, model="bob/One", **HELLO)
+            assert answer["error"]["message"] == "bob/One cannot be loaded; the server's log says why"
+
+    asyncio.run(run())
+    assert str(error) in caplog.text
+
+
 def test_a_stream_goes_on_while_another_model_loads(tmp_path: Path, tiny: bytes, hub: HubServer) -> None:
     put(tmp_path, "bob/One/one.gguf", tiny)
     put(tmp_path, "bob/Two/two.gguf", tiny)
@@ -464,7 +484,12 @@ def test_a_derived_model_adds_its_prompt_and_parameters(tmp_path: Path, site: Si
             await one.pulled(TOY)
             parameters: dict[str, Any] = {"num_predict": 2, "temperature": 0, "stop": ["zz"]}
             first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
-            made: dict[str, Any] = {"model": "mario:7b", "from": TOY, "system": "You are Mario.", "parameters": parameters}
+            made: dict[str, Any] = {
+                "model": "mario:7b",
+                "from": TOY,
+                "system": "You are Mario.",
+                "parameters": parameters,
+            }
             assert (await one.told("/api/create", **made, messages=first))[-1] == {"status": "success"}
             await one.told("/api/copy", source="mario:7b", destination="luigi")
             assert await one.names() == [TOY, "luigi", "mario:7b"]

@@ -275,11 +275,8 @@ def test_a_folder_without_models_is_told(tmp_path: Path) -> None:
         folder_of(tmp_path)
 
 
-def test_embeddings_need_a_model_that_embeds() -> None:
+def test_a_server_for_embeddings() -> None:
     async def run() -> None:
-        async with client(one_model()) as http:
-            answer = await http.post("/v1/embeddings", json={"input": "x"})
-            assert answer.status_code in (400, 501)
         vectors = ModelRegistry(
             only("demo", DEMO),
             lambda path: Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits()),

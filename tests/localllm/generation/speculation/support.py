@@ -15,12 +15,11 @@ from localllm.backends.base import Executable, Limits
 from localllm.engine import BlockPool, Engine
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import draft
-from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
-from localllm.generation.speculation.ngram import NgramDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs, Judge
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.setup import Speculation
+from localllm.generation.speculation.suffixes import SuffixDrafter
 from localllm.model import Model
 from localllm.options import SamplingOptions
 from localllm.plan import BLOCK, Batch
@@ -47,12 +46,8 @@ class Clock:
 class ToldDrafter:
     """A drafter that drafts the tokens of `guess(text)`."""
 
-    def __init__(self, guess: Guessing) -> None:
-        self._guess = guess
-        self.text: list[int] = []
-
-    def begin(self, text: Sequence[int]) -> None:
-        self.text = list(text)
+    def __init__(self, guess: Guessing, text: Sequence[int]) -> None:
+        self._guess, self.text = guess, list(text)
 
     def accept(self, token: int) -> None:
         self.text.append(token)
@@ -113,8 +108,7 @@ class Told(Drafts):
 
     def begin(self, one: RequestState) -> None:
         one.drafting = True
-        one.drafter = cast(NgramDrafter, ToldDrafter(self._told))
-        one.drafter.begin(one.tokens)
+        one.drafter = cast(SuffixDrafter, ToldDrafter(self._told, one.tokens))
 
 
 class Reckless(Judge):
@@ -164,7 +158,7 @@ def eager(model: Model) -> None:
     def make() -> Drafts | None:
         drafts = found.drafts()
         assert drafts is not None
-        if isinstance(drafts._model, DraftModel):
+        if drafts._model is not None:
             drafts._model._judge = judge = Reckless()
             drafts._model.acceptance = judge.acceptance
         return drafts

@@ -263,7 +263,7 @@ def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> 
     [
         ({"spec": "draft"}, "requires one"),
         ({"spec": "ngram", "model_draft": "draft"}, "ngram does not use it"),
-        ({"spec": "maybe"}, "off, ngram, draft, auto"),
+        ({"spec": "maybe"}, "off, ngram, draft, mtp, auto"),
         ({"spec": "ngram", "draft_max": 0}, "at least 1"),
     ],
 )

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from localllm.generation.speculation.errors import SpeculationError
-from localllm.generation.speculation.ngram import LONGEST, SHORTEST, NgramDrafter
 from localllm.generation.speculation.vocabulary import Vocabulary, match_vocabularies
-from localllm.options import SamplingOptions
-from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
 
 
@@ -101,40 +98,3 @@ def test_without_tokenizers_the_sizes_must_agree() -> None:
         match_vocabularies(model(None, 100), model(None, 101))
     with pytest.raises(SpeculationError, match=r"draft.gguf has no tokenizer"):
         match_vocabularies(model(spm("a")), model(None, 101, "draft.gguf"))
-
-
-# -- n-grams -----------------------------------------------------------------------------------------------------------
-
-
-def guesses(text: list[int], count: int = 6) -> list[tuple[int, int]]:
-    drafter = NgramDrafter()
-    drafter.begin(text)
-    proposed = drafter.propose(Sampler(SamplingOptions()))
-    return [(draft.token, draft.trust) for draft, _ in zip(proposed, range(count), strict=False)]
-
-
-def test_what_followed_the_same_words_is_guessed() -> None:
-    assert guesses([1, 2, 3, 4, 5, 9, 1, 2, 3], 3) == [(4, 0), (5, 1), (9, 2)]
-    assert guesses([1, 2, 3, 4, 5, 9, 8, 2, 3]) == []
-    assert guesses([1]) == guesses([]) == []
-
-
-def test_the_longest_repetition_counts_and_of_equals_the_newest() -> None:
-    assert guesses([7, 1, 2, 3, 4, 0, 8, 1, 2, 3, 5, 0, 7, 1, 2, 3], 1) == [(4, 1)]
-    assert guesses([1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 9, 1, 2, 3], 1) == [(5, 0)]
-
-
-def test_a_repetition_runs_on_into_itself() -> None:
-    assert [token for token, _ in guesses([1, 2, 1, 2, 1, 2], 6)] == [1, 2, 1, 2, 1, 2]
-    assert guesses(list(range(20)) * 2, 1) == [(0, LONGEST - SHORTEST)]
-
-
-def test_another_text_is_not_mixed_with_the_last() -> None:
-    drafter = NgramDrafter()
-    drafter.begin([1, 2, 3, 4])
-    drafter.begin([5, 1, 2, 3])
-    assert list(drafter.propose(Sampler(SamplingOptions()))) == []
-    drafter.begin([5, 1, 2, 3, 6])
-    for token in (1, 2, 3):
-        drafter.accept(token)
-    assert next(drafter.propose(Sampler(SamplingOptions()))).token == 6

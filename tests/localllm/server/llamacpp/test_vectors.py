@@ -82,6 +82,6 @@ def test_bad_embeddings_are_refused(body: Any) -> None:
 
 
 def test_models_that_make_none() -> None:
-    service = ScriptedService(all_models=[Model(capabilities=("completion",))])
+    service = ScriptedService(all_models=[Model(capabilities=())])
     assert call(service, "/embedding", {"content": "x"}).status_code == 501
     assert call(service, "/rerank", {"query": "x", "documents": ["x"]}).status_code == 501

@@ -157,7 +157,7 @@ def test_bad_inputs_are_refused(body: Any) -> None:
 
 
 def test_models_that_make_none() -> None:
-    service = ScriptedService(all_models=[Model(capabilities=("completion",))])
+    service = ScriptedService(all_models=[Model(capabilities=("rerank",))])
     for path, body in (("/api/embed", {"input": "x"}), ("/api/embeddings", {"prompt": "x"})):
         assert call(service, path, body).status_code == 400
     encoder = ScriptedService(all_models=[Model(capabilities=("embedding",))])

@@ -1,0 +1,41 @@
+"""Replace the user's short names of models (`own_names.py`) on a command line by what they mean."""
+
+from __future__ import annotations
+
+import os
+
+from localllm.cli.app import CommandLine, UsageError
+from localllm.cli.configuration import file_path
+from localllm.cli.own_names import names_in
+from localllm.cli.tomlfile import read_toml
+from localllm.hub.errors import StoreError
+from localllm.hub.short_names import wanted_reference
+
+_TEXTS = ("search", "config", "top")  # commands whose arguments are not models
+_SEVERAL = ("bench",)  # commands whose arguments are all models
+
+
+def own_names(config: str = "") -> dict[str, str]:
+    """Return the names in the configuration file, which `config` may name."""
+    return names_in(read_toml(*file_path(config, os.environ)))
+
+
+def expanded(line: CommandLine) -> CommandLine:
+    """Return a command line with the user's short names replaced. Raise UsageError if -hf names no repository."""
+    names, values = own_names(line.values.get("config", "")), dict(line.values)
+
+    def full(word: str) -> str:
+        return word if os.path.exists(word) else names.get(word.lower().removesuffix(":latest"), word)
+
+    for key in ("model", "hf_repo", "model_draft", "default_model"):
+        if isinstance(values.get(key), str):
+            values[key] = full(values[key])
+    if words := values.get("words", ()) if line.name not in _TEXTS else ():
+        count = len(words) if line.name in _SEVERAL else 1
+        values["words"] = (*map(full, words[:count]), *words[count:])
+    if given := values.get("hf_repo"):
+        try:
+            values["hf_repo"] = str(wanted_reference(given))
+        except StoreError as error:
+            raise UsageError(f"-hf/-hfr/--hf-repo: {error} (localllm {line.name} --help lists the options)") from None
+    return line._replace(values={**values, "own_names": names})

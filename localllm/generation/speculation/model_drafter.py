@@ -1,0 +1,200 @@
+"""Batched drafting with a model: each step of the drafter evaluates one token per request.
+
+The drafter proposes its most likely token. A draft is accepted if the sampler chooses the same token, so the output is
+identical to plain decoding. Measured times and acceptance rates decide how much to draft. Drafting pauses after rounds
+that lost time. draft_model.py drafts with a second model, head.py with a multi-token-prediction head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError
+from localllm.base.errors import LocalLLMError
+from localllm.generation.request_state import RequestState
+from localllm.generation.speculation import draft
+from localllm.generation.speculation.draft import trust_of
+from localllm.generation.speculation.policy import Costs, Judge
+from localllm.generation.speculation.rule import DraftToken
+from localllm.sampling.chain import HIGHEST
+from localllm.sampling.sampler import Sampler
+
+_HOPELESS = 0.1  # stop drafting when the probability that all drafts so far are accepted falls below this
+
+
+class Drafting:
+    """The drafter's state for one request. `stands` is the probability that all its drafts are accepted."""
+
+    def __init__(self, one: RequestState) -> None:
+        self.one = one
+        self.room, self.stands = 0, 1.0
+
+
+D = TypeVar("D", bound=Drafting)
+
+
+class ModelDrafter(ABC, Generic[D]):
+    """Drafts for the requests of a core. Only the stepping thread accesses it."""
+
+    def __init__(self, costs: Costs, verifying: Costs, longest: int) -> None:
+        """`costs` are the step times of the drafter, `verifying` the step times of the target model."""
+        self._costs, self._verifying, self._longest = costs, verifying, longest
+        self._judge = Judge(draft.PRIORS)
+        self.acceptance = self._judge.acceptance
+        self._spent, self._won, self._shared = 0.0, 0, 0  # last round: seconds, accepted drafts, requests
+        self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
+
+    # -- implemented by each drafter -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def end(self, one: RequestState) -> None:
+        """Forget a request that has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free all sequences."""
+
+    def evaluated(self, one: RequestState, hidden: NDArray[np.float32]) -> None:
+        """Take the hidden states (T, width) of the newest tokens that the target model evaluated and keeps."""
+
+    @abstractmethod
+    def _of(self, one: RequestState) -> D:
+        """Return the state of a request."""
+
+    @abstractmethod
+    def _caught_up(self, found: list[D]) -> list[tuple[D, list[int]]]:
+        """Evaluate the missing tokens. Return the requests with a first draft, and that draft."""
+
+    @abstractmethod
+    def _step(self, active: list[tuple[D, list[int]]]) -> list[tuple[D, list[int]]]:
+        """Evaluate the newest drafts. Return the requests with another draft, and that draft."""
+
+    def _pays(self, each: D, rows: int, worth: float) -> bool:
+        """Whether drafting for the rest of the answer saves more time than the drafter's prefill takes."""
+        return True
+
+    def _continues(self, token: int) -> bool:
+        """Whether the drafter can evaluate this token."""
+        return True
+
+    def propose(self, ones: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
+        """Draft for the decoding requests of a step that has `rows` tokens so far.
+
+        `worth` is the time in seconds that one more accepted token saves. `positions` is the maximum length of a
+        request.
+        """
+        self._settle(worth)
+        found = [self._of(one) for one in ones]
+        for each in found:
+            tokens = len(each.one.tokens)
+            each.room, each.stands = min(self._longest, each.one.tokens_left - 1, positions - tokens - 1), 1.0
+        found = [each for each in found if each.room > 0 and self._pays(each, rows, worth)]
+        if not found or not self._judge.ready():
+            return
+        if self._outlook(len(found), float(len(found)), 0, rows, worth) <= 0:
+            self._judge.rest()
+            return
+        began, self._reading = perf_counter(), 0.0
+        try:
+            self._draft(found, rows, worth)
+        except (BackendError, LocalLLMError):  # for example, the KV cache is full
+            self._judge.rest()
+        self._spent = perf_counter() - began - self._reading
+        self._shared = sum(bool(each.one.drafts) for each in found)
+
+    def verified(self, seconds: float) -> None:
+        """Add the estimated seconds that verifying this round's drafts adds to the target model's step."""
+        self._spent += seconds
+
+    def accepted(self, count: int) -> None:
+        """Add to the number of accepted drafts of this round."""
+        self._won += count
+
+    # -- expected gain ---------------------------------------------------------------------------------------------
+
+    def _settle(self, worth: float) -> None:
+        """Record the gain of the last round, in tokens per request."""
+        if self._shared:
+            self._judge.settle((self._won - self._spent / worth) / self._shared)
+        self._spent, self._won, self._shared = 0.0, 0, 0
+
+    def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
+        """Return the maximum gain, in seconds, of further steps of the drafter.
+
+        `stands` is the sum over the requests of the probability that all their drafts are accepted. `rows` is the
+        number of rows of the target model's step, including all drafts so far.
+        """
+        best = won = 0.0
+        most = self._verifying.most
+        for more in range(1, self._longest - drafted + 1):
+            wider = rows + more * requests
+            if wider > most and more > 1:
+                break
+            stands *= self.acceptance.mean
+            won += stands * worth - self._seconds(requests)
+            best = max(best, won - (self._verifying.seconds(min(wider, most)) - self._verifying.seconds(rows)))
+        return best
+
+    def _seconds(self, rows: int) -> float:
+        return self._costs.seconds(min(rows, self._costs.most))
+
+    @contextmanager
+    def _timed(self, count: int) -> Iterator[None]:
+        """Record the duration of a step with `count` tokens."""
+        began = perf_counter()
+        yield
+        if count <= self._costs.most:
+            self._costs.observe(count, perf_counter() - began)
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+
+    def _draft(self, found: list[D], rows: int, worth: float) -> None:
+        """Draft until another step is not expected to save time."""
+        with ExitStack() as undo:
+            for each in found:
+                sampler = each.one.sampler
+                undo.enter_context(sampler.drafting())
+                undo.callback(sampler.restore, sampler.snapshot())
+            active = self._caught_up(found)
+            drafted = 0
+            while active:
+                drafted += 1
+                rows += len(active)
+                active = [(each, tokens) for each, tokens in active if self._goes_on(each)]
+                stands = sum(each.stands for each, _ in active)
+                if not active or rows >= self._verifying.most:
+                    return
+                if self._outlook(len(active), stands, drafted, rows, worth) <= 0:
+                    return
+                active = self._step(active)
+
+    def _goes_on(self, each: D) -> bool:
+        """Accept the request's newest draft unless a grammar forbids it; return whether to draft another token."""
+        one = each.one
+        draft = one.drafts[-1]
+        if one.sampler.valid([each.token for each in one.drafts]) < len(one.drafts):  # the grammar forbids it
+            one.drafts.pop()
+            return False
+        each.stands *= self.acceptance.expect(draft.trust)
+        one.sampler.accept(draft.token)
+        return len(one.drafts) < each.room and each.stands >= _HOPELESS and self._continues(draft.token)
+
+
+def guess_token(sampler: Sampler, logits: NDArray[np.float32]) -> DraftToken | None:
+    """Return the most likely token, after penalties if sampling is greedy; None if the logits are unusable."""
+    token = int(logits.argmax())
+    if not abs(float(logits[token])) < HIGHEST:
+        return None
+    if sampler.options.greedy:
+        try:
+            token = sampler.sample(logits)
+        except LocalLLMError:  # penalties exclude every token
+            return None
+    return DraftToken(token, trust_of(logits, token))
