@@ -64,18 +64,19 @@ function problem(error) {
   return Object.assign(new Error(message), prompt > 0 && context > 0 ? { prompt, context } : {});
 }
 
-// Returns the server's models: {id, state, bytes, quantization, parameters, chats}, where `chats` is false for a model that
-// cannot write text. A field that the server does not report is "" or 0.
+// Returns the server's models: {id, state, bytes, quantization, parameters, chats, base}, where `chats` is false for a model
+// that cannot write text, and `base` names the model whose files a derived model uses. Missing fields are "" or 0.
 export async function models() {
   const listed = await (await request("/v1/models")).json();
-  const abilities = new Map((listed.models ?? []).map((one) => [one.name, one.capabilities ?? []]));
+  const tags = new Map((listed.models ?? []).map((one) => [one.name, one]));
   return listed.data.map(({ id, status, meta }) => ({
     id,
     state: status?.value ?? "",
     bytes: meta?.size ?? 0,
     quantization: meta?.ftype ?? "",
     parameters: meta?.n_params ?? 0,
-    chats: !abilities.get(id)?.length || abilities.get(id).includes("completion"),
+    chats: !tags.get(id)?.capabilities?.length || tags.get(id).capabilities.includes("completion"), // a damaged file has none
+    base: tags.get(id)?.details?.parent_model ?? "",
   }));
 }
 

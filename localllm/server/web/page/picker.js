@@ -157,7 +157,8 @@ export class Picker {
   }
 
   async remove(one) {
-    const sure = await ask({ title: `Delete ${one.id}?`, text: `This deletes its files from the server's disk: ${size(one.bytes)}.`, yes: "Delete", danger: true });
+    const text = one.base ? `Its base, ${one.base}, stays.` : `This deletes its files from the server's disk: ${size(one.bytes)}.`;
+    const sure = await ask({ title: `Delete ${one.id}?`, text, yes: "Delete", danger: true });
     if (sure === null) return;
     await this.attempt("Not deleted", () => api.remove(one.id));
     if (!this.models.find(one.id)) announce("Deleted");

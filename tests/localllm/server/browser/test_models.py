@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.hub.short_names import KNOWN
+from localllm.hub.stored_model import DerivedModel
 from localllm.server.settings import ServerSettings
 from tests.localllm.hub.hub_server import Repo, serving
 from tests.localllm.server.browser.managed import Line, Management, part
@@ -22,7 +23,7 @@ from tests.localllm.support import write_model
 
 NAMES = "#models-list .name"
 OTHER = Model("user/other-GGUF:Q8_0", state="unloaded", quantization="Q8_0", file_bytes=3 << 30, parameters=3 * 10**9)
-MODELS = (Model(), OTHER, Model("vectors", capabilities=("embedding",)), Model("broken", state="failed"))
+MODELS = (Model(), OTHER, Model("vectors", capabilities=("embedding",)), Model("broken", state="failed", capabilities=()))
 QWEN = Model("unsloth/Qwen3-0.6B-GGUF:Q4_K_M", state="unloaded")
 SUCCESS = {"status": "success"}
 GIB = 1 << 30
@@ -168,7 +169,7 @@ def test_a_senseless_stream_ends_in_one_line(site: Callable[..., Site]) -> None:
 
 
 def test_models_are_unloaded_and_deleted(site: Callable[..., Site]) -> None:
-    it = site(echo, all_models=MODELS, manage=managed())
+    it = site(echo, all_models=(*MODELS, Model("mario", derived=DerivedModel("mario", "tiny"))), manage=managed())
     page = it.page()
     management = it.management
     assert management is not None
@@ -180,6 +181,9 @@ def test_models_are_unloaded_and_deleted(site: Callable[..., Site]) -> None:
     page.click(delete)
     page.wait_for_selector("#ask-text >> text=from the server's disk: 3.0 GiB")
     assert page.evaluate("getComputedStyle(document.querySelector('#ask-yes')).backgroundColor") == "rgb(179, 38, 30)"
+    page.keyboard.press("Escape")
+    page.click("[aria-label='Delete mario']")
+    page.wait_for_selector("#ask-text >> text=Its base, tiny, stays.")
     page.keyboard.press("Escape")
     management.refusal = "the model answers a request now"
     page.click(delete)
