@@ -70,7 +70,7 @@ class Hub:
         """Create a client for `endpoint`; None uses HF_ENDPOINT."""
         from huggingface_hub import HfApi, constants
 
-        for name in ("huggingface_hub", "httpx"):
+        for name in ("huggingface_hub", _transport_error().__module__.partition(".")[0]):
             logging.getLogger(name).setLevel(logging.ERROR)  # localllm reports progress instead
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.limit = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes; larger files require Xet

@@ -48,7 +48,7 @@ class ModelInfo:
 
     @property
     def pools(self) -> bool:
-        """Whether the model may give vectors: one for embeddings, or one that writes text, if its device can."""
+        """Whether to try the model for vectors. A chat model gives them if its device supports it."""
         return "embedding" in self.capabilities or "completion" in self.capabilities
 
 

@@ -159,7 +159,7 @@ class ModelRegistry:
             before, info = known.get(model.name, ((0, 0), None))
             if info is None or before != stamp or info.path != str(model.path):
                 info = info_of(model.name, model.path, embeds=self._embeds)
-                if info.state == "failed":
+                if info.state == "failed" and self._live:  # a fixed model fails with the reason
                     log.warning("%s cannot be read: %s", printable(model.name), model.path)
             found[model.name] = _Entry(model, stamp, info, bytes=info.file_bytes)
         return found

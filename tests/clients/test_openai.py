@@ -141,8 +141,8 @@ def test_what_is_not_supported_is_not_tried_again(server: Server) -> None:
     sent: list[Any] = []
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60) as client:
         client._client.event_hooks["request"].append(sent.append)
-        with pytest.raises(openai.APIStatusError, match="embeddings"):
-            client.embeddings.create(model="planned", input="a cat")
+        with pytest.raises(openai.APIStatusError, match="ranking"):
+            client.post("/rerank", body={"query": "a", "documents": ["b"]}, cast_to=object)
     assert len(sent) == 1
 
 
