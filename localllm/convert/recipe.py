@@ -137,7 +137,6 @@ class Recipe:
     changes: Mapping[str, Change] = field(default_factory=dict)
     # Architectures of the gguf package with the same names, if the package lacks this one.
     like: str = ""
-    order: str = ""  # where the order of tensors differs, see `names.place`
     # Renames, merges or drops tensors of the checkpoint.
     raw: Callable[[Raw, HfConfig], Raw] = unchanged
     # Chooses the output matrix.

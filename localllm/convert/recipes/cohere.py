@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Recipe, by_name
-from localllm.convert.recipes.shared import EARLY_NORMS, leading, named_kinds, slides_of
+from localllm.convert.recipes.shared import leading, named_kinds, slides_of
 
 
 def _cohere_kinds(config: HfConfig) -> list[str]:
@@ -55,8 +55,8 @@ def _turned_as_told(config: HfConfig) -> str | None:
 
 
 ROWS = (
-    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r", eps="layer_norm_eps", order=EARLY_NORMS),
-    Recipe("command-r", ("CohereForCausalLM",), eps="layer_norm_eps", order=EARLY_NORMS),
+    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r", eps="layer_norm_eps"),
+    Recipe("command-r", ("CohereForCausalLM",), eps="layer_norm_eps"),
     Recipe(
         "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1", eps="layer_norm_eps",
         keys={

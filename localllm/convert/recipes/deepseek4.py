@@ -146,10 +146,6 @@ def _limits(config: HfConfig) -> np.ndarray:
     return np.full(config.layers, config.real("swiglu_limit") or 0.0, np.float32)
 
 
-_ORDER = (
-    "hc_ffn_scale ffn_gate_inp exp_probs_b exp_probs_b_vl ffn_gate_tid2eid ffn_gate_exps ffn_up_exps ffn_down_exps "
-    "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-)
 _KEYS: Keys = {
     "feed_forward_length": "moe_intermediate_size",
     "embedding_length_out": lambda config: config.width * config.needed("hc_mult"),
@@ -199,7 +195,6 @@ _DEFAULTS: dict[str, Any] = {
 ROWS = (
     Recipe(
         "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, raw=_read, like="deepseek2",
-        order=_ORDER,
         top={
             "token_embd": ("embed", "model.embed_tokens"),
             "output": ("head", "lm_head"),

@@ -8,7 +8,6 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import Groups, of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
-from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, Tensors, integer, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.recipes.shared import NOT_ROTATED
@@ -113,7 +112,6 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 
 _NEO: dict[str, Any] = {
-    "order": BY_NAME,
     "eps": "norm_eps",
     "words": _neo_words,
     "pooling": _CLS,
@@ -125,7 +123,6 @@ _NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
 _ROBERTA_KEYS: Keys = {**_PLAIN, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
-    "order": BY_NAME,
     "whole_keys": _NO_TYPES,
     "eps": "layer_norm_eps",
     "fixed": _BERT_FIXED,
@@ -134,7 +131,6 @@ _ROBERTA: dict[str, Any] = {
 }
 _COUNTED = {"position_embd.weight": _counted}
 _MODERN: dict[str, Any] = {
-    "order": BY_NAME,
     "eps": "norm_eps",
     "fixed": {"classifier_activation": "gelu"},
     "defaults": {
@@ -151,7 +147,6 @@ _MODERN_KEYS: Keys = {
     "hidden_activation": _activation,
 }
 _JINA: dict[str, Any] = {
-    "order": BY_NAME,
     "eps": "layer_norm_eps",
     "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5},
 }
@@ -159,18 +154,18 @@ _JINA: dict[str, Any] = {
 ROWS = (
     Recipe(
         "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
+        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
     ),
     Recipe(
         "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN), fixed=_BERT_FIXED,
         whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
-        top={"cls": "bert.pooler.dense", "cls.output": "classifier"}, order=BY_NAME,
+        top={"cls": "bert.pooler.dense", "cls.output": "classifier"},
     ),
     Recipe(
         "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
         fixed={"activation": "gelu"}, whole_keys=_NO_TYPES,
         defaults={"hidden_size": integer("dim"), "intermediate_size": integer("hidden_dim"), "layer_norm_eps": 1e-12},
-        raw=without("vocab_"), order=BY_NAME,
+        raw=without("vocab_"),
     ),
     Recipe(
         "bert",
@@ -197,7 +192,7 @@ ROWS = (
         },
         checks=(_no_experts,),
         defaults={"rope_theta": 1000.0, "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12},
-        raw=_MASKED, order=BY_NAME,
+        raw=_MASKED,
     ),
     Recipe(
         "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), keys=_MODERN_KEYS,
@@ -221,7 +216,7 @@ ROWS = (
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
         fixed={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
-        raw=_MASKED, order=BY_NAME,
+        raw=_MASKED,
     ),
     Recipe(
         "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL, raw=_MASKED, **_JINA,
@@ -232,10 +227,10 @@ ROWS = (
     ),
     Recipe(
         "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), keys=_CAUSAL,
-        raw=without("lm_head."), order=BY_NAME,
+        raw=without("lm_head."),
     ),
     Recipe(
         "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
-        fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), order=BY_NAME, dense=dense_keys,
+        fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), dense=dense_keys,
     ),
 )  # fmt: skip

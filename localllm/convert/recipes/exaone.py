@@ -9,7 +9,6 @@ from typing import Any
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Recipe, integer
-from localllm.convert.recipes.shared import EARLY_NORMS
 
 
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def slides_at_64_layers(config: HfConfig) -> str | None:
 
 ROWS = (
     Recipe(
-        "exaone4", ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"), order=EARLY_NORMS, rope_tensors=True,
+        "exaone4", ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"), rope_tensors=True,
         checks=(slides_at_64_layers,),
     ),
     Recipe(

@@ -12,7 +12,7 @@ from localllm.convert.changes import Groups, decay, height, in_turn, numbered, o
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.modules import width_keys
 from localllm.convert.recipe import Change, Key, Keys, Recipe, Tensors, taken
-from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, NORMED_SPARSE
+from localllm.convert.recipes.shared import NORMED_SPARSE
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
 
@@ -78,7 +78,6 @@ DELTA_KEYS: Keys = {
     "full_attention_interval": lambda config: config.integer("full_attention_interval") or 4,
     RECURRENT_KEY: is_kind("linear_attention"),
 }
-DELTA_ORDER = f"{EARLY_NORMS} attn_qkv attn_gate"
 _QWEN3_NEXT = {
     "attn_qkv": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 0, 1, 2)),
     "attn_gate": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 3)),
@@ -135,7 +134,6 @@ def _adjusted_width(config: HfConfig) -> int:
 
 QWEN35_ROW: dict[str, Any] = {
     "changes": QWEN35,
-    "order": DELTA_ORDER,
     "norm_offset": 1.0,
     "plain_norms": ("ssm_norm",),
     "defaults": {"partial_rotary_factor": 0.25},
@@ -144,19 +142,17 @@ QWEN35_ROW: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, order=DELTA_ORDER, norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS, fixed=NORMED_SPARSE,
+        "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, norm_offset=1.0, plain_norms=("ssm_norm",),
+        defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS, fixed=NORMED_SPARSE,
     ),
     Recipe("qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), **QWEN35_ROW),
     Recipe("qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), **QWEN35_ROW),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
-        order=EARLY_NORMS, eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
-        fixed={"conv_bias": False}, dense=width_keys,
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"), eps="norm_eps",
+        keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width}, fixed={"conv_bias": False}, dense=width_keys,
     ),
     Recipe(
-        "lfm2moe", ("Lfm2MoeForCausalLM",), order=f"{EARLY_NORMS}, {EARLY_BIAS}", eps="norm_eps",
-        keys={**_LFM2_KEYS, "expert_gating_func": 2},
+        "lfm2moe", ("Lfm2MoeForCausalLM",), eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
         fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "conv_bias": False},
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Layer, Recipe, by_name, layers_at
-from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, head_width
+from localllm.convert.recipes.shared import head_width
 
 
 def _as_wide(config: HfConfig) -> str | None:
@@ -19,7 +19,6 @@ def _as_wide(config: HfConfig) -> str | None:
 
 
 GLM4: Layer = {"ffn_norm": "post_attention_layernorm"}
-GLM4_MOE = f"{EARLY_NORMS}, {EARLY_BIAS}"
 _ALL_NORMED = {
     "rmsnorm": True,
     "post_layer_norm": True,
@@ -33,7 +32,7 @@ _ALL_NORMED = {
 ROWS = (
     Recipe("glm4", ("Glm4ForCausalLM",), GLM4, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
-        "glm4moe", ("Glm4MoeForCausalLM",), order=GLM4_MOE, defaults={"partial_rotary_factor": 0.5},
+        "glm4moe", ("Glm4MoeForCausalLM",), defaults={"partial_rotary_factor": 0.5},
         keys={"expert_gating_func": 2},  # sigmoid
     ),
     Recipe(
@@ -52,8 +51,5 @@ ROWS = (
         "chatglm", ("GlmForCausalLM",), checks=(_as_wide,),
         defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
     ),
-    Recipe(
-        "glm4moe", ("SolarOpenForCausalLM",), order=GLM4_MOE,
-        keys={"expert_gating_func": 2, "leading_dense_block_count": 0},
-    ),
+    Recipe("glm4moe", ("SolarOpenForCausalLM",), keys={"expert_gating_func": 2, "leading_dense_block_count": 0}),
 )  # fmt: skip

@@ -13,7 +13,6 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import Groups, Layout, halves, of_groups
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Change, Layer, Recipe, Tensors, integer, taken
 from localllm.convert.recipes.openai import TURNED
 from localllm.convert.recipes.shared import NOT_ROTATED, head_width
@@ -94,11 +93,10 @@ ROWS = (
         defaults={
             "layer_norm_epsilon": 1e-5, "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
         },
-        changes=_apart(_by_head), order=BY_NAME,
+        changes=_apart(_by_head),
     ),
     Recipe(
         "falcon", ("FalconForCausalLM", "RWForCausalLM"), eps="layer_norm_epsilon", changes=_apart(_falcon),
-        order=BY_NAME,
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
         fixed={"alibi": False, "parallel_attn": True, "activation": _GELUS},
         defaults={
@@ -109,7 +107,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "gptneox", ("GPTNeoXForCausalLM",), eps="layer_norm_eps", changes=_apart(_by_head), order=BY_NAME,
+        "gptneox", ("GPTNeoXForCausalLM",), eps="layer_norm_eps", changes=_apart(_by_head),
         keys={
             "attention.head_count_kv": "num_attention_heads",
             "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,
@@ -117,7 +115,7 @@ ROWS = (
         defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25, "layer_norm_eps": 1e-5},
     ),
     Recipe(
-        "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
+        "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon",
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
         fixed={"multi_query": True, "scale_attn_weights": True, "activation_function": _GELUS},
         defaults={"layer_norm_epsilon": 1e-5},
@@ -135,7 +133,7 @@ ROWS = (
         defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
+        "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon",
         changes={
             **TURNED, "token_embd": _times("mup_embeddings_scale", "embeddings_scale"),
             "output": _times("mup_output_alpha*mup_width_scale", "width_scale"),

@@ -82,7 +82,6 @@ _FIXED: dict[str, Any] = {
 ROWS = (
     Recipe(
         "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, _TOP, keys=_KEYS, fixed=_FIXED, words=_words,
-        order="attn_output_norm ffn_norm layer_output_norm post_ffw_norm",
         defaults={"attn_logit_softcapping": lambda config: config.real("max_attn_value") or 30.0}, raw=_merged,
     ),
 )  # fmt: skip

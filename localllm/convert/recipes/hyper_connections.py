@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert.changes import decay
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, OUTPUT_FIRST
+from localllm.convert.latent import LATENT
 from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.kimi import of_own, one_count, own_table
@@ -77,10 +77,6 @@ _GLM_NEXT: Layer = {
     "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
     **{f"hc_{x}_{part}.weight": f"hc_{x}_{part}" for x in ("attn", "ffn") for part in ("fn", "base", "scale")},
 }
-_GLM_NEXT_ORDER = (
-    f"{OUTPUT_FIRST}, indexer.proj attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a ssm_f_b "
-    "ssm_beta ssm_g_a ssm_g_b ssm_norm indexer_compressor_gate indexer_compressor_ape"
-)
 _GLM_NEXT_KEYS: Keys = {
     **TYPED_KEYS,
     **_CONNECTION_KEYS,
@@ -103,7 +99,6 @@ _GLM_NEXT_KEYS: Keys = {
 ROWS = (
     Recipe(
         "hy_v4", ("HYV4ForCausalLM",), _HUNYUAN, changes=_HUNYUAN_CHANGES, like="glm-dsa",
-        order=f"{OUTPUT_FIRST}, indexer.proj attn_gate attn_sinks",
         keys={
             **TYPED_KEYS, **_CONNECTION_KEYS,
             "hyper_connection.magnitude": real("hc_magnitude"),
@@ -117,7 +112,6 @@ ROWS = (
     ),
     Recipe(
         "glm5-next", ("Glm5NextForConditionalGeneration",), _GLM_NEXT, keys=_GLM_NEXT_KEYS, like="kimi-linear glm-dsa",
-        order=_GLM_NEXT_ORDER,
         fixed={
             **ROUTING, "qk_rope_head_dim": 0, "mhc": True, "mla_use_nope": True, "linear_attn_config.safe_gate": True,
         },

@@ -12,7 +12,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import column, decay, flat, in_turn, second
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS
+from localllm.convert.latent import LATENT, ROUTED_KEYS
 from localllm.convert.recipe import From, Key, Keys, Layer, Recipe, Tensors, flag, integer, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.tensor import LazyTensor
@@ -67,7 +67,6 @@ _KIMI_KEYS: Keys = {
     "kda.head_dim": of_own("linear_head_dim", "head_dim"),
 }
 KDA = {"ssm_a": in_turn(column, decay)}
-KIMI_ORDER = f"{OUTPUT_FIRST}, ssm_a ssm_dt, ssm_f_b ssm_beta, ffn_down_exps exp_probs_b"
 KIMI: Layer = {
     **LATENT,
     # transformers names the tensors of the dense layers like the tensors of expert layers
@@ -104,10 +103,6 @@ _LAYER: Layer = {
     **{f"ffn_routed_{x}": f"block_sparse_moe.routed_expert_{x}_proj" for x in ("down", "up")},
     "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
 }
-_ORDER = (
-    f"{KIMI_ORDER}, ffn_down_shexp attn_res_score ffn_res_score attn_gate ssm_g ffn_routed_down ffn_routed_up "
-    "ffn_routed_norm"
-)
 _KEYS: Keys = {
     **ROUTED_KEYS,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
@@ -132,11 +127,11 @@ def _cap(config: HfConfig, name: str) -> float:
 ROWS = (
     Recipe(
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
-        order=_ORDER, top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
+        top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
-        order=KIMI_ORDER, fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
+        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, real
-from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
+from localllm.convert.recipes.shared import SIGMOID, leading
 
 
 def _all_sparse(config: HfConfig) -> str | None:
@@ -35,7 +35,7 @@ _LAGUNA = {
 
 ROWS = (
     Recipe(
-        "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1", order=EARLY_BIAS,
+        "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1",
         keys={
             **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"), "leading_dense_block_count": leading,
             "attention.head_count": _heads, "rope.dimension_count_swa": _rotated_when_sliding,

@@ -110,13 +110,13 @@ ROWS = (
         changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",), order="attn_gate ffn_gate ffn_up ffn_down",
+        "afmoe", ("AfmoeForCausalLM",),
         keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         fixed={"mup_enabled": True},
     ),
     Recipe(
         "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
-        order="attn_k_norm ffn_up ffn_down", defaults={"rope_theta": 12e6}, values=_xielu,
+        defaults={"rope_theta": 12e6}, values=_xielu,
     ),
     Recipe("arcee", ("ArceeForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(

@@ -13,7 +13,7 @@ from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
-from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED, queries_and_keys
+from localllm.convert.recipes.shared import NOT_ROTATED, queries_and_keys
 from localllm.convert.tensor import LazyTensor
 
 
@@ -250,13 +250,13 @@ ROWS = (
         fixed={"position_embedding_type": "rope"},
     ),
     Recipe(
-        "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE, order="attn_output ffn_gate ffn_up ffn_down",
+        "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE,
         keys={**_GRANITE_KEYS, "feed_forward_length": "shared_intermediate_size"}, when=_granite_dense,
         rope_tensors=True, checks=(steps_unbounded,),
     ),
     Recipe(
         "granitehybrid", _GRANITE_CLASS, GRANITE_SHARED, changes=_GRANITE, rope_tensors=True, keys=_GRANITE_KEYS,
-        order="ffn_down_shexp ssm_in ssm_conv1d ssm_dt ssm_a ssm_d ssm_norm ssm_out", checks=(steps_unbounded,),
+        checks=(steps_unbounded,),
     ),
     Recipe(
         "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS, eps="layer_norm_epsilon",
@@ -290,8 +290,8 @@ ROWS = (
         },
     ),
     Recipe(
-        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, order=EARLY_BIAS,
-        eps="layer_norm_epsilon", defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
+        defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
             "expert_count": "n_routed_experts", "expert_gating_func": 2,

@@ -105,9 +105,6 @@ _M3: Layer = {
     **{f"ffn_{x}_shexp": f"block_sparse_moe.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
     **{f"indexer.{x}_{part}": f"self_attn.index_{x}_{part}" for x in ("q", "k") for part in ("proj", "norm")},
 }
-_M3_ORDER = (
-    "ffn_down_exps exp_probs_b ffn_gate ffn_up ffn_down, ffn_down_shexp indexer.q_proj indexer.q_norm indexer.k_proj"
-)
 _M3_KEYS: Keys = {
     "feed_forward_length": "dense_intermediate_size",
     "expert_feed_forward_length": "intermediate_size",
@@ -126,9 +123,8 @@ _M3_KEYS: Keys = {
 ROWS = (
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _01,
-        like="minimax-m2", order="attn_output attn_qkv, attn_gate attn_norm_2", keys=_01_KEYS,
-        fixed={"postnorm": True}, checks=(_of_residual("alpha"), _of_residual("beta")),
-        whole_keys={"tokenizer.ggml.suppress_tokens": _untrained},
+        like="minimax-m2", keys=_01_KEYS, fixed={"postnorm": True},
+        checks=(_of_residual("alpha"), _of_residual("beta")), whole_keys={"tokenizer.ggml.suppress_tokens": _untrained},
     ),
     Recipe(
         "minimax-m2", ("MiniMaxM2ForCausalLM",),
@@ -137,8 +133,7 @@ ROWS = (
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _M3,
-        like="minimax-m2 llama", order=_M3_ORDER, keys=_M3_KEYS, norm_offset=1.0,
-        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+        like="minimax-m2 llama", keys=_M3_KEYS, norm_offset=1.0, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
         checks=(_indexed_where_routed, shared_width("shared_intermediate_size")),
         defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
     ),

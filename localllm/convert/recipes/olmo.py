@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.recipe import Recipe
-from localllm.convert.recipes.shared import EARLY_NORMS
 
 ROWS = (
     Recipe(
@@ -13,5 +12,5 @@ ROWS = (
         eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
     ),
     Recipe("olmoe", ("OlmoeForCausalLM",), fixed={"norm_topk_prob": False, "clip_qkv": 0}),
-    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), order=EARLY_NORMS),
+    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM")),
 )  # fmt: skip

@@ -85,7 +85,6 @@ _PLAMO2: Layer = {
     **{f"ssm_{x.lower()}_norm.": f"mixer.{x}_norm_weight" for x in ("dt", "B", "C")},
     "ssm_out": "mixer.out_proj",
 }
-_PLAMO2_ORDER = "attn_output ffn_up ffn_down attn_q_norm attn_k_norm, ssm_c_norm ssm_out"
 _PLAMO2_KEYS: Keys = {
     "context_length": _context,
     "attention.head_count": _where_attending("num_attention_heads"),
@@ -106,9 +105,9 @@ ROWS = (
         tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
-        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, order=_PLAMO2_ORDER,
-        norm_offset=1.0, plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
-        head_dim=by_name("hidden_size_per_head"), fixed={"mamba_enabled": True},
+        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, norm_offset=1.0,
+        plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS, head_dim=by_name("hidden_size_per_head"),
+        fixed={"mamba_enabled": True},
         defaults={
             **_MAMBA, "mamba_step": 2, "mamba_d_state": 64, "mamba_d_conv": 4, "num_attention_heads": 32,
             "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,

@@ -12,7 +12,7 @@ from localllm.convert.changes import squeezed
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Take, Tensors, by_name, taken
-from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
 
 _TABLE = "ple_embedding.ngram_embedding"
@@ -124,10 +124,6 @@ _LAYER: Layer = {
     **{f"ple_norm_{x}": taken(f"ple.norm_{x}", _plus_one) for x in ("key", "query", "conv")},
     "ple_conv1d": taken("ple.conv1d", squeezed),
 }
-_ORDER = (
-    f"token_embd per_layer_token_embd, {DELTA_ORDER}, hc_ffn_inject indexer.q_proj indexer.k_proj indexer.q_norm "
-    "indexer.k_norm ple_key ple_value ple_norm_key ple_norm_query ple_norm_conv ple_conv1d"
-)
 _KEYS: Keys = {
     **DELTA_KEYS,
     "rope.dimension_sections": sections,
@@ -154,7 +150,7 @@ ROWS = (
             "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", _joined), _TABLE),
         },
         raw=lambda raw, config: {_OF_LAYER.sub("", name): parts for name, parts in raw.items()}, values=_hashes,
-        changes=QWEN35, like="qwen35moe", order=_ORDER,
+        changes=QWEN35, like="qwen35moe",
         defaults={
             "partial_rotary_factor": 0.25, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
             "heads_per_ngram": 8,

@@ -213,8 +213,7 @@ ROWS = (
         top={"token_embd_norm": "model.layers.0.pre_ln"}, templates={"default": TEMPLATE},
     ),
     Recipe(
-        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, order="time_mix_output time_mix_gate",
-        defaults={"num_attention_heads": 1},
+        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, defaults={"num_attention_heads": 1},
         keys={
             **_IN_QWEN, "attention.head_count_kv": "num_key_value_heads",
             "wkv.head_size": lambda config: config.width // config.heads,

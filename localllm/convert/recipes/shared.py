@@ -14,8 +14,6 @@ from localllm.convert.recipe import Change, Keys, Layer, Tensors, taken
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 
-EARLY_NORMS = "attn_output attn_q_norm attn_k_norm"  # in the order of tensors
-EARLY_BIAS = "ffn_gate_inp exp_probs_b"
 NORMED_SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # experts in all layers
 SIGMOID: Keys = {"expert_gating_func": 2, "expert_weights_norm": True}
 

@@ -143,7 +143,7 @@ _TALKIE: Layer = {
 ROWS = (
     Recipe(
         "hrm_text", ("HrmTextForCausalLM",), _HRM, raw=_hrm_layers, words=_hrm_words,
-        top={"hrm.z_l_init": "model.z_L_init"}, order="post_ffw_norm attn_gate",
+        top={"hrm.z_l_init": "model.z_L_init"},
         keys={
             "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
             "attention.head_count_kv": "num_attention_heads", "hrm.layers_per_stack": _hrm_stack,
@@ -154,7 +154,7 @@ ROWS = (
         defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
-        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate", norm_offset=1.0,
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, norm_offset=1.0,
         plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"), keys={"logit_scale": real("output_multiplier")},
         fixed={"post_norm_eps": 1e-8, "attention_bias": False}, checks=(_rotated_in_windows,),
         defaults={
@@ -163,7 +163,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK, order="attn_qkv attn_gate",
+        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
         keys={
             "rope.dimension_count": _share("full_attention"), "rope.dimension_count_swa": _share("sliding_attention"),
         },
@@ -171,7 +171,7 @@ ROWS = (
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
     ),
     Recipe(
-        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), order="attn_v attn_q_norm",
+        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."),
         top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
         keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS},
         values=lambda take,

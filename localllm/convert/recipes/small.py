@@ -116,7 +116,6 @@ ROWS = (
     Recipe("maincoder", ("MaincoderForCausalLM",)),
     Recipe(
         "openelm", ("OpenELMForCausalLM",), halves("ffn.proj_1"), {"token_embd": "model.token_embeddings"},
-        order="attn_qkv attn_q_norm attn_k_norm",
         keys={
             "attention.head_count": _per_layer("num_query_heads"),
             "attention.head_count_kv": _per_layer("num_kv_heads"), "feed_forward_length": _openelm_ffn,
@@ -133,7 +132,7 @@ ROWS = (
         keys={"attention.key_length": head_width, "attention.value_length": head_width},
     ),
     Recipe(
-        "plm", ("PLMForCausalLM",), order="ffn_norm attn_output ffn_up ffn_down",
+        "plm", ("PLMForCausalLM",),
         keys={
             "attention.head_count_kv": "num_attention_heads", "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": lambda config: (

@@ -12,7 +12,7 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS, all_dimensions
+from localllm.convert.latent import LATENT, ROUTED_KEYS, all_dimensions
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.shared import shared_width
@@ -198,17 +198,13 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 
 ROWS = (
     Recipe(
-        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", order=OUTPUT_FIRST, keys=_SPARSE_KEYS,
-        fixed=ROUTING, defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
+        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", keys=_SPARSE_KEYS, fixed=ROUTING,
+        defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
-    Recipe(
-        "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, fixed=ROUTING,
-        defaults=GLM_DEFAULTS,
-    ),
+    Recipe("glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, keys=TYPED_KEYS, fixed=ROUTING, defaults=GLM_DEFAULTS),
     Recipe(
         "dots3note", ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"), _DOTS,
-        changes=_DOTS_CHANGES, like="glm-dsa",
-        order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate", keys=_DOTS_KEYS,
+        changes=_DOTS_CHANGES, like="glm-dsa", keys=_DOTS_KEYS,
         fixed={
             **ROUTING, "use_dsa": True, "normalization": "RMSNorm", "final_norm": "RMSNorm",
             "k_rope_only_layernorm": True, "n_group": 1, "use_dynamic_rsf": False, "attention_gate_type": "headwise",

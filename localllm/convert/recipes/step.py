@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Keys, Recipe, by_name, real
-from localllm.convert.recipes.shared import EARLY_BIAS, head_width
+from localllm.convert.recipes.shared import head_width
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
@@ -124,8 +124,8 @@ _STEP_KEYS: Keys = {
 
 ROWS = (
     Recipe(
-        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), order=EARLY_BIAS,
-        keys=_STEP_KEYS, norm_offset=1.0, words=_step_words, rope_tensors="whole",
+        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), keys=_STEP_KEYS,
+        norm_offset=1.0, words=_step_words, rope_tensors="whole",
         fixed={
             "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True,
             "zero_centered": True, "attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False,

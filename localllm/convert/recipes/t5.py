@@ -11,7 +11,6 @@ from typing import Any
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader, class_of
-from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
@@ -81,7 +80,7 @@ _DECODER_KEYS: Keys = {
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
     """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
-        "order": BY_NAME, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward),),
+        "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward),),
         "fixed": {"relative_attention_max_distance": 128}, "defaults": _SIZES,
     }  # fmt: skip
     return (
