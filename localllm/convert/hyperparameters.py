@@ -48,6 +48,8 @@ _REALS = {
     "attention.clamp_kqv": ("clip_qkv",),
 }
 _FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
+_EPS = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon")
+_GATINGS = {"sigmoid": 2, "sqrt_softplus": 4}  # GGUF numbers of the routers' functions other than softmax
 _OF_EXPERTS = ("expert_used_count", "expert_group_count", "expert_group_used_count")
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
@@ -83,11 +85,12 @@ def shape_keys(
     keys |= {key: config.flag(*names) for key, names in _FLAGS.items()}
     if "attention.head_count_kv" not in recipe.keys:
         keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.heads
-    eps = config.real(recipe.eps, "norm_eps")
-    if eps is None:
-        raise config.error(recipe.eps, None, "a small number")
-    row = ARCHITECTURES[recipe.name]
-    keys[eps_key(row, row.norm)] = eps
+    row, eps = ARCHITECTURES[recipe.name], config.real(*_EPS)
+    if eps is None and row.norm == "rms":
+        raise config.error("rms_norm_eps", None, "a small number")
+    keys[eps_key(row, row.norm)] = 1e-5 if eps is None else eps  # transformers' default in layer norms
+    keys["expert_gating_func"] = _GATINGS.get(row.routing.gating) if row.routing else None
+    keys["attention.causal"] = False if row.encoder or row.diffusion else None
     keys |= _windows(config, recipe)
     keys |= rope.keys
     keys |= {"pooling_type": pooling, **further}

@@ -66,7 +66,6 @@ LATENT_KEYS: Keys = {
 ROUTED_KEYS: Keys = {
     **LATENT_WIDTHS,
     "leading_dense_block_count": dense_layers,
-    "expert_gating_func": 2,  # sigmoid
     "expert_shared_count": integer("num_shared_experts", "n_shared_experts"),
     "expert_group_count": integer("num_expert_group", "n_group"),
 }

@@ -151,7 +151,6 @@ class Recipe:
     rope_tensors: RopeTensors = False
 
     # Settings.
-    eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys, or their sources
     # Returns full keys, whose values are tensors.

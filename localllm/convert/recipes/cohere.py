@@ -55,10 +55,10 @@ def _turned_as_told(config: HfConfig) -> str | None:
 
 
 ROWS = (
-    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r", eps="layer_norm_eps"),
-    Recipe("command-r", ("CohereForCausalLM",), eps="layer_norm_eps"),
+    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r"),
+    Recipe("command-r", ("CohereForCausalLM",)),
     Recipe(
-        "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1", eps="layer_norm_eps",
+        "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1",
         keys={
             "attention.layer_norm_epsilon": lambda config: _layer_eps(config) if _rms_eps(config) is None else None,
             "attention.layer_norm_rms_epsilon": _rms_eps, "leading_dense_block_count": leading,
@@ -68,9 +68,8 @@ ROWS = (
         },
         fixed={"attention_bias": False}, checks=(_average, _turned_as_told),
         defaults={
-            "layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True,
-            "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2, "layer_types": _cohere_kinds,
-            "mlp_layer_types": _cohere_widths,
+            "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True, "sliding_window": 4096, "num_experts": 8,
+            "num_experts_per_tok": 2, "layer_types": _cohere_kinds, "mlp_layer_types": _cohere_widths,
         },
     ),
 )  # fmt: skip

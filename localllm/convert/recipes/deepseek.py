@@ -32,7 +32,7 @@ ROWS = (
         LATENT, keys=LATENT_KEYS, fixed={"rope_interleave": True}, checks=(one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
-    Recipe("dots1", ("Dots1ForCausalLM",), keys={"expert_gating_func": 2}),
+    Recipe("dots1", ("Dots1ForCausalLM",)),
     Recipe(
         "deepseek", ("DeepseekForCausalLM",), changes=PERMUTED,
         keys={"expert_weights_scale": 1.0, "expert_weights_norm": None, "expert_gating_func": 1},

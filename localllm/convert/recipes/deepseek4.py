@@ -164,7 +164,6 @@ _KEYS: Keys = {
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
     "hyper_connection.epsilon": real("hc_eps"),
     "hash_layer_count": _hashed,
-    "expert_gating_func": 4,  # sqrt(softplus)
     "swiglu_clamp_exp": _limits,
     "swiglu_clamp_shexp": _limits,
     "rope.dimension_count": _rotated,

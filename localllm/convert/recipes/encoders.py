@@ -16,8 +16,6 @@ from localllm.convert.tensor import LazyTensor
 # llama.cpp requires this key even of models without token types, such as DistilBERT.
 _NO_TYPES = {"tokenizer.ggml.token_type_count": 1}
 _CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
-_CAUSAL: Keys = {"attention.causal": False}
-_PLAIN: Keys = {**_CAUSAL, **NOT_ROTATED}  # no rotary embedding
 _BERT_FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _MASKED = without(
     *(
@@ -112,58 +110,51 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 
 _NEO: dict[str, Any] = {
-    "eps": "norm_eps",
     "words": _neo_words,
     "pooling": _CLS,
     "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
 }
-_NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
+_NEO_KEYS: Keys = {"feed_forward_length": _neo_width}
 # GGUF files store all queries, then all keys, then all values.
 _NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
-_ROBERTA_KEYS: Keys = {**_PLAIN, "context_length": _positions}
+_ROBERTA_KEYS: Keys = {**NOT_ROTATED, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
     "whole_keys": _NO_TYPES,
-    "eps": "layer_norm_eps",
     "fixed": _BERT_FIXED,
     "checks": (_no_adapters,),
     "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
 }
 _COUNTED = {"position_embd.weight": _counted}
 _MODERN: dict[str, Any] = {
-    "eps": "norm_eps",
     "fixed": {"classifier_activation": "gelu"},
     "defaults": {
-        "norm_eps": 1e-5,
         "local_attention": 128,
         "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
         "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
     },
 }
 _MODERN_KEYS: Keys = {
-    **_CAUSAL,
     "attention.sliding_window": "local_attention",
     "attention.sliding_window_pattern": _period,
     "hidden_activation": _activation,
 }
 _JINA: dict[str, Any] = {
-    "eps": "layer_norm_eps",
-    "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5},
+    "defaults": {"rope_theta": 20000.0},
 }
 
 ROWS = (
     Recipe(
-        "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
+        "bert", ("BertModel", "BertForMaskedLM"), keys=NOT_ROTATED, fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
+        defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
     ),
     Recipe(
-        "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN), fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
-        top={"cls": "bert.pooler.dense", "cls.output": "classifier"},
+        "bert", ("BertForSequenceClassification",), keys=_ranker(NOT_ROTATED), fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
+        defaults={"layer_norm_eps": 1e-12}, top={"cls": "bert.pooler.dense", "cls.output": "classifier"},
     ),
     Recipe(
-        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
-        fixed={"activation": "gelu"}, whole_keys=_NO_TYPES,
+        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), keys=NOT_ROTATED, fixed={"activation": "gelu"},
+        whole_keys=_NO_TYPES,
         defaults={"hidden_size": integer("dim"), "intermediate_size": integer("hidden_dim"), "layer_norm_eps": 1e-12},
         raw=without("vocab_"),
     ),
@@ -184,8 +175,7 @@ ROWS = (
         keys=_ranker(_ROBERTA_KEYS), changes=_COUNTED, **_ROBERTA,
     ),
     Recipe(
-        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), eps="layer_norm_eps",
-        keys={**_CAUSAL, "context_length": _trained},
+        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), keys={"context_length": _trained},
         fixed={
             "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0,
             "activation_function": "swiglu", "causal": False,
@@ -213,24 +203,19 @@ ROWS = (
         changes=_NEO_CHANGES, **_NEO,
     ),
     Recipe(  # transformers does not support this architecture
-        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
+        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), keys=NOT_ROTATED,
         fixed={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
         raw=_MASKED,
     ),
+    Recipe("jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), raw=_MASKED, **_JINA),
     Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL, raw=_MASKED, **_JINA,
-    ),
-    Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker(_CAUSAL),
+        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker({}),
         top={"cls": "classifier.dense", "cls.output": "classifier.out_proj"}, **_JINA,
     ),
+    Recipe("eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), raw=without("lm_head.")),
     Recipe(
-        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), keys=_CAUSAL,
-        raw=without("lm_head."),
-    ),
-    Recipe(
-        "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
+        "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS,
         fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), dense=dense_keys,
     ),
 )  # fmt: skip

@@ -37,11 +37,11 @@ ROWS = (
         checks=(slides_at_64_layers,),
     ),
     Recipe(
-        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), keys={"expert_gating_func": 2},
-        words=_kinds_of_letters, defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
+        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), words=_kinds_of_letters,
+        defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
     ),
     Recipe(
-        "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,
+        "exaone", ("ExaoneForCausalLM",), rope_tensors=True,
         defaults={"layer_norm_epsilon": 1e-5, "hidden_act": lambda config: config.get("activation_function")},
     ),
 )  # fmt: skip

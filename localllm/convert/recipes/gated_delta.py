@@ -148,11 +148,11 @@ ROWS = (
     Recipe("qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), **QWEN35_ROW),
     Recipe("qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), **QWEN35_ROW),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"), eps="norm_eps",
+        "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
         keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width}, fixed={"conv_bias": False}, dense=width_keys,
     ),
     Recipe(
-        "lfm2moe", ("Lfm2MoeForCausalLM",), eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
+        "lfm2moe", ("Lfm2MoeForCausalLM",), keys=_LFM2_KEYS,
         fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "conv_bias": False},
     ),
 )  # fmt: skip

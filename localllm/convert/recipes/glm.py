@@ -31,13 +31,10 @@ _ALL_NORMED = {
 
 ROWS = (
     Recipe("glm4", ("Glm4ForCausalLM",), GLM4, defaults={"partial_rotary_factor": 0.5}),
-    Recipe(
-        "glm4moe", ("Glm4MoeForCausalLM",), defaults={"partial_rotary_factor": 0.5},
-        keys={"expert_gating_func": 2},  # sigmoid
-    ),
+    Recipe("glm4moe", ("Glm4MoeForCausalLM",), defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
-        eps="layernorm_epsilon", fixed=_ALL_NORMED, checks=(_as_wide,),
+        fixed=_ALL_NORMED, checks=(_as_wide,),
         defaults={
             "head_dim": by_name("kv_channels"),
             "num_key_value_heads": lambda config: (
@@ -51,5 +48,5 @@ ROWS = (
         "chatglm", ("GlmForCausalLM",), checks=(_as_wide,),
         defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
     ),
-    Recipe("glm4moe", ("SolarOpenForCausalLM",), keys={"expert_gating_func": 2, "leading_dense_block_count": 0}),
+    Recipe("glm4moe", ("SolarOpenForCausalLM",), keys={"leading_dense_block_count": 0}),
 )  # fmt: skip

@@ -84,44 +84,41 @@ _REFACT: Layer = {
 
 
 ROWS = (
-    Recipe("jais2", ("Jais2ForCausalLM",), eps="layer_norm_eps"),
-    Recipe("starcoder2", ("Starcoder2ForCausalLM",), eps="norm_epsilon"),
+    Recipe("jais2", ("Jais2ForCausalLM",)),
+    Recipe("starcoder2", ("Starcoder2ForCausalLM",)),
     Recipe(
-        "bloom", ("BloomForCausalLM", "BloomModel"), eps="layer_norm_epsilon",
+        "bloom", ("BloomForCausalLM", "BloomModel"),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
         fixed={"apply_residual_connection_post_layernorm": False},
-        defaults={
-            "layer_norm_epsilon": 1e-5, "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
-        },
+        defaults={"max_position_embeddings": lambda config: config.integer("seq_length") or 2048},
         changes=_apart(_by_head),
     ),
     Recipe(
-        "falcon", ("FalconForCausalLM", "RWForCausalLM"), eps="layer_norm_epsilon", changes=_apart(_falcon),
+        "falcon", ("FalconForCausalLM", "RWForCausalLM"), changes=_apart(_falcon),
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
         fixed={"alibi": False, "parallel_attn": True, "activation": _GELUS},
         defaults={
-            "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 2048,
             # checkpoints of 2023 (RWForCausalLM)
             "num_kv_heads": integer("n_head_kv"),
             "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
         },
     ),
     Recipe(
-        "gptneox", ("GPTNeoXForCausalLM",), eps="layer_norm_eps", changes=_apart(_by_head),
+        "gptneox", ("GPTNeoXForCausalLM",), changes=_apart(_by_head),
         keys={
             "attention.head_count_kv": "num_attention_heads",
             "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,
         },
-        defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25, "layer_norm_eps": 1e-5},
+        defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25},
     ),
     Recipe(
-        "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon",
+        "starcoder", ("GPTBigCodeForCausalLM",),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
         fixed={"multi_query": True, "scale_attn_weights": True, "activation_function": _GELUS},
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "codeshell", ("CodeShellForCausalLM",), eps="layer_norm_epsilon",
+        "codeshell", ("CodeShellForCausalLM",),
         keys={
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
@@ -130,10 +127,9 @@ ROWS = (
             "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
             "scale_attn_weights": True, "group_query_attention": True,
         },
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon",
+        "jais", ("JAISLMHeadModel",),
         changes={
             **TURNED, "token_embd": _times("mup_embeddings_scale", "embeddings_scale"),
             "output": _times("mup_output_alpha*mup_width_scale", "width_scale"),
@@ -146,10 +142,9 @@ ROWS = (
             "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,
             "scale_qk_dot_by_d": True, "mup_scale_qk_dot_by_d": True, "alibi_scaling": None,
         },
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon",
+        "refact", ("GPTRefactForCausalLM",), _REFACT,
         keys={**NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
         fixed={"multi_query": True, "scale_attn_weights": True},
         whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, real
-from localllm.convert.recipes.shared import SIGMOID, leading
+from localllm.convert.recipes.shared import leading
 
 
 def _all_sparse(config: HfConfig) -> str | None:
@@ -37,8 +37,9 @@ ROWS = (
     Recipe(
         "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1",
         keys={
-            **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"), "leading_dense_block_count": leading,
-            "attention.head_count": _heads, "rope.dimension_count_swa": _rotated_when_sliding,
+            "expert_weights_norm": True, "expert_weights_scale": real("moe_routed_scaling_factor"),
+            "leading_dense_block_count": leading, "attention.head_count": _heads,
+            "rope.dimension_count_swa": _rotated_when_sliding,
         },
         fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),

@@ -110,8 +110,7 @@ ROWS = (
         changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",),
-        keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
+        "afmoe", ("AfmoeForCausalLM",), keys={"expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         fixed={"mup_enabled": True},
     ),
     Recipe(
@@ -144,8 +143,5 @@ ROWS = (
             "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
         },
     ),
-    Recipe(
-        "llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True,
-        keys={"attention.causal": False},
-    ),
+    Recipe("llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True),
 )  # fmt: skip

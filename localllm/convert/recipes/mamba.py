@@ -259,11 +259,11 @@ ROWS = (
         checks=(steps_unbounded,),
     ),
     Recipe(
-        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS, eps="layer_norm_epsilon",
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS,
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2}, keys=_MAMBA_KEYS,
     ),
     Recipe(
-        "mamba", ("MambaLMHeadModel",), _NORMS, eps="layer_norm_epsilon",
+        "mamba", ("MambaLMHeadModel",), _NORMS,
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
             "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
@@ -275,7 +275,7 @@ ROWS = (
     ),
     Recipe(
         "mamba2", ("Mamba2ForCausalLM",), changes=mamba2(product("expand", "hidden_size", "n_groups")),
-        eps="layer_norm_epsilon", checks=(steps_unbounded,),
+        checks=(steps_unbounded,),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
@@ -290,18 +290,18 @@ ROWS = (
         },
     ),
     Recipe(
-        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES,
         defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
-            "expert_count": "n_routed_experts", "expert_gating_func": 2,
+            "expert_count": "n_routed_experts",
             "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
             "moe_latent_size": integer("moe_latent_size"),
         },
         fixed={"mlp_hidden_act": "relu2"}, checks=(_kinds("mamba", "attention", "moe"), steps_unbounded),
     ),
     Recipe(
-        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES,
         defaults=_NEMOTRON_H_DEFAULTS,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,

@@ -95,7 +95,6 @@ _MIMO_KEYS: Keys = {
     "attention.value_length": "v_head_dim",
     "attention.value_scale": _value_scale,
     "attention.sliding_window": _mimo_window,
-    "expert_gating_func": 2,
 }
 _MIMO_FIXED = {
     "attention_bias": False,

@@ -109,8 +109,7 @@ _M3_KEYS: Keys = {
     "feed_forward_length": "dense_intermediate_size",
     "expert_feed_forward_length": "intermediate_size",
     "expert_shared_count": lambda config: config.integer("n_shared_experts") or 1,
-    "expert_gating_func": 2,
-    "expert_weights_norm": lambda config: True,
+    "expert_weights_norm": True,
     "leading_dense_block_count": _leading,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or 64,
     "attention.indexer.head_count": _of_sparse("index_n_heads", "sparse_num_index_heads"),
@@ -126,10 +125,7 @@ ROWS = (
         like="minimax-m2", keys=_01_KEYS, fixed={"postnorm": True},
         checks=(_of_residual("alpha"), _of_residual("beta")), whole_keys={"tokenizer.ggml.suppress_tokens": _untrained},
     ),
-    Recipe(
-        "minimax-m2", ("MiniMaxM2ForCausalLM",),
-        keys={"expert_feed_forward_length": "intermediate_size", "expert_gating_func": 2},
-    ),
+    Recipe("minimax-m2", ("MiniMaxM2ForCausalLM",), keys={"expert_feed_forward_length": "intermediate_size"}),
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _M3,

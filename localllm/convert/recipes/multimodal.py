@@ -92,10 +92,7 @@ ROWS = (
     ),
     Recipe("glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
     Recipe("glm4", _GLM, GLM4),
-    Recipe(
-        "glm4moe", ("Glm4vMoeForConditionalGeneration",), keys={**SECTIONED, "expert_gating_func": 2},
-        defaults={"partial_rotary_factor": 0.5},
-    ),
+    Recipe("glm4moe", ("Glm4vMoeForConditionalGeneration",), keys=SECTIONED, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
         keys={

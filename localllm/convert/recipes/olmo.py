@@ -9,7 +9,6 @@ ROWS = (
     Recipe(
         "olmo", ("OlmoForCausalLM", "OLMoForCausalLM"),
         {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}, changes=PERMUTED,
-        eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
     ),
     Recipe("olmoe", ("OlmoeForCausalLM",), fixed={"norm_topk_prob": False, "clip_qkv": 0}),
     Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM")),

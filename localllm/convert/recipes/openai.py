@@ -44,7 +44,7 @@ TURNED = {f"{key}.weight": turned for key in ("attn_qkv", "attn_output", "ffn_ga
 
 ROWS = (
     Recipe(
-        "gpt2", ("GPT2LMHeadModel",), changes=TURNED, eps="layer_norm_epsilon", defaults={"layer_norm_epsilon": 1e-5},
+        "gpt2", ("GPT2LMHeadModel",), changes=TURNED,
         keys={
             "attention.head_count_kv": "n_head", **NOT_ROTATED,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),

@@ -14,8 +14,7 @@ ROWS = (
     Recipe("qwen3", ("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration")),
     Recipe("qwen3moe", ("Qwen3MoeForCausalLM",), fixed=NORMED_SPARSE),
     Recipe(
-        "qwen", ("QWenLMHeadModel",), eps="layer_norm_epsilon",
-        keys={"context_length": by_name("seq_length", "max_position_embeddings")},
+        "qwen", ("QWenLMHeadModel",), keys={"context_length": by_name("seq_length", "max_position_embeddings")},
         fixed={"rotary_pct": 1.0, "scale_attn_weights": True},
         defaults={"head_dim": integer("kv_channels"), "layer_norm_epsilon": 1e-6},
     ),

@@ -204,7 +204,7 @@ _IN_QWEN: Keys = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
 ROWS = (
     Recipe(
         "rwkv6", ("Rwkv6ForCausalLM",), _time_mix6("attention"), raw=layers_at("rwkv.blocks."), changes=_RWKV6,
-        eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        defaults=_DEFAULTS,
         keys={
             **_KEYS, "time_mix_extra_dim": lambda config: _extra(config, 64),
             "time_decay_extra_dim": lambda config: _extra(config, 128), "rescale_every_n_layers": "rescale_every",
@@ -222,7 +222,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "rwkv7", ("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7, eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        "rwkv7", ("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7, defaults=_DEFAULTS,
         keys={
             **_KEYS, "context_length": _LONG, "feed_forward_length": _inner(lambda width: 4 * width),
             "attention.decay_lora_rank": _low_rank("lora_rank_decay", "decay_low_rank_dim", 0.5, 1.8),

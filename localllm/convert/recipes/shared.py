@@ -15,7 +15,6 @@ from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 
 NORMED_SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # experts in all layers
-SIGMOID: Keys = {"expert_gating_func": 2, "expert_weights_norm": True}
 
 
 def leading(

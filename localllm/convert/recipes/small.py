@@ -101,12 +101,10 @@ ROWS = (
         {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
         fixed={"attention_bias": False}, checks=(_one_table,), defaults={"rope_theta": 5e5},
     ),
-    Recipe(
-        "nemotron", ("NemotronForCausalLM",), norm_offset=1.0, eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
-    ),
+    Recipe("nemotron", ("NemotronForCausalLM",), norm_offset=1.0, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
-        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25}, raw=_as_parallel_as_said,
+        defaults={"partial_rotary_factor": 0.25}, raw=_as_parallel_as_said,
     ),
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),

@@ -198,7 +198,8 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 
 ROWS = (
     Recipe(
-        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", keys=_SPARSE_KEYS, fixed=ROUTING,
+        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa",
+        keys={**_SPARSE_KEYS, "expert_gating_func": 2}, fixed=ROUTING,
         defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
     Recipe("glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, keys=TYPED_KEYS, fixed=ROUTING, defaults=GLM_DEFAULTS),

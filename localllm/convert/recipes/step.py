@@ -114,7 +114,6 @@ _STEP_KEYS: Keys = {
     "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
     "expert_weights_scale": real("moe_router_scaling_factor"),
     "expert_weights_norm": lambda config: config.flag("norm_expert_weight") is not False,
-    "expert_gating_func": 2,
     "leading_dense_block_count": _dense_first,
     "moe_every_n_layers": 1,
     "swiglu_clamp_exp": _limits("swiglu_limits"),

@@ -68,6 +68,7 @@ _SIZES: dict[str, Any] = {
 }
 _KEYS: Keys = {
     **NOT_ROTATED,
+    "attention.causal": None,
     "attention.relative_buckets_count": "relative_attention_num_buckets",
 }
 _DECODER_KEYS: Keys = {
@@ -80,7 +81,7 @@ _DECODER_KEYS: Keys = {
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
     """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
-        "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward),),
+        "checks": (_gated(feed_forward),),
         "fixed": {"relative_attention_max_distance": 128}, "defaults": _SIZES,
     }  # fmt: skip
     return (
