@@ -66,7 +66,6 @@ def _gating(config: HfConfig) -> int:
 
 _LING1 = {
     **neighbours("attention.query_key_value", one_after_other),
-    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
 _OUTPUT = {"output": _unit_columns}
 _LING2_KEYS: Keys = {
@@ -125,7 +124,6 @@ _LING3: Layer = {
     "ssm_a": taken("self_attn.A_log", in_turn(column, of_one(lambda tensor: t.computed(tensor, np.exp)))),  # slopes
     "ssm_f_a": "self_attn.f_proj",
     "ssm_g_a.weight": From(("self_attn.A_log", "self_attn.g_proj.weight"), second),
-    "exp_probs_b.bias": "mlp.gate.expert_bias",
 }
 
 

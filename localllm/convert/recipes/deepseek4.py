@@ -36,8 +36,6 @@ def _compressor(ours: str, own: str, other: str) -> Layer:
 
 
 _LAYER: Layer = {
-    "attn_norm": ("attn_norm", "input_layernorm"),
-    "ffn_norm": ("ffn_norm", "post_attention_layernorm"),
     "attn_q_a": ("attn.wq_a", "self_attn.q_a_proj"),
     "attn_q_a_norm": ("attn.q_norm", "self_attn.q_a_norm"),
     "attn_q_b": ("attn.wq_b", "self_attn.q_b_proj"),
@@ -196,7 +194,6 @@ ROWS = (
         "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, raw=_read, like="deepseek2",
         top={
             "token_embd": ("embed", "model.embed_tokens"),
-            "output": ("head", "lm_head"),
             **{
                 f"output_hc_{part}.weight": (f"hc_head_{part}", f"model.hc_head.hc_{part}")
                 for part in ("fn", "base", "scale")

@@ -6,7 +6,7 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, by_name, layers_at
+from localllm.convert.recipe import Recipe, by_name, layers_at
 from localllm.convert.recipes.shared import head_width
 
 
@@ -18,7 +18,6 @@ def _as_wide(config: HfConfig) -> str | None:
     return f"{heads} heads of {each} are not {width} together, which the GGUF architecture has fixed so"
 
 
-GLM4: Layer = {"ffn_norm": "post_attention_layernorm"}
 _ALL_NORMED = {
     "rmsnorm": True,
     "post_layer_norm": True,
@@ -30,7 +29,7 @@ _ALL_NORMED = {
 
 
 ROWS = (
-    Recipe("glm4", ("Glm4ForCausalLM",), GLM4, defaults={"partial_rotary_factor": 0.5}),
+    Recipe("glm4", ("Glm4ForCausalLM",), defaults={"partial_rotary_factor": 0.5}),
     Recipe("glm4moe", ("Glm4MoeForCausalLM",), defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),

@@ -14,8 +14,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "hy_v3", ("HYV3ForCausalLM",), {"ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias"},
-        like="dots1",
+        "hy_v3", ("HYV3ForCausalLM",), {"exp_probs_b": "mlp.expert_bias"}, like="dots1",
         keys={
             "expert_weights_norm": True, "expert_weights_scale": real("router_scaling_factor"),
             "leading_dense_block_count": leading,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert.changes import decay
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT
-from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real, taken
+from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real
 from localllm.convert.recipes.gated_delta import is_kind
 from localllm.convert.recipes.kimi import of_own, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
@@ -72,7 +71,6 @@ def _bound(config: HfConfig) -> float:
 
 _GLM_NEXT: Layer = {
     **LATENT,
-    "ssm_a": taken("self_attn.A_log", decay),
     "indexer_compressor_gate.weight": "self_attn.indexer.index_kpool_compress_gate",
     "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
     **{f"hc_{x}_{part}.weight": f"hc_{x}_{part}" for x in ("attn", "ffn") for part in ("fn", "base", "scale")},

@@ -113,10 +113,7 @@ ROWS = (
         "afmoe", ("AfmoeForCausalLM",), keys={"expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         fixed={"mup_enabled": True},
     ),
-    Recipe(
-        "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
-        defaults={"rope_theta": 12e6}, values=_xielu,
-    ),
+    Recipe("apertus", ("ApertusForCausalLM",), rope_tensors=True, defaults={"rope_theta": 12e6}, values=_xielu),
     Recipe("arcee", ("ArceeForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(
         "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4, rope_tensors=True,

@@ -58,7 +58,6 @@ def inner(config: HfConfig) -> int:
     return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
 
 
-_NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
 _NO_ATTENTION: Keys = {
     "attention.head_count": 0,
     "attention.head_count_kv": 0,
@@ -259,11 +258,11 @@ ROWS = (
         checks=(steps_unbounded,),
     ),
     Recipe(
-        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS,
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2}, keys=_MAMBA_KEYS,
     ),
     Recipe(
-        "mamba", ("MambaLMHeadModel",), _NORMS,
+        "mamba", ("MambaLMHeadModel",),
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
             "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
@@ -283,7 +282,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "jamba", ("JambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"},
+        "jamba", ("JambaForCausalLM",),
         keys={
             "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")), **NOT_ROTATED,
             **MAMBA2_KEYS, "ssm.time_step_rank": rank("mamba_dt_rank"), "ssm.group_count": None,
@@ -314,7 +313,7 @@ ROWS = (
         keys={**MAMBA2_KEYS, "ssm.inner_size": "mamba_d_ssm"}, checks=(steps_unbounded, _norm_after_gate, _own_output),
     ),
     Recipe(
-        "granitehybrid", ("BambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"}, changes=_BAMBA,
+        "granitehybrid", ("BambaForCausalLM",), changes=_BAMBA,
         keys={"attention.head_count_kv": kv_heads(_bamba_attends), "rope.scaling.finetuned": True, **MAMBA2_KEYS},
         checks=(steps_unbounded,), defaults={"partial_rotary_factor": 0.5, "mamba_d_conv": 4, "mamba_n_groups": 1},
     ),

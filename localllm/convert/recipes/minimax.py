@@ -45,7 +45,6 @@ def _decays(config: HfConfig) -> np.ndarray:
 
 
 _01: Layer = {
-    "attn_output": ("self_attn.o_proj", "self_attn.out_proj"),
     "attn_qkv": "self_attn.qkv_proj",
     "attn_gate": "self_attn.output_gate",
     "attn_norm_2": "self_attn.norm",

@@ -13,7 +13,6 @@ from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Check, Keys, Recipe, real
 from localllm.convert.recipes.gated_delta import QWEN35_ROW
-from localllm.convert.recipes.glm import GLM4
 from localllm.convert.recipes.shared import NORMED_SPARSE, queries_and_keys
 from localllm.convert.recipes.vision import SECTIONED
 
@@ -90,8 +89,8 @@ ROWS = (
         "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         checks=(_text_is("qwen3"),),
     ),
-    Recipe("glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
-    Recipe("glm4", _GLM, GLM4),
+    Recipe("glm4", _GLM, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
+    Recipe("glm4", _GLM),
     Recipe("glm4moe", ("Glm4vMoeForConditionalGeneration",), keys=SECTIONED, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),

@@ -38,7 +38,6 @@ _GPT_OSS: Layer = {
     "ffn_down_exps.weight": (From(_BLOCKS["down"], _packed), taken(f"{_EXPERTS}down_proj", turned)),
     "ffn_gate_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(0)),
     "ffn_up_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(1)),
-    "ffn_down_exps.bias": f"{_EXPERTS}down_proj_bias",
 }
 TURNED = {f"{key}.weight": turned for key in ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
 

@@ -75,13 +75,11 @@ def _output(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 _BOTH: Layer = {
     "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
-    "ffn_norm": "pre_mlp_norm",
     "post_ffw_norm.": taken("post_mlp_norm.weight", _plus(1.0 / 5**1.5)),
 }
 _PLAMO2: Layer = {
     **_BOTH,
     **{f"attn_{x}_norm.weight": f"mixer.{x}_weight" for x in "qk"},  # (heads, width)
-    "ssm_dt.bias": "mixer.dt_bias",
     **{f"ssm_{x.lower()}_norm.": f"mixer.{x}_norm_weight" for x in ("dt", "B", "C")},
     "ssm_out": "mixer.out_proj",
 }

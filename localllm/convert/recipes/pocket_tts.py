@@ -91,7 +91,6 @@ _LAYER: Layer = {
     "attn_norm": "norm1",
     "ffn_norm": "norm2",
     **{f"attn_{x}": taken("self_attn.in_proj", share(i, 3)) for i, x in enumerate("qkv")},
-    "attn_output": "self_attn.out_proj",
     "ffn_up": "linear1",
     "ffn_down": "linear2",
 }

@@ -18,5 +18,5 @@ ROWS = (
         fixed={"rotary_pct": 1.0, "scale_attn_weights": True},
         defaults={"head_dim": integer("kv_channels"), "layer_norm_epsilon": 1e-6},
     ),
-    Recipe("qwen2", ("KORMoForCausalLM",), {"attn_norm": "pre_attention_layernorm", "ffn_norm": "pre_mlp_layernorm"}),
+    Recipe("qwen2", ("KORMoForCausalLM",)),
 )  # fmt: skip

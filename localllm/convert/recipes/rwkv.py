@@ -144,7 +144,6 @@ def _of_program(letter: str, number: int) -> tuple[str, Change]:
 
 
 _RWKV7: Layer = {
-    "attn_norm": "attn_norm",
     "attn_norm_2": "ffn_norm",
     **_time_mix7(
         "attn",

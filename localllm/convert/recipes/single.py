@@ -171,8 +171,7 @@ ROWS = (
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
     ),
     Recipe(
-        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."),
-        top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
+        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), top={"token_embd": "model.embed"},
         keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS},
         values=lambda take,
         sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
