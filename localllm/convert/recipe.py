@@ -110,19 +110,6 @@ def layers_at(prefix: str) -> Callable[[Raw, HfConfig], Raw]:
     return lambda raw, config: {start.sub("model.layers.", name): parts for name, parts in raw.items()}
 
 
-# Names of sizes in configurations that do not follow transformers, by its names.
-_OTHER_NAMES = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "intermediate_size": ("n_inner", "d_ff", "ffn_hidden_size", "mlp_hidden_size"),
-    "max_position_embeddings": (
-        *("n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "max_context_length"),
-        "model_max_length",
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One architecture in the table. `defaults` are the values that transformers assumes for missing keys, or functions
@@ -190,10 +177,9 @@ class Recipe:
         yield from filter(None, (check(config) for check in self.checks))
 
     def said(self, config: HfConfig) -> HfConfig:
-        """Return config.json with transformers' key names, and defaults for missing keys."""
+        """Return config.json with the recipe's words, and defaults for missing keys."""
         values = {**config.values, **self.words(config)} if self.words is not None else config.values
-        known = {name: config.get(*others) for name, others in _OTHER_NAMES.items()}
-        return HfConfig(config.path, values, {**known, **evaluated(self.defaults, config)})
+        return HfConfig(config.path, values, evaluated(self.defaults, config))
 
 
 def evaluated(table: Mapping[str, Any], *given: Any) -> dict[str, Any]:

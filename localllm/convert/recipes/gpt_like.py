@@ -89,8 +89,7 @@ ROWS = (
     Recipe(
         "bloom", ("BloomForCausalLM", "BloomModel"),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
-        fixed={"apply_residual_connection_post_layernorm": False},
-        defaults={"max_position_embeddings": lambda config: config.integer("seq_length") or 2048},
+        fixed={"apply_residual_connection_post_layernorm": False}, defaults={"max_position_embeddings": 2048},
         changes=_apart(_by_head),
     ),
     Recipe(

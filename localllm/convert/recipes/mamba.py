@@ -265,8 +265,8 @@ ROWS = (
         "mamba", ("MambaLMHeadModel",),
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
-            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
-            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.needed("d_model") // 16))(config),
+            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.width,
+            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.width // 16))(config),
             "ssm.dt_b_c_rms": False,
         },
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "rms_norm": False},

@@ -64,7 +64,7 @@ _SIZES: dict[str, Any] = {
     "head_dim": by_name("d_kv"),
     "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32,
-    "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
+    "max_position_embeddings": _CONTEXT,
 }
 _KEYS: Keys = {
     **NOT_ROTATED,

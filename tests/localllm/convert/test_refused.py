@@ -83,7 +83,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": None, "hidden_size": "32", "hidden_act": "relu", "rms_norm_eps": None},
     "llada": {
         "block_type": "sequential", "layer_norm_type": "default", "alibi": True, "rope": False,
-        "attention_layer_norm": True,
+        "attention_layer_norm": True, "d_model": "32",
     },
     "llada-moe": {"norm_topk_prob": True, "num_shared_experts": 1},
     "mamba-lm": {"rms_norm": None},
