@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localllm import quant
+from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader
@@ -144,7 +145,8 @@ class Recipe:
     values: Callable[[Take, HfConfig], dict[str, Any]] | None = None
     # Keys without a prefix, or functions of config.json, all other keys and the tensors; None removes a key.
     whole_keys: Mapping[str, Any] = field(default_factory=dict)
-    # Required values, unless a key is missing: one or a tuple of several; `outer.name` is a key in a nested table.
+    # Required values, unless a key is missing: one, a tuple of several, or a function of config.json. `outer.name` is a
+    # key in a nested table.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     # Head width of full-attention layers, if it differs.
@@ -166,14 +168,15 @@ class Recipe:
 
     def problems(self, config: HfConfig) -> Iterator[str]:
         """Yield the reasons why the results would differ from transformers."""
-        for name, allowed in self.fixed.items():
+        for name, allowed in evaluated(self.fixed, config).items():
             *tables, key = name.split(".")
             inner = config
             for table in tables:
                 inner = inner.inner(table)
             value, several = inner.get(key), allowed if isinstance(allowed, tuple) else (allowed,)
             if value is not None and value not in several:
-                yield f"{name} is {value}; the GGUF architecture has it fixed at {several[0]}"
+                fixed = " or ".join(map(str, several))
+                yield f"{name} is {printable(str(value))}; the GGUF architecture has it fixed at {fixed}"
         yield from filter(None, (check(config) for check in self.checks))
 
     def said(self, config: HfConfig) -> HfConfig:

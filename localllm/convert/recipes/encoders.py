@@ -52,15 +52,6 @@ def _trained(config: HfConfig) -> int:
     return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
 
 
-def _no_experts(config: HfConfig) -> str | None:
-    """Refuse Nomic's mixture of experts: the reference implementation adds one bias to the weighted sum of the selected
-    experts."""
-    every = config.integer("moe_every_n_layers")
-    if not every:
-        return None
-    return f"moe_every_n_layers is {every}; the GGUF architecture has no place for the bias of experts' sums"
-
-
 def _no_adapters(config: HfConfig) -> str | None:
     """Refuse Jina embeddings 3 in its original format, which has task adapters."""
     if not config.get("lora_adaptations"):
@@ -178,9 +169,8 @@ ROWS = (
         "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), keys={"context_length": _trained},
         fixed={
             "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0,
-            "activation_function": "swiglu", "causal": False,
+            "activation_function": "swiglu", "causal": False, "moe_every_n_layers": 0,
         },
-        checks=(_no_experts,),
         defaults={"rope_theta": 1000.0, "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12},
         raw=_MASKED,
     ),
@@ -216,6 +206,6 @@ ROWS = (
     Recipe("eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), raw=without("lm_head.")),
     Recipe(
         "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS,
-        fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), dense=dense_keys,
+        fixed={"use_bidirectional_attention": True, **score_scale(0)}, dense=dense_keys,
     ),
 )  # fmt: skip

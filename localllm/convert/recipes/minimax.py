@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Keys, Layer, Recipe
+from localllm.convert.recipe import Check, Key, Keys, Layer, Recipe, by_name
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.shared import dense_layers, head_width, leading, shared_width
+from localllm.convert.recipes.shared import dense_layers, head_width, leading
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokens import BYTE, NORMAL
 from localllm.models.reading.mixers import RECURRENT_KEY
@@ -128,8 +128,8 @@ ROWS = (
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _M3,
-        like="minimax-m2 llama", keys=_M3_KEYS, norm_offset=1.0, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
-        checks=(_indexed_where_routed, shared_width("shared_intermediate_size")),
-        defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
+        like="minimax-m2 llama", keys=_M3_KEYS, norm_offset=1.0,
+        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "shared_intermediate_size": by_name("intermediate_size")},
+        checks=(_indexed_where_routed,), defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
     ),
 )  # fmt: skip

@@ -71,12 +71,6 @@ def neighbours(name: str, layout: Layout) -> Layer:
     }
 
 
-def as_many_keys(config: HfConfig) -> str | None:
-    """Require one KV head per query head: the reference implementation supports nothing else."""
-    count, keys = config.heads, kv_heads(config)
-    return None if count == keys else f"num_key_value_heads is {keys} of {count} heads; the model's program has all"
-
-
 def rotated_of(config: HfConfig) -> int:
     """Return the number of rotated values per head."""
     count: int = rope_of(config, head_width(config), True).keys["rope.dimension_count"]
@@ -99,15 +93,3 @@ def queries_and_keys(ranks: Callable[[int], NDArray[np.int64]]) -> dict[str, Cha
     return {
         "attn_q": reordered(heads, ranks), "attn_k": reordered(kv_heads, ranks),
     }  # fmt: skip
-
-
-def shared_width(name: str) -> Reader[str | None]:
-    """Require shared experts that are as wide as the routed experts."""
-
-    def check(config: HfConfig) -> str | None:
-        width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
-        if own is None or own == width:
-            return None
-        return f"{name} is {own} and experts have {width}; the GGUF architecture has one width for both"
-
-    return check

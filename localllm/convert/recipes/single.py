@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, column, height, numbered, share
+from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
-from localllm.convert.recipes.shared import as_many_keys, head_width
+from localllm.convert.recipes.shared import head_width
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 
@@ -175,7 +175,7 @@ ROWS = (
         keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS},
         values=lambda take,
         sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
-        fixed={"rope_scaling": None}, checks=(as_many_keys,),
+        fixed={"rope_scaling": None, "num_key_value_heads": heads},
         defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),
 )  # fmt: skip

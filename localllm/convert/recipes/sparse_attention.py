@@ -15,7 +15,6 @@ from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.latent import LATENT, ROUTED_KEYS, all_dimensions
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.shared import shared_width
 from localllm.convert.tensor import LazyTensor
 
 _OWN, _SHARED = "full", "shared"  # kinds of indexers
@@ -210,11 +209,10 @@ ROWS = (
             **ROUTING, "use_dsa": True, "normalization": "RMSNorm", "final_norm": "RMSNorm",
             "k_rope_only_layernorm": True, "n_group": 1, "use_dynamic_rsf": False, "attention_gate_type": "headwise",
             "swa_attention_gate_type": "headwise", "apply_mla_qkv_lora_rescale": True, "use_sliding_window": True,
+            "shared_experts_intermediate_size": by_name("moe_intermediate_size"),
+            "moe_shared_expert_intermediate_size": by_name("moe_intermediate_size"),
         },
-        checks=(
-            _one_rank, shared_width("shared_experts_intermediate_size"),
-            shared_width("moe_shared_expert_intermediate_size"),
-        ),
+        checks=(_one_rank,),
         defaults={
             "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
             "layer_types": _dots_kinds, "rope_theta": 8e7,

@@ -98,13 +98,6 @@ def _half_when_full(config: HfConfig) -> str | None:
     return None
 
 
-def _scores(config: HfConfig) -> str | None:
-    scalar = config.real("query_pre_attn_scalar")
-    if scalar in (None, head_width(config)):
-        return None
-    return f"query_pre_attn_scalar is {scalar:g}; the GGUF architecture has it fixed at the width of heads"
-
-
 _LISTED = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
 _STEP_KEYS: Keys = {
     "attention.head_count": _in_windows("num_attention_heads"),
@@ -128,8 +121,8 @@ ROWS = (
         fixed={
             "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True,
             "zero_centered": True, "attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False,
-            "gating": True,
+            "gating": True, "query_pre_attn_scalar": head_width,
         },
-        checks=(_half_when_full, _scores),
+        checks=(_half_when_full,),
     ),
 )  # fmt: skip
