@@ -116,7 +116,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"], "swiglu_limits": [7.0], "moe_layers_enum": "1,x",
         "use_head_wise_attn_gate": False, "query_pre_attn_scalar": 4,
     },
-    **dict.fromkeys(("talkie", "xverse"), {"num_key_value_heads": 2}),
+    **{key: {"num_key_value_heads": 2} for key in ("talkie", "xverse")},
     "t5": {"feed_forward_proj": "gated-silu", "relative_attention_max_distance": 256},
 }  # fmt: skip
 

