@@ -105,8 +105,9 @@ class Assembly:
             if self._registry.is_taken(name):  # with another tensor of its group
                 continue
             prefix, inner = self._registry.group(name)
+            change: Change = only
             if targets := self._targets(names, name):
-                parts, change = self._registry.take("", (name,)), only
+                parts = self._registry.take("", (name,))
             elif targets := self._targets(names, prefix + inner.replace(".{}", "")):
                 parts, change = self._registry.take(prefix, (inner,)), stacked
             else:

@@ -8,15 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
-from localllm.convert import tensor as t
-from localllm.convert.changes import Groups, Layout, halves, of_groups
+from localllm.convert.changes import Groups, Layout, halves, of_groups, times
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Layer, Recipe, Tensors, integer, taken
+from localllm.convert.recipe import Change, Layer, Recipe, integer, taken
 from localllm.convert.recipes.openai import TURNED
 from localllm.convert.recipes.shared import NOT_ROTATED, head_width
-from localllm.convert.tensor import LazyTensor
 
 _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
@@ -64,15 +60,14 @@ def _key_and_value(which: int) -> Change:
 def _times(*names: str) -> Change:
     """Return a change that multiplies by the first factor that config.json has. "a*b" is a product of two factors."""
 
-    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+    def factor(config: HfConfig) -> float:
         for name in names:
             factors = [config.real(part) for part in name.split("*")]
-            if all(factor is not None for factor in factors):
-                product = np.float32(math.prod(factor for factor in factors if factor is not None))
-                return t.scaled(parts[0], np.full(parts[0].rows, product, np.float32))
+            if None not in factors:
+                return math.prod(factor for factor in factors if factor is not None)
         raise config.error(names[-1], None, "a number")
 
-    return change
+    return times(factor)
 
 
 _REFACT: Layer = {
@@ -120,7 +115,7 @@ ROWS = (
         "codeshell", ("CodeShellForCausalLM",),
         keys={
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
+            "feed_forward_length": _inner,
         },
         fixed={
             "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
@@ -135,7 +130,7 @@ ROWS = (
         },
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
+            "feed_forward_length": _inner,
         },
         fixed={
             "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,

@@ -8,7 +8,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT
 from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.kimi import of_own, one_count, own_table
+from localllm.convert.recipes.kimi import KDA_SIZES, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
     GLM_DEFAULTS,
     ROUTING,
@@ -86,8 +86,7 @@ _GLM_NEXT_KEYS: Keys = {
     "attention.indexer.kpool_select_tail": lambda config: config.flag("index_kpool_always_select_tail") is not False,
     "rope.dimension_count": 0,
     "rope.freq_base": None,
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+    **KDA_SIZES,
     BOUND_KEY: _bound,
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
     "swiglu_clamp_shexp": _limits,

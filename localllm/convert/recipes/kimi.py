@@ -13,8 +13,9 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import column, decay, flat, in_turn, second
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.latent import LATENT, ROUTED_KEYS
-from localllm.convert.recipe import From, Key, Keys, Layer, Recipe, Tensors, flag, integer, taken
+from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, flag, integer, taken
 from localllm.convert.recipes.gated_delta import is_kind
+from localllm.convert.recipes.shared import either
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import BOUND_KEY
 
@@ -47,12 +48,6 @@ def own_table(config: HfConfig) -> HfConfig:
     return config.inner("linear_attn_config")
 
 
-def of_own(name: str, inner: str) -> Key:
-    """Return a reader of a size of Kimi's linear attention, under transformers' key or the key of the reference
-    implementation."""
-    return lambda config: config.integer(name) or own_table(config).needed(inner)
-
-
 def one_count(config: HfConfig) -> str | None:
     heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
     if heads is None or heads == config.heads:
@@ -60,11 +55,14 @@ def one_count(config: HfConfig) -> str | None:
     return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
 
 
+KDA_SIZES: Keys = {
+    "ssm.conv_kernel": either("linear_conv_kernel_dim", "linear_attn_config", "short_conv_kernel_size"),
+    "kda.head_dim": either("linear_head_dim", "linear_attn_config", "head_dim"),
+}
 _KIMI_KEYS: Keys = {
     **ROUTED_KEYS,
+    **KDA_SIZES,
     "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
 }
 KDA = {"ssm_a": in_turn(column, decay)}
 KIMI: Layer = {
@@ -103,10 +101,7 @@ _LAYER: Layer = {
     "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
 }
 _KEYS: Keys = {
-    **ROUTED_KEYS,
-    "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+    **_KIMI_KEYS,
     BOUND_KEY: lambda config: own_table(config).real("gate_lower_bound"),
     "attn_res.block_size": "attn_res_block_size",
     "activation.situ_beta": lambda config: _cap(config, "activation_situ_beta"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, real
-from localllm.convert.recipes.shared import leading
+from localllm.convert.recipes.shared import leading, rotated_when
 
 
 def _all_sparse(config: HfConfig) -> str | None:
@@ -18,13 +18,6 @@ def _heads(config: HfConfig) -> np.ndarray | int:
     if config.get("num_attention_heads_per_layer") is None:
         return config.heads
     return np.array(config.per_layer("num_attention_heads_per_layer", "{} numbers of heads", is_count), np.int32)
-
-
-def _rotated_when_sliding(config: HfConfig) -> int:
-    """Return the number of rotated values per head in sliding-window layers."""
-    rope = config.inner("rope_parameters").table("sliding_attention")
-    share = config.below("sliding_attention", rope).real("partial_rotary_factor")
-    return int(config.needed("head_dim") * (1.0 if share is None else share))
 
 
 _LAGUNA = {
@@ -39,7 +32,7 @@ ROWS = (
         keys={
             "expert_weights_norm": True, "expert_weights_scale": real("moe_routed_scaling_factor"),
             "leading_dense_block_count": leading, "attention.head_count": _heads,
-            "rope.dimension_count_swa": _rotated_when_sliding,
+            "rope.dimension_count_swa": rotated_when("sliding_attention"),
         },
         fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),

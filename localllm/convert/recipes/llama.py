@@ -5,13 +5,12 @@ Models that transformers does not support keep the tensor names of their referen
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert.changes import PERMUTED, in_turn, kv_heads, permuted, share, turned
+from localllm.convert.changes import PERMUTED, in_turn, kv_heads, layer_of, permuted, share, turned
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, Take, Tensors, number, taken
 from localllm.convert.recipes.shared import head_width
@@ -33,9 +32,6 @@ def _experts_by_step(config: HfConfig) -> str | None:
     if not given or given == list(range(step - 1, config.layers, step)):
         return None
     return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
-
-
-_LAYER = re.compile(r"\.(\d+)\.")
 
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
@@ -80,9 +76,7 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
 
 def _by_own_heads(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Reorder the rows of the keys, using this layer's number of KV heads."""
-    found = _LAYER.search(parts[0].name)
-    assert found is not None, f"{parts[0].name} is of no layer"
-    heads = _deci_kv_heads(config)[int(found[1])]
+    heads = _deci_kv_heads(config)[layer_of(parts[0])]
     return permuted(lambda _: heads)(parts, config)
 
 

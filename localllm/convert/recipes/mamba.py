@@ -3,11 +3,13 @@ attention layers."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
+from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped, times
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
@@ -157,12 +159,7 @@ _NEMOTRON_H_KEYS: Keys = {
 
 def scaled(*names: str) -> Change:
     """Return a change that multiplies a tensor by these values of config.json. `name.i` is element i of a list."""
-
-    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
-        factor = np.prod([_factor(config, name) for name in names])
-        return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32))
-
-    return change
+    return times(lambda config: math.prod([_factor(config, name) for name in names]))
 
 
 def _factor(config: HfConfig, name: str) -> float:

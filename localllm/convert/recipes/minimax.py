@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Keys, Layer, Recipe, by_name
+from localllm.convert.recipe import Check, Keys, Layer, Recipe, by_name
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.shared import dense_layers, head_width, leading
+from localllm.convert.recipes.shared import dense_layers, either, head_width, leading
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokens import BYTE, NORMAL
 from localllm.models.reading.mixers import RECURRENT_KEY
@@ -71,16 +71,6 @@ def _untrained(config: HfConfig, keys: Mapping[str, Any], tensors: Mapping[str, 
 # -- MiniMax M3 --------------------------------------------------------------------------------------------------------
 
 
-def _of_sparse(name: str, older: str) -> Key:
-    """Return a reader for a size of the indexer, under transformers' key or the key in published checkpoints."""
-
-    def size(config: HfConfig) -> int:
-        table = config.inner("sparse_attention_config")
-        return config.integer(name) or table.needed(older)
-
-    return size
-
-
 def _leading(config: HfConfig) -> int:
     """Return the number of leading dense layers."""
     if config.get("mlp_layer_types") is not None or config.get("moe_layer_freq") is None:
@@ -92,7 +82,7 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     """Require an indexer in the layers with experts, and in no other layers."""
     kinds = config.get("layer_types")
     if kinds is None:
-        flags = config.table("sparse_attention_config").get("sparse_attention_freq")
+        flags = config.table(_SPARSE).get("sparse_attention_freq")
         kinds = ["minimax_m3_sparse" if flag else "" for flag in flags] if isinstance(flags, list) else []
     dense, layers = _leading(config), config.layers
     if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
@@ -100,6 +90,7 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"
 
 
+_SPARSE = "sparse_attention_config"
 _M3: Layer = {
     **{f"ffn_{x}_shexp": f"block_sparse_moe.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
     **{f"indexer.{x}_{part}": f"self_attn.index_{x}_{part}" for x in ("q", "k") for part in ("proj", "norm")},
@@ -111,11 +102,11 @@ _M3_KEYS: Keys = {
     "expert_weights_norm": True,
     "leading_dense_block_count": _leading,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or 64,
-    "attention.indexer.head_count": _of_sparse("index_n_heads", "sparse_num_index_heads"),
-    "attention.indexer.key_length": _of_sparse("index_head_dim", "sparse_index_dim"),
-    "attention.indexer.block_size": _of_sparse("index_block_size", "sparse_block_size"),
-    "attention.indexer.top_k": _of_sparse("index_topk_blocks", "sparse_topk_blocks"),
-    "attention.indexer.local_blocks": _of_sparse("index_local_blocks", "sparse_local_block"),
+    "attention.indexer.head_count": either("index_n_heads", _SPARSE, "sparse_num_index_heads"),
+    "attention.indexer.key_length": either("index_head_dim", _SPARSE, "sparse_index_dim"),
+    "attention.indexer.block_size": either("index_block_size", _SPARSE, "sparse_block_size"),
+    "attention.indexer.top_k": either("index_topk_blocks", _SPARSE, "sparse_topk_blocks"),
+    "attention.indexer.local_blocks": either("index_local_blocks", _SPARSE, "sparse_local_block"),
 }
 
 ROWS = (

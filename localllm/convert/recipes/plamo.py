@@ -11,18 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import height, numbered
+from localllm.convert.changes import height, numbered, plus
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, integer, layers_at, real, taken
+from localllm.convert.recipe import Keys, Layer, Recipe, Tensors, by_name, integer, layers_at, real, taken
 from localllm.convert.tensor import LazyTensor
 
 _LAYERS = layers_at("model.layers.layers.")
 _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
-
-
-def _plus(number: float) -> Change:
-    """Return a change that adds the constant that the reference implementation adds to the weights of a norm."""
-    return lambda parts, config: t.as_float32(parts[0], number)
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
@@ -74,8 +69,8 @@ def _output(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 
 _BOTH: Layer = {
-    "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
-    "post_ffw_norm.": taken("post_mlp_norm.weight", _plus(1.0 / 5**1.5)),
+    "post_attention_norm.": taken("post_mixer_norm.weight", plus(1.0 / 5)),
+    "post_ffw_norm.": taken("post_mlp_norm.weight", plus(1.0 / 5**1.5)),
 }
 _PLAMO2: Layer = {
     **_BOTH,

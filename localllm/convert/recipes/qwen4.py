@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import squeezed
+from localllm.convert.changes import joined, plus, squeezed
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Take, Tensors, by_name, taken
@@ -34,14 +34,6 @@ def _index_rows(keys: bool) -> Change:
         return t.strided(parts[0], queries, rows) if keys else t.strided(parts[0], 0, queries)
 
     return change
-
-
-def _plus_one(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.as_float32(parts[0], 1.0)
-
-
-def _joined(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.concatenated(parts)
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
@@ -121,7 +113,7 @@ _LAYER: Layer = {
     "indexer.k_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=True)),
     **{f"indexer.{x}_norm": f"self_attn.indexer.{x}_layernorm" for x in "qk"},
     **{f"ple_{x}": f"ple.{x}_proj" for x in ("key", "value")},
-    **{f"ple_norm_{x}": taken(f"ple.norm_{x}", _plus_one) for x in ("key", "query", "conv")},
+    **{f"ple_norm_{x}": taken(f"ple.norm_{x}", plus(1.0)) for x in ("key", "query", "conv")},
     "ple_conv1d": taken("ple.conv1d", squeezed),
 }
 _KEYS: Keys = {
@@ -147,7 +139,7 @@ ROWS = (
         plain_norms=("ssm_norm",), keys=_KEYS,
         top={
             **{f"output_hc_{key}": name for key, name in _connection("model.hyper_connection_mixer").items()},
-            "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", _joined), _TABLE),
+            "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", joined), _TABLE),
         },
         raw=lambda raw, config: {_OF_LAYER.sub("", name): parts for name, parts in raw.items()}, values=_hashes,
         changes=QWEN35, like="qwen35moe",

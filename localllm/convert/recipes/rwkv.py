@@ -4,7 +4,6 @@ none of them, so the tensor names come from the reference implementations and fr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import flat, in_turn, turned
+from localllm.convert.changes import flat, in_turn, layer_of, turned
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sources, Tensors, layers_at, taken
 from localllm.convert.recipes.shared import NOT_ROTATED
@@ -21,13 +20,6 @@ from localllm.convert.world_tokens import TEMPLATE
 
 # llama.cpp's context length: the size of the state does not depend on the length of the text.
 _LONG = 1 << 20
-_LAYER = re.compile(r"\.(\d+)\.")
-
-
-def _layer_of(tensor: LazyTensor) -> int:
-    found = _LAYER.search(tensor.name)
-    assert found is not None, f"{tensor.name} is of no layer"
-    return int(found[1])
 
 
 def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -41,7 +33,7 @@ def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
 def _halved(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after these layers."""
     every = config.integer("rescale_every") or 0
-    factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
+    factor = 0.5 ** (layer_of(parts[0]) // every) if every else 1.0
     return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
 
 
@@ -58,7 +50,7 @@ def _in_order(*order: int) -> Change:
 def _of_first(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the second tensor in layer 0, which does not use the first tensor, and the first tensor in other
     layers."""
-    return parts[0] if _layer_of(parts[0]) else parts[1]
+    return parts[0] if layer_of(parts[0]) else parts[1]
 
 
 # -- RWKV-6 ------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,21 @@ def head_width(config: HfConfig) -> int:
     return config.integer("head_dim") or config.width // config.heads
 
 
+def rotated_when(kind: str) -> Reader[int]:
+    """Return a reader of the number of rotated values per head in layers of this kind."""
+
+    def width(config: HfConfig) -> int:
+        share = config.inner("rope_parameters").inner(kind).real("partial_rotary_factor")
+        return int(config.needed("head_dim") * (1.0 if share is None else share))
+
+    return width
+
+
+def either(name: str, table: str, older: str) -> Reader[int]:
+    """Return a reader of a size under transformers' key, or under its older key in a nested table."""
+    return lambda config: config.integer(name) or config.inner(table).needed(older)
+
+
 def one_after_other(config: HfConfig) -> Groups:
     """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)

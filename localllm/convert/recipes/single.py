@@ -12,8 +12,8 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
-from localllm.convert.recipes.shared import head_width
+from localllm.convert.recipe import Change, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
+from localllm.convert.recipes.shared import head_width, rotated_when
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 
@@ -102,17 +102,6 @@ _MUSE: Layer = {
 }
 
 
-def _share(kind: str) -> Key:
-    """Return a reader of the number of rotated values per head in layers of this kind."""
-
-    def width(config: HfConfig) -> int:
-        rope = config.inner("rope_parameters")
-        share = rope.inner(kind).real("partial_rotary_factor")
-        return int(config.needed("head_dim") * (1.0 if share is None else share))
-
-    return width
-
-
 _SPARK: Layer = {"attn_qkv": "self_attn.q_k_v_proj", "attn_gate": "self_attn.g_proj"}
 # Epsilon of the norms: PyTorch's default, since the reference implementation sets none.
 _FLOAT32_EPS = 2.0**-23
@@ -165,7 +154,8 @@ ROWS = (
     Recipe(
         "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
         keys={
-            "rope.dimension_count": _share("full_attention"), "rope.dimension_count_swa": _share("sliding_attention"),
+            "rope.dimension_count": rotated_when("full_attention"),
+            "rope.dimension_count_swa": rotated_when("sliding_attention"),
         },
         fixed={"gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True},
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},

@@ -4,13 +4,12 @@ Models that also have hyper-connections are in `hyper_connections`."""
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import height, in_turn, numbered, turned
+from localllm.convert.changes import height, in_turn, layer_of, numbered, turned
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.latent import LATENT, ROUTED_KEYS, all_dimensions
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, taken
@@ -126,9 +125,7 @@ def _in_window(name: str) -> Reader[int]:
 
 def _kind_of(tensor: LazyTensor, config: HfConfig, name: str) -> int:
     """Return a size for the kind of layer (sliding-window or full attention) that a tensor belongs to."""
-    found = re.search(r"layers\.(\d+)\.", tensor.name)
-    assert found is not None, f"{tensor.name} is of no layer"
-    return _in_window(name)(config) if _slides(config)[int(found[1])] else config.needed(name)
+    return _in_window(name)(config) if _slides(config)[layer_of(tensor)] else config.needed(name)
 
 
 def _part(which: int) -> Change:
