@@ -214,6 +214,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["XForCausalLM"]}, "class 'XForCausalLM' cannot be converted; take a GGUF file"),
     ("llama", {"architectures": None}, "architectures is missing; expected the name of one model class"),
     ("llama", {"rope_parameters": {"rope_type": "ntk"}}, "rope_type is ntk; expected one of default"),
+    *[
+        (name, {f"{key}partial_rotary_factor": x}, "partial_rotary_factor is .*; expected a share of the")
+        for name, key in (("llama", ""), ("step35", "rope_parameters.full_attention."))
+        for x in (-0.5, 1e-9, 1e9)
+    ],
     ("llama", {"rope_parameters": 5}, "rope_parameters is 5; expected an object"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing; expected a number from 1 up"),
     (
