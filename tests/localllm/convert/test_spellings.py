@@ -113,6 +113,9 @@ SAME: dict[str, tuple[str, dict[str, Any], Change]] = {
         "LlavaStableLMEpochForCausalLM": "stablelm", "Qwen2VLModel": "qwen2vl", "UMT5Model": "t5-umt5",
         "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
         "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniModel", "JinaEmbeddingsV5Model": "eurobert",
+        "GraniteSpeechPlusForConditionalGeneration": "GraniteSpeechForConditionalGeneration",
+        "SmolVLMForConditionalGeneration": "Idefics3ForConditionalGeneration", "IQuestCoderForCausalLM": "llama",
+        "InternLM3ForCausalLM": "llama-bias",
     }.items()},
     "ExaoneMoEForCausalLM": (
         "exaone-moe",
