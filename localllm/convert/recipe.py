@@ -162,7 +162,6 @@ class Recipe:
     templates: Mapping[str, str] = field(default_factory=dict)
     # Tokens defined in config.json only.
     tokens: Callable[[HfConfig], Mapping[int, str]] | None = None
-    pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     # Makes the keys of dense layers after pooling, if GGUF files of the architecture store them.
     dense: Callable[[list[LazyTensor]], dict[str, Any]] | None = None
 

@@ -79,20 +79,17 @@ _LING_FIXED = {"use_rmsnorm": True, "use_bias": False, "multi_gate": False}
 # -- Ling 3 ------------------------------------------------------------------------------------------------------------
 
 
-def ling_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Ling 3 have full attention: from `layer_types`, else the last layer of each group. In an
-    incomplete last group, all layers have it."""
-    found = is_kind("full_attention")(config)
-    if found is not None:
-        return found
+def _last_of_groups(config: HfConfig) -> np.ndarray:
+    """Return the last layer of each group; in an incomplete last group, all layers."""
     layers, group = config.layers, config.needed("layer_group_size")
     numbers = np.arange(layers)
     return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
 
 
+_attends = is_kind("full_attention", otherwise=_last_of_groups)  # layers of Ling 3 with full attention
 _LING3_KEYS: Keys = {
     **ROUTED_KEYS,
-    "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
+    "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
     "ssm.conv_kernel": "short_conv_kernel_size",
     "kda.head_dim": by_name("linear_head_dim", "head_dim"),
     "kda.safe_gate": lambda config: True,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import Groups, of_groups
+from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
 from localllm.convert.recipe import Keys, Recipe, Tensors, integer, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
-from localllm.convert.recipes.shared import NOT_ROTATED
+from localllm.convert.recipes.shared import NOT_ROTATED, by_head
 from localllm.convert.tensor import LazyTensor
 
 # llama.cpp requires this key even of models without token types, such as DistilBERT.
@@ -83,13 +83,6 @@ def _ranker(keys: Keys) -> Keys:
     return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
 
 
-def _by_head(config: HfConfig) -> Groups:
-    """Return NeoBERT's number of heads, and the rows of queries, keys and values per head in the reference
-    implementation."""
-    heads = config.heads
-    return heads, (config.width // heads,) * 3
-
-
 def _neo_width(config: HfConfig) -> int:
     """Return two thirds of intermediate_size, rounded up to a multiple of 8, as in the reference implementation."""
     return -(-(2 * config.needed("intermediate_size") // 3) // 8) * 8
@@ -102,13 +95,12 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
 
 _NEO: dict[str, Any] = {
     "words": _neo_words,
-    "pooling": _CLS,
     "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
     "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
 }
 _NEO_KEYS: Keys = {"feed_forward_length": _neo_width}
 # GGUF files store all queries, then all keys, then all values.
-_NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
+_NEO_CHANGES = {"attn_qkv.weight": of_groups(by_head, 0, 1, 2)}
 _ROBERTA_KEYS: Keys = {**NOT_ROTATED, "context_length": _positions}
 _ROBERTA: dict[str, Any] = {
     "whole_keys": _NO_TYPES,
@@ -185,7 +177,9 @@ ROWS = (
     ),
     Recipe(  # transformers does not support this architecture
         "neo-bert", ("NeoBERT", "NeoBERTLMHead"), keys=_NEO_KEYS,
-        raw=without("decoder.", "freqs_cis", "model.freqs_cis"), changes=_NEO_CHANGES, **_NEO,
+        raw=without("decoder.", "freqs_cis", "model.freqs_cis"), changes=_NEO_CHANGES,
+        whole_keys={"neo-bert.pooling_type": lambda config, keys, tensors: keys.get("neo-bert.pooling_type", _CLS)},
+        **_NEO,
     ),
     Recipe(
         "neo-bert", ("NeoBERTForSequenceClassification",), keys=_ranker(_NEO_KEYS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,13 @@ from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
 
 
-def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
-    """Return a reader of a mask of the layers with these kinds in `layer_types`. It returns None without
-    `layer_types`."""
+def is_kind(*kinds: str, otherwise: Reader[Any] = lambda config: None) -> Reader[Any]:
+    """Return a reader of a mask of the layers with these kinds in `layer_types`, or of another value without them."""
 
-    def layers(config: HfConfig) -> np.ndarray | None:
+    def layers(config: HfConfig) -> Any:
         found, count = config.get("layer_types"), config.layers
         if found is None:
-            return None
+            return otherwise(config)
         if not isinstance(found, list) or len(found) != count:
             raise config.error("layer_types", len(found) if isinstance(found, list) else found, f"{count} kinds")
         return np.array([kind in kinds for kind in found])
@@ -110,7 +108,7 @@ def kv_heads(attends: Reader[np.ndarray]) -> Key:
 
 def attending(config: HfConfig) -> np.ndarray:
     """Return which layers have attention, from `layer_types`."""
-    found = is_kind("attention", "full_attention")(config)
+    found: np.ndarray | None = is_kind("attention", "full_attention")(config)
     if found is None:
         raise config.error("layer_types", None, "the kinds of the layers")
     return found

@@ -12,7 +12,7 @@ from localllm.convert.changes import Groups, Layout, halves, of_groups, times
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Change, Layer, Recipe, integer, taken
 from localllm.convert.recipes.openai import TURNED
-from localllm.convert.recipes.shared import NOT_ROTATED, head_width
+from localllm.convert.recipes.shared import NOT_ROTATED, by_head, head_width
 
 _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
@@ -31,11 +31,6 @@ def _falcon(config: HfConfig) -> Groups:
     heads, groups = config.heads, _kv_heads(config)
     width = config.width // heads
     return groups, (heads // groups * width, width, width)
-
-
-def _by_head(config: HfConfig) -> Groups:
-    heads = config.heads
-    return heads, (config.width // heads,) * 3
 
 
 def _apart(layout: Layout) -> Mapping[str, Change]:
@@ -85,7 +80,7 @@ ROWS = (
         "bloom", ("BloomForCausalLM", "BloomModel"),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
         fixed={"apply_residual_connection_post_layernorm": False}, defaults={"max_position_embeddings": 2048},
-        changes=_apart(_by_head),
+        changes=_apart(by_head),
     ),
     Recipe(
         "falcon", ("FalconForCausalLM", "RWForCausalLM"), changes=_apart(_falcon),
@@ -99,7 +94,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "gptneox", ("GPTNeoXForCausalLM",), changes=_apart(_by_head),
+        "gptneox", ("GPTNeoXForCausalLM",), changes=_apart(by_head),
         keys={
             "attention.head_count_kv": "num_attention_heads",
             "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,

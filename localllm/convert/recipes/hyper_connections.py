@@ -56,11 +56,7 @@ _CONNECTION_KEYS: Keys = {
 # -- GLM 5.3 Flash -----------------------------------------------------------------------------------------------------
 
 
-def _attends(config: HfConfig) -> np.ndarray:
-    found = is_kind("indexed_attention", "full_attention")(config)
-    if found is None:
-        return np.array(np.arange(config.layers) % 4 == 3)
-    return found
+_attends = is_kind("indexed_attention", "full_attention", otherwise=lambda config: np.arange(config.layers) % 4 == 3)
 
 
 def _bound(config: HfConfig) -> float:

@@ -28,13 +28,9 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
     return found
 
 
-def kimi_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. The default
-    is every fourth layer.
-    """
-    found, own, layers = is_kind("full_attention")(config), own_table(config), config.layers
-    if found is not None:
-        return found
+def _listed_attends(config: HfConfig) -> np.ndarray:
+    """Return the layers with full attention in `linear_attn_config`. The default is every fourth layer."""
+    own, layers = own_table(config), config.layers
     numbers = np.arange(layers)
     if own.get("full_attn_layers") is None:
         return np.array((numbers > 0) & (numbers % 4 == 0))
@@ -42,6 +38,9 @@ def kimi_attends(config: HfConfig) -> np.ndarray:
     if sorted([*full, *linear]) != list(range(1, layers + 1)):
         raise own.error("full_attn_layers", full, f"together with kda_layers, each of the {layers} layers once")
     return np.isin(numbers + 1, full)
+
+
+_attends = is_kind("full_attention", otherwise=_listed_attends)  # layers of Kimi Linear with full attention
 
 
 def own_table(config: HfConfig) -> HfConfig:
@@ -62,7 +61,7 @@ KDA_SIZES: Keys = {
 _KIMI_KEYS: Keys = {
     **ROUTED_KEYS,
     **KDA_SIZES,
-    "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
+    "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
 }
 KDA = {"ssm_a": in_turn(column, decay)}
 KIMI: Layer = {

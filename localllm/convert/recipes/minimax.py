@@ -35,11 +35,8 @@ def _of_residual(which: str) -> Check:
     return check
 
 
-def _decays(config: HfConfig) -> np.ndarray:
-    """Return which layers have lightning attention, from `layer_types`, or from the zeros in `attn_type_list`."""
-    found = is_kind("linear_attention")(config)
-    if found is not None:
-        return found
+def _zeros(config: HfConfig) -> np.ndarray:
+    """Return which layers have a zero in `attn_type_list`."""
     listed = config.per_layer("attn_type_list", "0 or 1 for each of the {} layers", lambda kind: kind in (0, 1))
     return np.array([kind == 0 for kind in listed])
 
@@ -54,7 +51,7 @@ _01_KEYS: Keys = {
     "attention.value_length": head_width,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or head_width(config),
     "residual_scale": lambda config: config.real("full_attn_alpha_factor", "layernorm_full_attention_alpha") or 1.0,
-    RECURRENT_KEY: _decays,
+    RECURRENT_KEY: is_kind("linear_attention", otherwise=_zeros),
 }
 
 

@@ -36,12 +36,14 @@ def _index_rows(keys: bool) -> Change:
     return change
 
 
+def _linear(config: HfConfig) -> np.ndarray:
+    """Return all layers but the last of each interval."""
+    return np.array((np.arange(config.layers) + 1) % (config.integer("full_attention_interval") or 4) != 0)
+
+
 def _ratios(config: HfConfig) -> np.ndarray:
     """Return the indexer's compression ratio by layer, with 0 for layers with linear attention."""
-    linear = is_kind("linear_attention")(config)
-    if linear is None:
-        interval = config.integer("full_attention_interval") or 4
-        linear = (np.arange(config.layers) + 1) % interval != 0
+    linear = is_kind("linear_attention", otherwise=_linear)(config)
     return np.where(linear, 0, config.needed("indexer_compress_ratio")).astype(np.int32)
 
 

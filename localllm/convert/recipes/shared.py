@@ -71,6 +71,11 @@ def either(name: str, table: str, older: str) -> Reader[int]:
     return lambda config: config.integer(name) or config.inner(table).needed(older)
 
 
+def by_head(config: HfConfig) -> Groups:
+    """Return the heads, and the rows of a head's queries, keys and values, which are as many as each other."""
+    return config.heads, (config.width // config.heads,) * 3
+
+
 def one_after_other(config: HfConfig) -> Groups:
     """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)

@@ -92,10 +92,8 @@ _SLIDING = {  # transformers' default sizes for sliding-window layers
 }
 
 
-def _slides(config: HfConfig) -> np.ndarray:
-    """Return which layers use sliding-window attention."""
-    found = is_kind("sliding_attention")(config)
-    return np.zeros(config.layers, bool) if found is None else found
+# Layers with sliding-window attention.
+_slides = is_kind("sliding_attention", otherwise=lambda config: np.zeros(config.layers, bool))
 
 
 def _dots_kinds(config: HfConfig) -> list[str]:
