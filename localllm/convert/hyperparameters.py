@@ -125,16 +125,12 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}
-    layers = config.layers
-    kinds = config.get("layer_types")
-    if kinds is None:
+    if config.get("layer_types") is None:
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period
-        slides = [(layer + 1) % period != 0 for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _KINDS for kind in kinds):
-        slides = [kind == "sliding_attention" for kind in kinds]
+        slides = [(layer + 1) % period != 0 for layer in range(config.layers)]
     else:
-        found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
-        raise config.error("layer_types", found, f"{' or '.join(_KINDS[:2])}, {layers} times")
+        expected = f"{' or '.join(_KINDS[:2])}, {{}} times"
+        slides = [kind == _KINDS[0] for kind in config.per_layer("layer_types", expected, lambda kind: kind in _KINDS)]
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 
