@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
-from localllm.convert.recipe import Keys, Recipe, Tensors, integer, without
+from localllm.convert.recipe import Key, Layer, Raw, Recipe, Tensors, integer, unchanged, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
 from localllm.convert.recipes.shared import NOT_ROTATED, by_head
 from localllm.convert.tensor import LazyTensor
@@ -79,8 +82,16 @@ def _classifier_pooling(config: HfConfig) -> int:
     return config.choice("classifier_pooling", of={"cls": 2, "mean": 1}, default="cls")
 
 
-def _ranker(keys: Keys) -> Keys:
-    return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
+def _and_ranker(
+    row: Recipe,
+    classes: tuple[str, ...],
+    top: Layer = MappingProxyType({}),
+    keys: Mapping[str, Key] = MappingProxyType({}),
+    raw: Callable[[Raw, HfConfig], Raw] = unchanged,
+) -> tuple[Recipe, Recipe]:
+    """Return the recipe of an encoder, and that of its classes with a classifier, which need these in addition."""
+    ranking = {**row.keys, **keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
+    return row, replace(row, classes=classes, top=top, keys=ranking, raw=raw)
 
 
 def _neo_width(config: HfConfig) -> int:
@@ -93,47 +104,15 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
     return {"hidden_act": "silu" if str(unit).lower() == "swiglu" else unit}
 
 
-_NEO: dict[str, Any] = {
-    "words": _neo_words,
-    "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
-    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
-}
-_NEO_KEYS: Keys = {"feed_forward_length": _neo_width}
-# GGUF files store all queries, then all keys, then all values.
-_NEO_CHANGES = {"attn_qkv.weight": of_groups(by_head, 0, 1, 2)}
-_ROBERTA_KEYS: Keys = {**NOT_ROTATED, "context_length": _positions}
-_ROBERTA: dict[str, Any] = {
-    "whole_keys": _NO_TYPES,
-    "fixed": _BERT_FIXED,
-    "checks": (_no_adapters,),
-    "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
-}
-_COUNTED = {"position_embd.weight": _counted}
-_MODERN: dict[str, Any] = {
-    "fixed": {"classifier_activation": "gelu"},
-    "defaults": {
-        "local_attention": 128,
-        "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
-        "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
-    },
-}
-_MODERN_KEYS: Keys = {
-    "attention.sliding_window": "local_attention",
-    "attention.sliding_window_pattern": _period,
-    "hidden_activation": _activation,
-}
-_JINA: dict[str, Any] = {
-    "defaults": {"rope_theta": 20000.0},
-}
+_NO_FREQUENCIES = ("freqs_cis", "model.freqs_cis")
 
 ROWS = (
-    Recipe(
-        "bert", ("BertModel", "BertForMaskedLM"), keys=NOT_ROTATED, fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
-        defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
-    ),
-    Recipe(
-        "bert", ("BertForSequenceClassification",), keys=_ranker(NOT_ROTATED), fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
-        defaults={"layer_norm_eps": 1e-12}, top={"cls": "bert.pooler.dense", "cls.output": "classifier"},
+    *_and_ranker(
+        Recipe(
+            "bert", ("BertModel", "BertForMaskedLM"), keys=NOT_ROTATED, fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
+            defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
+        ),
+        ("BertForSequenceClassification",), {"cls": "bert.pooler.dense", "cls.output": "classifier"},
     ),
     Recipe(
         "bert", ("DistilBertModel", "DistilBertForMaskedLM"), keys=NOT_ROTATED, fixed={"activation": "gelu"},
@@ -141,21 +120,18 @@ ROWS = (
         defaults={"hidden_size": integer("dim"), "intermediate_size": integer("hidden_dim"), "layer_norm_eps": 1e-12},
         raw=without("vocab_"),
     ),
-    Recipe(
-        "bert",
-        (
-            "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
-            "CamembertForMaskedLM",
+    *_and_ranker(
+        Recipe(
+            "bert",
+            (
+                "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
+                "CamembertForMaskedLM",
+            ),
+            keys={**NOT_ROTATED, "context_length": _positions}, raw=_MASKED, whole_keys=_NO_TYPES, fixed=_BERT_FIXED,
+            changes={"position_embd.weight": _counted}, checks=(_no_adapters,),
+            defaults={"pad_token_id": 1, "layer_norm_eps": 1e-12},
         ),
-        keys=_ROBERTA_KEYS, raw=_MASKED, changes=_COUNTED, **_ROBERTA,
-    ),
-    Recipe(
-        "bert",
-        (
-            "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
-            "CamembertForSequenceClassification",
-        ),
-        keys=_ranker(_ROBERTA_KEYS), changes=_COUNTED, **_ROBERTA,
+        tuple([f"{x}ForSequenceClassification" for x in ("Roberta", "XLMRoberta", "Camembert")]),
     ),
     Recipe(
         "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), keys={"context_length": _trained},
@@ -166,25 +142,33 @@ ROWS = (
         defaults={"rope_theta": 1000.0, "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12},
         raw=_MASKED,
     ),
-    Recipe(
-        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), keys=_MODERN_KEYS,
-        raw=without("head.", "decoder."), **_MODERN,
+    *_and_ranker(
+        Recipe(
+            "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), raw=without("head.", "decoder."),
+            keys={
+                "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
+                "hidden_activation": _activation,
+            },
+            fixed={"classifier_activation": "gelu"},
+            defaults={
+                "local_attention": 128, "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
+                "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
+            },
+        ),
+        ("ModernBertForSequenceClassification",), {"cls.output": "classifier"},
+        {"classifier.pooling_type": _classifier_pooling},
     ),
-    Recipe(
-        "modern-bert", ("ModernBertForSequenceClassification",),
-        keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
-        top={"cls.output": "classifier"}, **_MODERN,
-    ),
-    Recipe(  # transformers does not support this architecture
-        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), keys=_NEO_KEYS,
-        raw=without("decoder.", "freqs_cis", "model.freqs_cis"), changes=_NEO_CHANGES,
-        whole_keys={"neo-bert.pooling_type": lambda config, keys, tensors: keys.get("neo-bert.pooling_type", _CLS)},
-        **_NEO,
-    ),
-    Recipe(
-        "neo-bert", ("NeoBERTForSequenceClassification",), keys=_ranker(_NEO_KEYS),
-        raw=without("freqs_cis", "model.freqs_cis"), top={"cls": "dense", "cls.output": "classifier"},
-        changes=_NEO_CHANGES, **_NEO,
+    *_and_ranker(
+        Recipe(  # transformers does not support this architecture
+            "neo-bert", ("NeoBERT", "NeoBERTLMHead"), raw=without("decoder.", *_NO_FREQUENCIES), words=_neo_words,
+            # GGUF files store all queries, then all keys, then all values.
+            changes={"attn_qkv.weight": of_groups(by_head, 0, 1, 2)}, keys={"feed_forward_length": _neo_width},
+            whole_keys={"neo-bert.pooling_type": lambda config, keys, tensors: keys.get("neo-bert.pooling_type", _CLS)},
+            fixed={"rope": True, "rms_norm": True, "ngpt": False},
+            defaults={"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
+        ),
+        ("NeoBERTForSequenceClassification",), {"cls": "dense", "cls.output": "classifier"},
+        raw=without(*_NO_FREQUENCIES),
     ),
     Recipe(  # transformers does not support this architecture
         "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), keys=NOT_ROTATED,
@@ -192,10 +176,13 @@ ROWS = (
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
         raw=_MASKED,
     ),
-    Recipe("jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), raw=_MASKED, **_JINA),
-    Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker({}),
-        top={"cls": "classifier.dense", "cls.output": "classifier.out_proj"}, **_JINA,
+    *_and_ranker(
+        Recipe(
+            "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), raw=_MASKED,
+            defaults={"rope_theta": 20000.0},
+        ),
+        ("JinaEmbeddingsV3ForSequenceClassification",),
+        {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
     ),
     Recipe("eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), raw=without("lm_head.")),
     Recipe(
