@@ -112,7 +112,7 @@ def _check(config: HfConfig, recipe: Recipe) -> None:
     known += _ACTIVATIONS["silu"] if architecture.activation_key else ()
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
-        raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")
+        raise config.error("hidden_act", activation, f"{known[0]}, as {recipe.name} computes")
     if problem := next(recipe.problems(config), None):
         raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 

@@ -167,7 +167,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def _in_turn(tensors: Sequence[LazyTensor]) -> Callable[[int, int], U8]:
-    """Return a function that reads the rows of the first tensor, then those of the others."""
+    """Return a function that reads the rows of all tensors, one tensor after another."""
     starts = np.cumsum([0, *(tensor.rows for tensor in tensors)])
 
     def read(start: int, stop: int) -> U8:

@@ -89,7 +89,7 @@ def _and_ranker(
     keys: Mapping[str, Key] = MappingProxyType({}),
     raw: Callable[[Raw, HfConfig], Raw] = unchanged,
 ) -> tuple[Recipe, Recipe]:
-    """Return the recipe of an encoder, and that of its classes with a classifier, which need these in addition."""
+    """Return two recipes: an encoder, and its classes with a classifier. The arguments belong to the second."""
     ranking = {**row.keys, **keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
     return row, replace(row, classes=classes, top=top, keys=ranking, raw=raw)
 

@@ -72,7 +72,7 @@ def either(name: str, table: str, older: str) -> Reader[int]:
 
 
 def by_head(config: HfConfig) -> Groups:
-    """Return the heads, and the rows of a head's queries, keys and values, which are as many as each other."""
+    """Return the number of heads, and the rows of a head: equal numbers of queries, keys and values."""
     return config.heads, (config.width // config.heads,) * 3
 
 
