@@ -68,8 +68,9 @@ ROWS = (
         },
         fixed={"attention_bias": False}, checks=(_average, _turned_as_told),
         defaults={
-            "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True, "sliding_window": 4096, "num_experts": 8,
-            "num_experts_per_tok": 2, "layer_types": _cohere_kinds, "mlp_layer_types": _cohere_widths,
+            "layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True,
+            "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2, "layer_types": _cohere_kinds,
+            "mlp_layer_types": _cohere_widths,
         },
     ),
 )  # fmt: skip

@@ -67,7 +67,7 @@ KDA = {"ssm_a": in_turn(column, decay)}
 KIMI: Layer = {
     **LATENT,
     # transformers names the tensors of the dense layers like the tensors of expert layers
-    **{f"ffn_{x}": f"block_sparse_moe.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"ffn_{x}": (f"mlp.{x}_proj", f"block_sparse_moe.{x}_proj") for x in ("gate", "up", "down")},
 }
 
 
