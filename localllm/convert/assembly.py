@@ -13,7 +13,7 @@ from localllm.convert import tensor as t
 from localllm.convert.changes import decay, flat, in_turn, share, squeezed, stacked
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.names import NameMap, place
+from localllm.convert.names import NameMap, natural
 from localllm.convert.recipe import Change, Recipe, Sources, listed, only
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tensor_registry import TensorRegistry
@@ -43,7 +43,7 @@ class Assembly:
     def __init__(
         self, registry: TensorRegistry, recipe: Recipe, config: HfConfig, computed: tuple[LazyTensor, ...] = ()
     ) -> None:
-        """Take all tensors of the registry. `computed` are further tensors, which follow the token embedding."""
+        """Take all tensors of the registry. `computed` are further tensors."""
         self._registry, self._recipe, self._config = registry, recipe, config
         self._layers = max(layers := config.layers, config.integer("num_decoder_layers") or 0)
         self._made: dict[str, LazyTensor] = {}
@@ -58,8 +58,8 @@ class Assembly:
         self._map()
         if "token_embd.weight" not in self._made:
             raise ConvertError("the tensor of token embeddings is missing; download the model again")
-        first, *rest = sorted(self._made.values(), key=lambda tensor: place(tensor.name, recipe.order))
-        self.tensors = recipe.output({tensor.name: tensor for tensor in (first, *computed, *rest)}, config)
+        made = recipe.output(self._made | {tensor.name: tensor for tensor in computed}, config)
+        self.tensors = {name: made[name] for name in sorted(made, key=natural)}
 
     def check_read(self, read: Set[str]) -> None:
         """Raise ConvertError for a mapped tensor whose kind is read in no layer: it is not among these names."""
@@ -105,8 +105,9 @@ class Assembly:
             if self._registry.is_taken(name):  # with another tensor of its group
                 continue
             prefix, inner = self._registry.group(name)
+            change: Change = only
             if targets := self._targets(names, name):
-                parts, change = self._registry.take("", (name,)), only
+                parts = self._registry.take("", (name,))
             elif targets := self._targets(names, prefix + inner.replace(".{}", "")):
                 parts, change = self._registry.take(prefix, (inner,)), stacked
             else:

@@ -34,8 +34,8 @@ def from_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
     """Convert a SentencePiece BPE model. tokenizer.json, if present, decides whether a space is prepended to the
     text."""
     tokens = Tokens.padding(files.rows)
-    for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
-        tokens.put(i, text, kind, score)
+    for i, piece in enumerate(pieces.tokens):
+        tokens.put(i, *piece)
     add_tokens(tokens, files)
     prefix = space_prefix(files.fast) if files.fast else pieces.space_prefix
     return _spm_keys(tokens, prefix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Layer, Tensors, taken
 from localllm.convert.tensor import LazyTensor
 
+_LAYER = re.compile(r"\.(\d+)\.")
 Groups = tuple[int, tuple[int, ...]]
 Layout = Reader[Groups]  # the number of groups, and the rows of each part of a group
 
@@ -23,15 +25,34 @@ def of_one(function: Callable[[LazyTensor], LazyTensor]) -> Change:
     return lambda parts, config: function(parts[0])
 
 
+def of_all(function: Callable[[Tensors], LazyTensor]) -> Change:
+    """Return a change that makes one tensor of all parts and needs no sizes."""
+    return lambda parts, config: function(parts)
+
+
 flat, turned = of_one(t.flattened), of_one(t.transposed)
 # Without a dimension of 1; values as a column (n, 1).
 squeezed, column = of_one(t.squeezed), of_one(t.column)
+stacked, joined = of_all(t.stacked), of_all(t.concatenated)
 # Rates, from their logarithms.
 decay = of_one(lambda tensor: t.computed(tensor, lambda values: -np.exp(values)))
 
 
-def stacked(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.stacked(parts)
+def plus(number: float) -> Change:
+    """Return a change that adds a constant, as a model's program adds it to the weights of a norm."""
+    return of_one(lambda tensor: t.as_float32(tensor, number))
+
+
+def times(factor: Reader[float]) -> Change:
+    """Return a change that multiplies a tensor by a number of config.json, and keeps its format."""
+    return lambda parts, config: t.scaled(parts[0], np.full(parts[0].rows, factor(config), np.float32))
+
+
+def layer_of(tensor: LazyTensor) -> int:
+    """Return the number of a tensor's layer."""
+    found = _LAYER.search(tensor.name)
+    assert found is not None, f"{tensor.name} is of no layer"
+    return int(found[1])
 
 
 def heads(config: HfConfig) -> int:

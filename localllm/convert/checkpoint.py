@@ -70,10 +70,8 @@ class Checkpoint(Closing):
             assembly, behind = Assembly(registry, recipe, config, rope.tensors), list(dense_tensors(dense))
             self.tensors = assembly.tensors | {tensor.name: tensor for tensor in behind}
             rows = self.tensors["token_embd.weight"].shape[0]
-            pooling = pooling_of(modules)
-            pooling = recipe.pooling if pooling is None else pooling
             behind_keys = recipe.dense(behind) if recipe.dense and behind else {}
-            keys = shape_keys(config, recipe, rope, rows, pooling, behind_keys) | values
+            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), behind_keys) | values
             parameters = self._verify(keys, recipe, assembly)
             further = {} if recipe.tokens is None else recipe.tokens(config)
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates, further)

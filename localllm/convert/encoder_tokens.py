@@ -76,15 +76,15 @@ def from_unigram(files: TokenizerFiles) -> dict[str, Any]:
 
 def from_unigram_pieces(pieces: Pieces, files: TokenizerFiles) -> dict[str, Any]:
     """Convert tokenizer.model, as in checkpoints of mT5 and T5 1.1. T5's sentinel tokens follow the pieces."""
-    tokens, count = Tokens.padding(files.rows), len(pieces.texts)
-    for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
-        tokens.put(i, text, kind, score)
+    tokens, count = Tokens.padding(files.rows), len(pieces.tokens)
+    for i, piece in enumerate(pieces.tokens):
+        tokens.put(i, *piece)
     sentinels = files.settings.get("extra_ids")
     if type(sentinels) is int:
         for i in range(count, min(count + sentinels, files.rows)):
             tokens.put(i, f"<extra_id_{count + sentinels - 1 - i}>", USER_DEFINED, ADDED_SCORE)
     add_tokens(tokens, files)
-    unknown = next((i for i, kind in enumerate(pieces.types) if kind == UNKNOWN), None)
+    unknown = next((i for i, piece in enumerate(pieces.tokens) if piece[1] == UNKNOWN), None)
     return _unigram_keys(tokens, _unknown(files, unknown), pieces.space_prefix, pieces.merge_spaces, pieces.charsmap)
 
 

@@ -18,6 +18,18 @@ from localllm.convert.jsonfile import read_json
 _FOR_TEXT = (("thinker_config",), ("text_config", "talker_config", "llm_config", "language_config"))
 _MAX = 1 << 31  # maximum of any integer, since GGUF stores most integers in 32 bits
 
+# Names of sizes in configurations that do not follow transformers, by its names.
+_OTHER_NAMES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "intermediate_size": ("n_inner", "d_ff", "ffn_hidden_size", "mlp_hidden_size"),
+    "max_position_embeddings": (
+        *("n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "max_context_length"),
+        "model_max_length",
+    ),
+}
+
 
 def is_number(value: object) -> bool:
     """Return whether a value is a number from 0 up."""
@@ -39,36 +51,41 @@ class HfConfig:
 
     def get(self, *names: str) -> Any:
         """Return the value of the first name in config.json, else a default, else None."""
-        found = (table.get(name) for table in (self.values, self.defaults) for name in names)
-        return next((value for value in found if value is not None), None)
+        return self._find(names)[1]
+
+    def _find(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """Return the value, and the key that config.json has for it."""
+        keys = [key for name in names for key in (name, *_OTHER_NAMES.get(name, ()))]
+        found = ((key, table.get(key)) for table in (self.values, self.defaults) for key in keys)
+        return next((pair for pair in found if pair[1] is not None), (names[0], None))
 
     def integer(self, *names: str) -> int | None:
-        value = self.get(*names)
+        key, value = self._find(names)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX:
-            raise self.error(names[0], value, "a whole number from 0 up")
+            raise self.error(key, value, "a whole number from 0 up")
         return value
 
     def real(self, *names: str) -> float | None:
-        value = self.get(*names)
+        key, value = self._find(names)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(names[0], value, "a number")
+            raise self.error(key, value, "a number")
         return float(value)
 
     def flag(self, *names: str) -> bool | None:
-        value = self.get(*names)
+        key, value = self._find(names)
         if value is not None and not isinstance(value, bool):
-            raise self.error(names[0], value, "true or false")
+            raise self.error(key, value, "true or false")
         return value
 
     def needed(self, *names: str) -> int:
         """Return a required integer of at least 1."""
         value = self.integer(*names)
         if not value:
-            raise self.error(names[0], value, "a whole number from 1 up")
+            raise self.error(self._find(names)[0], value, "a whole number from 1 up")
         return value
 
     @property
@@ -92,15 +109,17 @@ class HfConfig:
 
     def choice(self, *names: str, of: Mapping[str, int], default: str) -> int:
         """Return the number of a setting whose value is one of several words."""
-        found = self.get(*names) or default
+        key, found = self._find(names)
+        found = found or default
         if not isinstance(found, str) or found not in of:
-            raise self.error(names[0], found, " or ".join(of))
+            raise self.error(key, found, " or ".join(of))
         return of[found]
 
     def table(self, *names: str) -> dict[str, Any]:
-        value = self.get(*names) or {}
+        key, value = self._find(names)
+        value = value or {}
         if not isinstance(value, dict):
-            raise self.error(names[0], value, "an object")
+            raise self.error(key, value, "an object")
         return value
 
     def error(self, name: str, value: object, expected: str) -> ConvertError:

@@ -48,6 +48,8 @@ _REALS = {
     "attention.clamp_kqv": ("clip_qkv",),
 }
 _FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
+_EPS = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon")
+_GATINGS = {"sigmoid": 2, "sqrt_softplus": 4}  # GGUF numbers of the routers' functions other than softmax
 _OF_EXPERTS = ("expert_used_count", "expert_group_count", "expert_group_used_count")
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
@@ -83,11 +85,12 @@ def shape_keys(
     keys |= {key: config.flag(*names) for key, names in _FLAGS.items()}
     if "attention.head_count_kv" not in recipe.keys:
         keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.heads
-    eps = config.real(recipe.eps, "norm_eps")
-    if eps is None:
-        raise config.error(recipe.eps, None, "a small number")
-    row = ARCHITECTURES[recipe.name]
-    keys[eps_key(row, row.norm)] = eps
+    row, eps = ARCHITECTURES[recipe.name], config.real(*_EPS)
+    if eps is None and row.norm == "rms":
+        raise config.error("rms_norm_eps", None, "a small number")
+    keys[eps_key(row, row.norm)] = 1e-5 if eps is None else eps  # transformers' default in layer norms
+    keys["expert_gating_func"] = _GATINGS.get(row.routing.gating) if row.routing else None
+    keys["attention.causal"] = False if row.encoder or row.diffusion else None
     keys |= _windows(config, recipe)
     keys |= rope.keys
     keys |= {"pooling_type": pooling, **further}
@@ -109,7 +112,7 @@ def _check(config: HfConfig, recipe: Recipe) -> None:
     known += _ACTIVATIONS["silu"] if architecture.activation_key else ()
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
-        raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")
+        raise config.error("hidden_act", activation, f"{known[0]}, as {recipe.name} computes")
     if problem := next(recipe.problems(config), None):
         raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 
@@ -122,16 +125,12 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None or "attention.sliding_window_pattern" in recipe.keys:
         return {}
-    layers = config.layers
-    kinds = config.get("layer_types")
-    if kinds is None:
+    if config.get("layer_types") is None:
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period
-        slides = [(layer + 1) % period != 0 for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _KINDS for kind in kinds):
-        slides = [kind == "sliding_attention" for kind in kinds]
+        slides = [(layer + 1) % period != 0 for layer in range(config.layers)]
     else:
-        found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
-        raise config.error("layer_types", found, f"{' or '.join(_KINDS[:2])}, {layers} times")
+        expected = f"{' or '.join(_KINDS[:2])}, {{}} times"
+        slides = [kind == _KINDS[0] for kind in config.per_layer("layer_types", expected, lambda kind: kind in _KINDS)]
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 

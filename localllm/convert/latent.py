@@ -15,7 +15,6 @@ def key_and_value(config: HfConfig) -> Groups:
     return config.heads, widths
 
 
-OUTPUT_FIRST = "ffn_norm attn_output"  # in the order of tensors
 LATENT = {
     "attn_k_b.weight": taken("self_attn.kv_b_proj.weight", in_turn(of_heads(key_and_value, 0), turned)),
     "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", of_heads(key_and_value, 1)),
@@ -67,7 +66,6 @@ LATENT_KEYS: Keys = {
 ROUTED_KEYS: Keys = {
     **LATENT_WIDTHS,
     "leading_dense_block_count": dense_layers,
-    "expert_gating_func": 2,  # sigmoid
     "expert_shared_count": integer("num_shared_experts", "n_shared_experts"),
     "expert_group_count": integer("num_expert_group", "n_group"),
 }

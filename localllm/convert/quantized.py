@@ -111,7 +111,7 @@ def unpack_quantized(
 
     Raises ConvertError if a part is missing or the parts do not match.
     """
-    words, scales, sides = (_part(take, base, part) for part in ("packed", "scale", "shape"))
+    words, scales, sides = (part_of(take, base, part) for part in ("packed", "scale", "shape"))
     rows, columns = _sides(sides)
     scales = t.as_float32(scales)
     groups = scales.shape[-1] if len(scales.shape) == 2 else 1
@@ -152,7 +152,8 @@ def _rows(scales: LazyTensor, start: int, stop: int) -> U8:
     return scales.read(0, 1).reshape(-1, 4)[start:stop]
 
 
-def _part(take: Callable[[str], LazyTensor | None], base: str, part: str) -> LazyTensor:
+def part_of(take: Callable[[str], LazyTensor | None], base: str, part: str) -> LazyTensor:
+    """Take a part of the packed matrix `base`.weight; raise ConvertError if it is missing."""
     tensor = take(f"{base}.weight_{part}")
     if tensor is None:
         raise ConvertError(f"tensor '{printable(base)}.weight_{part}' is missing; download the model again")

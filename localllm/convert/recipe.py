@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localllm import quant
+from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader
@@ -110,19 +111,6 @@ def layers_at(prefix: str) -> Callable[[Raw, HfConfig], Raw]:
     return lambda raw, config: {start.sub("model.layers.", name): parts for name, parts in raw.items()}
 
 
-# Names of sizes in configurations that do not follow transformers, by its names.
-_OTHER_NAMES = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "intermediate_size": ("n_inner", "d_ff", "ffn_hidden_size", "mlp_hidden_size"),
-    "max_position_embeddings": (
-        *("n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length", "max_context_length"),
-        "model_max_length",
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One architecture in the table. `defaults` are the values that transformers assumes for missing keys, or functions
@@ -137,7 +125,6 @@ class Recipe:
     changes: Mapping[str, Change] = field(default_factory=dict)
     # Architectures of the gguf package with the same names, if the package lacks this one.
     like: str = ""
-    order: str = ""  # where the order of tensors differs, see `names.place`
     # Renames, merges or drops tensors of the checkpoint.
     raw: Callable[[Raw, HfConfig], Raw] = unchanged
     # Chooses the output matrix.
@@ -152,14 +139,14 @@ class Recipe:
     rope_tensors: RopeTensors = False
 
     # Settings.
-    eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys, or their sources
     # Returns full keys, whose values are tensors.
     values: Callable[[Take, HfConfig], dict[str, Any]] | None = None
     # Keys without a prefix, or functions of config.json, all other keys and the tensors; None removes a key.
     whole_keys: Mapping[str, Any] = field(default_factory=dict)
-    # Required values, unless a key is missing: one or a tuple of several; `outer.name` is a key in a nested table.
+    # Required values, unless a key is missing: one, a tuple of several, or a function of config.json. `outer.name` is a
+    # key in a nested table.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     # Head width of full-attention layers, if it differs.
@@ -175,27 +162,26 @@ class Recipe:
     templates: Mapping[str, str] = field(default_factory=dict)
     # Tokens defined in config.json only.
     tokens: Callable[[HfConfig], Mapping[int, str]] | None = None
-    pooling: int | None = None  # GGUF pooling type, if the checkpoint sets none
     # Makes the keys of dense layers after pooling, if GGUF files of the architecture store them.
     dense: Callable[[list[LazyTensor]], dict[str, Any]] | None = None
 
     def problems(self, config: HfConfig) -> Iterator[str]:
         """Yield the reasons why the results would differ from transformers."""
-        for name, allowed in self.fixed.items():
+        for name, allowed in evaluated(self.fixed, config).items():
             *tables, key = name.split(".")
             inner = config
             for table in tables:
                 inner = inner.inner(table)
             value, several = inner.get(key), allowed if isinstance(allowed, tuple) else (allowed,)
             if value is not None and value not in several:
-                yield f"{name} is {value}; the GGUF architecture has it fixed at {several[0]}"
+                fixed = " or ".join(map(str, several))
+                yield f"{name} is {printable(str(value))}; the GGUF architecture has it fixed at {fixed}"
         yield from filter(None, (check(config) for check in self.checks))
 
     def said(self, config: HfConfig) -> HfConfig:
-        """Return config.json with transformers' key names, and defaults for missing keys."""
+        """Return config.json with the recipe's words, and defaults for missing keys."""
         values = {**config.values, **self.words(config)} if self.words is not None else config.values
-        known = {name: config.get(*others) for name, others in _OTHER_NAMES.items()}
-        return HfConfig(config.path, values, {**known, **evaluated(self.defaults, config)})
+        return HfConfig(config.path, values, evaluated(self.defaults, config))
 
 
 def evaluated(table: Mapping[str, Any], *given: Any) -> dict[str, Any]:

@@ -67,8 +67,11 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: RopeTensors) -> Ro
     rope = config.below("rope_parameters", parameters)
     base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
     share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0
-    given = _Given(config, rope, base, int(head_dim * share), head_dim, tensors_allowed)
-    keys: GGUFKeys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
+    n_rot = int(head_dim * share)
+    if not min(head_dim, 2) <= n_rot <= head_dim:
+        raise rope.error("partial_rotary_factor", share, f"a share of the {head_dim} values of a head, at least 2")
+    given = _Given(config, rope, base, n_rot, head_dim, tensors_allowed)
+    keys: GGUFKeys = {"rope.dimension_count": n_rot, "rope.freq_base": base}
     local = config.below("sliding_attention", sliding)
     if (slow := local.real("rope_theta") or config.real("rope_local_base_freq")) is not None:
         keys["rope.freq_base_swa"] = slow

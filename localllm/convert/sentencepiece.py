@@ -21,12 +21,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A SentencePiece vocabulary; each list has one entry per token. `types` are GGUF token types: 1 normal, 2 unknown,
-    3 control, 4 user-defined, 5 unused, 6 byte."""
+    """A SentencePiece vocabulary."""
 
-    texts: list[str]
-    scores: list[float]
-    types: list[int]
+    # Text, GGUF token type (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte) and score of each token.
+    tokens: list[tuple[str, int, float]]
     kind: int
     space_prefix: bool  # prepend a space to the text
     merge_spaces: bool  # collapse consecutive spaces
@@ -43,26 +41,23 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def _pieces(path: Path, data: bytes) -> Pieces:
-    texts: list[str] = []
-    scores: list[float] = []
-    types: list[int] = []
+    tokens: list[tuple[str, int, float]] = []
     rules: dict[int, int | bytes] = {}
-    kind = UNIGRAM
+    model = UNIGRAM
     for number, value in _fields(data):
         if number == 1:
             piece = dict(_fields(_message(value)))
-            texts.append(_message(piece.get(1, b"")).decode())
-            scores.append(struct.unpack("<f", _message(piece.get(2, bytes(4))))[0])
-            types.append(int(piece.get(3, 1)))
+            score = struct.unpack("<f", _message(piece.get(2, bytes(4))))[0]
+            tokens.append((_message(piece.get(1, b"")).decode(), int(piece.get(3, 1)), score))
         elif number == 2:
-            kind = int(dict(_fields(_message(value))).get(3, UNIGRAM))
+            model = int(dict(_fields(_message(value))).get(3, UNIGRAM))
         elif number == 3:
             rules = dict(_fields(_message(value)))
-    if not texts or not all(1 <= t <= 6 for t in types):
+    if not tokens or not all(1 <= kind <= 6 for _, kind, _ in tokens):
         raise ValueError
-    if kind not in (UNIGRAM, BPE):
-        raise ConvertError(f"{path}: is a {_KINDS.get(kind, 'strange')} model; supported: BPE, Unigram")
-    return Pieces(texts, scores, types, kind, bool(rules.get(3, 1)), bool(rules.get(4, 1)), _message(rules.get(2, b"")))
+    if model not in (UNIGRAM, BPE):
+        raise ConvertError(f"{path}: is a {_KINDS.get(model, 'strange')} model; supported: BPE, Unigram")
+    return Pieces(tokens, model, bool(rules.get(3, 1)), bool(rules.get(4, 1)), _message(rules.get(2, b"")))
 
 
 def _message(value: int | bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,13 +63,21 @@ def renamed(tensor: LazyTensor, name: str) -> LazyTensor:
     return replace(tensor, name=name)
 
 
-def flattened(tensor: LazyTensor) -> LazyTensor:
-    """Return a small tensor flattened to one vector."""
+def _reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
+    """Return the values of a small unquantized tensor, which is read as a whole, in another shape."""
+    if tensor.format not in ITEM_BYTES:
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
+    size = ITEM_BYTES[tensor.format] * shape[-1]
 
     def read(start: int, stop: int) -> U8:
-        return tensor.read(0, tensor.rows).reshape(1, -1)[start:stop]
+        return tensor.read(0, tensor.rows).reshape(-1, size)[start:stop]
 
-    return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes, _read=read)
+    return replace(tensor, shape=shape, row_bytes=size, _read=read)
+
+
+def flattened(tensor: LazyTensor) -> LazyTensor:
+    """Return a small tensor flattened to one vector."""
+    return _reshaped(tensor, prod(tensor.shape))
 
 
 def squeezed(tensor: LazyTensor) -> LazyTensor:
@@ -80,14 +89,7 @@ def squeezed(tensor: LazyTensor) -> LazyTensor:
 
 def column(tensor: LazyTensor) -> LazyTensor:
     """Return the values of a small tensor as a column (n, 1)."""
-    if tensor.format not in ITEM_BYTES:
-        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
-    size = ITEM_BYTES[tensor.format]
-
-    def read(start: int, stop: int) -> U8:
-        return tensor.read(0, tensor.rows).reshape(-1, size)[start:stop]
-
-    return replace(tensor, shape=(tensor.nbytes // size, 1), row_bytes=size, _read=read)
+    return _reshaped(tensor, prod(tensor.shape), 1)
 
 
 def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
@@ -95,12 +97,7 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
     count = tensor.shape[-1]
     if len(tensor.shape) != 1 or not width or count % width:
         raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a vector of rows of {width} values")
-    size = tensor.row_bytes // count * width
-
-    def read(start: int, stop: int) -> U8:
-        return tensor.read(0, 1).reshape(-1, size)[start:stop]
-
-    return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
+    return _reshaped(tensor, count // width, width)
 
 
 def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
@@ -116,13 +113,12 @@ def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
 def padded_rows(tensor: LazyTensor, rows: int) -> LazyTensor:
     """Append zero rows to a matrix until it has `rows` rows."""
     _check_matrix(tensor)
-    own = tensor.shape[0]
-
-    def read(start: int, stop: int) -> U8:
-        kept = tensor.read(min(start, own), min(stop, own))
-        return np.concatenate([kept, np.zeros((stop - start - len(kept), tensor.row_bytes), np.uint8)])
-
-    return tensor if rows == own else replace(tensor, shape=(rows, *tensor.shape[1:]), _read=read)
+    zeros = replace(
+        tensor,
+        shape=(rows - tensor.shape[0], tensor.shape[1]),
+        _read=lambda start, stop: np.zeros((stop - start, tensor.row_bytes), np.uint8),
+    )
+    return concatenated([tensor, zeros])
 
 
 def divided(tensor: LazyTensor, count: int) -> LazyTensor:
@@ -136,16 +132,20 @@ def _check_matrix(tensor: LazyTensor) -> None:
         raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a matrix")
 
 
+def _mapped(tensor: LazyTensor, function: Callable[[U8], NDArray[Any]], format: str = "F32") -> LazyTensor:
+    """Apply a function from bytes of rows to numbers of 32 bits."""
+
+    def read(start: int, stop: int) -> U8:
+        return function(tensor.read(start, stop)).view(np.uint8)
+
+    return replace(tensor, format=format, row_bytes=4 * tensor.shape[-1], _read=read)
+
+
 def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
     """Apply a function to all values; the result is F32."""
     if tensor.format not in FLOATS:
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
-
-    def read(start: int, stop: int) -> U8:
-        values = quant.dequantize(tensor.read(start, stop), tensor.format)
-        return function(values).astype(np.float32, copy=False).view(np.uint8)
-
-    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return _mapped(tensor, lambda rows: function(quant.dequantize(rows, tensor.format)).astype(np.float32, copy=False))
 
 
 def multiplied(one: LazyTensor, other: LazyTensor) -> LazyTensor:
@@ -163,14 +163,19 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
     _check_alike(tensors, lambda shape: shape, "alike to be one tensor")
+    return replace(first, shape=(len(tensors), *first.shape), _read=_in_turn(tensors))
+
+
+def _in_turn(tensors: Sequence[LazyTensor]) -> Callable[[int, int], U8]:
+    """Return a function that reads the rows of all tensors, one tensor after another."""
+    starts = np.cumsum([0, *(tensor.rows for tensor in tensors)])
 
     def read(start: int, stop: int) -> U8:
-        parts, each = [], first.rows
-        for i in range(start // each, -(-stop // each)):
-            parts.append(tensors[i].read(max(start - i * each, 0), min(stop - i * each, each)))
+        spans = [(max(start - at, 0), min(stop - at, each.rows)) for each, at in zip(tensors, starts, strict=False)]
+        parts = [each.read(*span) for each, span in zip(tensors, spans, strict=True) if span[0] < span[1]]
         return np.concatenate(parts)
 
-    return replace(first, shape=(len(tensors), *first.shape), _read=read)
+    return read
 
 
 def _check_alike(
@@ -190,15 +195,9 @@ def _check_alike(
 
 def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the rows of matrices of equal width."""
-    first, starts = tensors[0], np.cumsum([0, *(tensor.rows for tensor in tensors)])
     _check_alike(tensors, lambda shape: shape[1:], "equally wide to be one matrix", matrices=True)
-
-    def read(start: int, stop: int) -> U8:
-        spans = [(max(start - at, 0), min(stop - at, each.rows)) for each, at in zip(tensors, starts, strict=False)]
-        parts = [each.read(*span) for each, span in zip(tensors, spans, strict=True) if span[0] < span[1]]
-        return np.concatenate(parts)
-
-    return replace(first, shape=(int(starts[-1]), first.shape[1]), _read=read)
+    height = sum(each.shape[0] for each in tensors)
+    return replace(tensors[0], shape=(height, tensors[0].shape[1]), _read=_in_turn(tensors))
 
 
 def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
@@ -286,32 +285,24 @@ def as_int32(tensor: LazyTensor) -> LazyTensor:
     if tensor.format != "I64":
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected I32 or I64")
 
-    def read(start: int, stop: int) -> U8:
-        numbers = tensor.read(start, stop).view(np.int64)
+    def narrowed(rows: U8) -> NDArray[np.int32]:
+        numbers = rows.view(np.int64)
         small = numbers.astype(np.int32)
         if (small != numbers).any():
             raise ConvertError(f"{tensor.name}: holds {numbers[small != numbers][0]}, which is no 32-bit number")
-        return small.view(np.uint8)
+        return small
 
-    return replace(tensor, format="I32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return _mapped(tensor, narrowed, "I32")
 
 
 def powers(tensor: LazyTensor) -> LazyTensor:
     """Convert F8_E8M0 to F32. A byte is the exponent of 2 plus 127; 255 is NaN."""
-
-    def read(start: int, stop: int) -> U8:
-        return _E8M0[tensor.read(start, stop)].view(np.uint8)
-
-    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return _mapped(tensor, lambda rows: _E8M0[rows])
 
 
 def expanded(tensor: LazyTensor) -> LazyTensor:
     """Dequantize a tensor to F32."""
-
-    def read(start: int, stop: int) -> U8:
-        return quant.dequantize(tensor.read(start, stop), tensor.format).view(np.uint8)
-
-    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return _mapped(tensor, lambda rows: quant.dequantize(rows, tensor.format))
 
 
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:

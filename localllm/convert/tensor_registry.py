@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.quantized import Packing, fp4, unpack_quantized
+from localllm.convert.quantized import Packing, fp4, part_of, unpack_quantized
 from localllm.convert.recipe import Raw
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
@@ -137,12 +137,12 @@ class TensorRegistry:
             self._tensors[weight.name] = weight
 
     def _unpacked(self, base: str, packing: Packing) -> LazyTensor:
+        def take(name: str) -> LazyTensor | None:
+            return self._tensors.pop(name, None)
+
         if not packing.fp4:
-            return unpack_quantized(lambda part: self._tensors.pop(part, None), base, packing.schemes)
-        codes, scales = self._tensors.pop(base + _PACKED), self._tensors.pop(f"{base}.weight_scale", None)
-        if scales is None:
-            raise ConvertError(f"tensor '{printable(base)}.weight_scale' is missing; download the model again")
-        return fp4(codes, scales, f"{base}.weight")
+            return unpack_quantized(take, base, packing.schemes)
+        return fp4(part_of(take, base, "packed"), part_of(take, base, "scale"), f"{base}.weight")
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """Take the tensors with these names (`{}` counts up from 0); return None if the first tensor is missing."""

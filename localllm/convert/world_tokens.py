@@ -6,8 +6,6 @@ import ast
 import re
 from typing import Any
 
-import numpy as np
-
 from localllm.base.printable import printable
 from localllm.convert.errors import ConvertError
 from localllm.convert.files import read_lines
@@ -39,18 +37,12 @@ def from_world(files: TokenizerFiles) -> dict[str, Any]:
     damaged."""
     tokens = Tokens.padding(files.rows)
     tokens.put(0, _START, CONTROL, 0.0)
-    keys: dict[str, Any] = {"tokenizer.ggml.model": "rwkv"}
+    ids = {"bos": 0, "eos": 0}
     for i, token in _read(files).items():
         tokens.put(i, repr(token)[2:-1], NORMAL, 0.0)
         if token == _TURN:
-            keys["tokenizer.ggml.eot_token_id"] = i
-    return {
-        **keys,
-        "tokenizer.ggml.tokens": tokens.texts,
-        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0,
-    }
+            ids["eot"] = i
+    return tokens.keys("rwkv", "") | {f"tokenizer.ggml.{role}_token_id": i for role, i in ids.items()}
 
 
 def _read(files: TokenizerFiles) -> dict[int, bytes]:

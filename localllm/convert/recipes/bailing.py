@@ -66,9 +66,7 @@ def _gating(config: HfConfig) -> int:
 
 _LING1 = {
     **neighbours("attention.query_key_value", one_after_other),
-    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
-_LING2_ORDER = "ffn_down_shexp attn_qkv attn_q_norm attn_k_norm"
 _OUTPUT = {"output": _unit_columns}
 _LING2_KEYS: Keys = {
     "expert_shared_count": _shared,
@@ -81,20 +79,17 @@ _LING_FIXED = {"use_rmsnorm": True, "use_bias": False, "multi_gate": False}
 # -- Ling 3 ------------------------------------------------------------------------------------------------------------
 
 
-def ling_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Ling 3 have full attention: from `layer_types`, else the last layer of each group. In an
-    incomplete last group, all layers have it."""
-    found = is_kind("full_attention")(config)
-    if found is not None:
-        return found
+def _last_of_groups(config: HfConfig) -> np.ndarray:
+    """Return the last layer of each group; in an incomplete last group, all layers."""
     layers, group = config.layers, config.needed("layer_group_size")
     numbers = np.arange(layers)
     return np.array(((numbers + 1) % group == 0) | (numbers >= layers // group * group))
 
 
+_attends = is_kind("full_attention", otherwise=_last_of_groups)  # layers of Ling 3 with full attention
 _LING3_KEYS: Keys = {
     **ROUTED_KEYS,
-    "attention.head_count_kv": lambda config: ling_attends(config).astype(np.int32),
+    "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
     "ssm.conv_kernel": "short_conv_kernel_size",
     "kda.head_dim": by_name("linear_head_dim", "head_dim"),
     "kda.safe_gate": lambda config: True,
@@ -126,12 +121,7 @@ _LING3: Layer = {
     "ssm_a": taken("self_attn.A_log", in_turn(column, of_one(lambda tensor: t.computed(tensor, np.exp)))),  # slopes
     "ssm_f_a": "self_attn.f_proj",
     "ssm_g_a.weight": From(("self_attn.A_log", "self_attn.g_proj.weight"), second),
-    "exp_probs_b.bias": "mlp.gate.expert_bias",
 }
-_LING3_ORDER = (
-    "exp_probs_b attn_output attn_gate attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a "
-    "ssm_g_a ssm_beta ssm_norm"
-)
 
 
 def _ling_names(raw: Raw, config: HfConfig) -> Raw:
@@ -158,27 +148,26 @@ def _ling_sections(config: HfConfig) -> np.ndarray:
 
 ROWS = (
     Recipe(
-        "bailingmoe", ("BailingMoeForCausalLM",), _LING1, changes=_OUTPUT, order="ffn_down_shexp attn_q attn_k attn_v",
+        "bailingmoe", ("BailingMoeForCausalLM",), _LING1, changes=_OUTPUT,
         keys={"expert_shared_count": _shared, "expert_weights_scale": 1.0},
         fixed={**_LING_FIXED, "score_function": "softmax", "norm_softmax": False, "first_k_dense_replace": 0},
     ),
     Recipe(
-        "bailingmoe2", ("BailingMoeV2ForCausalLM",), changes=_OUTPUT, keys=_LING2_KEYS, order=_LING2_ORDER,
+        "bailingmoe2", ("BailingMoeV2ForCausalLM",), changes=_OUTPUT, keys=_LING2_KEYS,
         fixed={**_LING_FIXED, "use_qk_norm": True}, defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
         "bailingmoe2", ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM"),
-        changes={**_OUTPUT, "exp_probs_b": _centred}, order=_LING2_ORDER,
-        keys={**_LING2_KEYS, "rope.dimension_count": head_width}, fixed={**_LING_FIXED, "use_qk_norm": True},
+        changes={**_OUTPUT, "exp_probs_b": _centred}, keys={**_LING2_KEYS, "rope.dimension_count": head_width},
+        fixed={**_LING_FIXED, "use_qk_norm": True},
     ),
     Recipe(
         "bailingmoe3", ("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), _LING3, keys=_LING3_KEYS,
-        raw=_ling_names,
-        like="kimi-linear", order=_LING3_ORDER, defaults=_LING3_DEFAULTS, fixed=_LING3_FIXED,
+        raw=_ling_names, like="kimi-linear", defaults=_LING3_DEFAULTS, fixed=_LING3_FIXED,
     ),
     Recipe(
         "bailingmoe3", ("BailingMoeV3VLForConditionalGeneration",), _LING3, raw=_ling_names, defaults=_LING3_DEFAULTS,
-        like="kimi-linear", order=_LING3_ORDER, keys={**_LING3_KEYS, "rope.dimension_sections": _ling_sections},
-        fixed=_LING3_FIXED, others=("linear_proj.",),
+        like="kimi-linear", keys={**_LING3_KEYS, "rope.dimension_sections": _ling_sections}, fixed=_LING3_FIXED,
+        others=("linear_proj.",),
     ),
 )  # fmt: skip

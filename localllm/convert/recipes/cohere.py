@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Recipe, by_name
-from localllm.convert.recipes.shared import EARLY_NORMS, leading, named_kinds, slides_of
+from localllm.convert.recipes.shared import leading, named_kinds, slides_of
 
 
 def _cohere_kinds(config: HfConfig) -> list[str]:
@@ -55,10 +55,10 @@ def _turned_as_told(config: HfConfig) -> str | None:
 
 
 ROWS = (
-    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r", eps="layer_norm_eps", order=EARLY_NORMS),
-    Recipe("command-r", ("CohereForCausalLM",), eps="layer_norm_eps", order=EARLY_NORMS),
+    Recipe("cohere2", ("Cohere2ForCausalLM",), like="command-r"),
+    Recipe("command-r", ("CohereForCausalLM",)),
     Recipe(
-        "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1", eps="layer_norm_eps",
+        "cohere2moe", ("Cohere2MoeForCausalLM",), like="dots1",
         keys={
             "attention.layer_norm_epsilon": lambda config: _layer_eps(config) if _rms_eps(config) is None else None,
             "attention.layer_norm_rms_epsilon": _rms_eps, "leading_dense_block_count": leading,

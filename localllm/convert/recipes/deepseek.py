@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, gating, one_mscale
+from localllm.convert.latent import LATENT, LATENT_KEYS, gating, one_mscale
 from localllm.convert.recipe import Recipe
 
 
@@ -29,23 +29,22 @@ ROWS = (
             "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
         ),
-        LATENT, order=OUTPUT_FIRST, keys=LATENT_KEYS, fixed={"rope_interleave": True},
-        checks=(one_mscale, _softmax_as_is), defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
+        LATENT, keys=LATENT_KEYS, fixed={"rope_interleave": True}, checks=(one_mscale, _softmax_as_is),
+        defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
-    Recipe("dots1", ("Dots1ForCausalLM",), keys={"expert_gating_func": 2}),
+    Recipe("dots1", ("Dots1ForCausalLM",)),
     Recipe(
         "deepseek", ("DeepseekForCausalLM",), changes=PERMUTED,
         keys={"expert_weights_scale": 1.0, "expert_weights_norm": None, "expert_gating_func": 1},
         fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1, "attention_bias": False},
     ),
     Recipe(
-        "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), LATENT, order=OUTPUT_FIRST,
+        "deepseek2", ("YoutuForCausalLM", "YoutuVLForConditionalGeneration"), LATENT,
         keys={
             **LATENT_KEYS, "leading_dense_block_count": _every_layer, "expert_shared_count": 0,
             "expert_feed_forward_length": "intermediate_size", "expert_gating_func": None, "expert_used_count": None,
             "expert_group_count": None, "expert_group_used_count": None,
         },
-        fixed={"rope_interleave": True, "n_routed_experts": 0}, checks=(one_mscale,),
-        others=("siglip2.", "merger."),
+        fixed={"rope_interleave": True, "n_routed_experts": 0}, checks=(one_mscale,), others=("siglip2.", "merger."),
     ),
 )  # fmt: skip

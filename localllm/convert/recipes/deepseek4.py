@@ -36,8 +36,6 @@ def _compressor(ours: str, own: str, other: str) -> Layer:
 
 
 _LAYER: Layer = {
-    "attn_norm": ("attn_norm", "input_layernorm"),
-    "ffn_norm": ("ffn_norm", "post_attention_layernorm"),
     "attn_q_a": ("attn.wq_a", "self_attn.q_a_proj"),
     "attn_q_a_norm": ("attn.q_norm", "self_attn.q_a_norm"),
     "attn_q_b": ("attn.wq_b", "self_attn.q_b_proj"),
@@ -146,10 +144,6 @@ def _limits(config: HfConfig) -> np.ndarray:
     return np.full(config.layers, config.real("swiglu_limit") or 0.0, np.float32)
 
 
-_ORDER = (
-    "hc_ffn_scale ffn_gate_inp exp_probs_b exp_probs_b_vl ffn_gate_tid2eid ffn_gate_exps ffn_up_exps ffn_down_exps "
-    "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-)
 _KEYS: Keys = {
     "feed_forward_length": "moe_intermediate_size",
     "embedding_length_out": lambda config: config.width * config.needed("hc_mult"),
@@ -168,7 +162,6 @@ _KEYS: Keys = {
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
     "hyper_connection.epsilon": real("hc_eps"),
     "hash_layer_count": _hashed,
-    "expert_gating_func": 4,  # sqrt(softplus)
     "swiglu_clamp_exp": _limits,
     "swiglu_clamp_shexp": _limits,
     "rope.dimension_count": _rotated,
@@ -199,10 +192,8 @@ _DEFAULTS: dict[str, Any] = {
 ROWS = (
     Recipe(
         "deepseek4", ("DeepseekV4ForCausalLM",), _LAYER, keys=_KEYS, defaults=_DEFAULTS, raw=_read, like="deepseek2",
-        order=_ORDER,
         top={
             "token_embd": ("embed", "model.embed_tokens"),
-            "output": ("head", "lm_head"),
             **{
                 f"output_hc_{part}.weight": (f"hc_head_{part}", f"model.hc_head.hc_{part}")
                 for part in ("fn", "base", "scale")

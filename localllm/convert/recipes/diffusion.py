@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.changes import PERMUTED
-from localllm.convert.recipe import Keys, Recipe, by_name, integer, layers_at
+from localllm.convert.recipe import Recipe, by_name, integer, layers_at
 from localllm.convert.recipes.shared import NORMED_SPARSE
 
-_BOTH_WAYS: Keys = {"attention.causal": False}
 # False: the logits at a position predict its own token, not the next token.
 _SHIFT = "diffusion.shift_logits"
 
@@ -23,10 +22,10 @@ _SIZES: dict[str, Any] = {
 }
 
 ROWS = (
-    Recipe("dream", ("DreamModel",), keys=_BOTH_WAYS),
+    Recipe("dream", ("DreamModel",)),
     Recipe(
-        "llada", ("LLaDAModelLM",), changes=PERMUTED, raw=layers_at("model.transformer.blocks."), keys=_BOTH_WAYS,
-        defaults=_SIZES, whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
+        "llada", ("LLaDAModelLM",), changes=PERMUTED, raw=layers_at("model.transformer.blocks."), defaults=_SIZES,
+        whole_keys={_SHIFT: False, "tokenizer.ggml.add_bos_token": True},
         fixed={
             "block_type": "llama", "layer_norm_type": "rms", "alibi": False, "rope": True, "input_emb_norm": False,
             "attention_layer_norm": False, "block_group_size": 1, "scale_logits": False,
@@ -34,9 +33,9 @@ ROWS = (
     ),
     Recipe(
         "llada-moe", ("LLaDAMoEModel", "LLaDAMoEModelLM"),
-        keys={**_BOTH_WAYS, "expert_feed_forward_length": by_name("expert_intermediate_size", "moe_intermediate_size")},
+        keys={"expert_feed_forward_length": by_name("expert_intermediate_size", "moe_intermediate_size")},
         whole_keys={_SHIFT: False}, defaults={"mask_token_id": 156895},
         fixed={"norm_topk_prob": False, "num_shared_experts": 0},
     ),
-    Recipe("rnd1", ("RND1", "RND1LM"), keys=_BOTH_WAYS, fixed=NORMED_SPARSE),
+    Recipe("rnd1", ("RND1", "RND1LM"), fixed=NORMED_SPARSE),
 )  # fmt: skip

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import Groups, of_groups
+from localllm.convert.changes import of_groups
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.modules import dense_keys
-from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Keys, Recipe, Tensors, integer, without
+from localllm.convert.recipe import Key, Layer, Raw, Recipe, Tensors, integer, unchanged, without
 from localllm.convert.recipes.gemma import GEMMA3_DEFAULTS, score_scale
-from localllm.convert.recipes.shared import NOT_ROTATED
+from localllm.convert.recipes.shared import NOT_ROTATED, by_head
 from localllm.convert.tensor import LazyTensor
 
 # llama.cpp requires this key even of models without token types, such as DistilBERT.
 _NO_TYPES = {"tokenizer.ggml.token_type_count": 1}
 _CLS, _RANK = 2, 4  # GGUF pooling types: the first token's hidden state; the classifier's input
-_CAUSAL: Keys = {"attention.causal": False}
-_PLAIN: Keys = {**_CAUSAL, **NOT_ROTATED}  # no rotary embedding
 _BERT_FIXED = {"position_embedding_type": "absolute", "is_decoder": False}
 _MASKED = without(
     *(
@@ -55,15 +55,6 @@ def _trained(config: HfConfig) -> int:
     return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
 
 
-def _no_experts(config: HfConfig) -> str | None:
-    """Refuse Nomic's mixture of experts: the reference implementation adds one bias to the weighted sum of the selected
-    experts."""
-    every = config.integer("moe_every_n_layers")
-    if not every:
-        return None
-    return f"moe_every_n_layers is {every}; the GGUF architecture has no place for the bias of experts' sums"
-
-
 def _no_adapters(config: HfConfig) -> str | None:
     """Refuse Jina embeddings 3 in its original format, which has task adapters."""
     if not config.get("lora_adaptations"):
@@ -91,15 +82,16 @@ def _classifier_pooling(config: HfConfig) -> int:
     return config.choice("classifier_pooling", of={"cls": 2, "mean": 1}, default="cls")
 
 
-def _ranker(keys: Keys) -> Keys:
-    return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
-
-
-def _by_head(config: HfConfig) -> Groups:
-    """Return NeoBERT's number of heads, and the rows of queries, keys and values per head in the reference
-    implementation."""
-    heads = config.heads
-    return heads, (config.width // heads,) * 3
+def _and_ranker(
+    row: Recipe,
+    classes: tuple[str, ...],
+    top: Layer = MappingProxyType({}),
+    keys: Mapping[str, Key] = MappingProxyType({}),
+    raw: Callable[[Raw, HfConfig], Raw] = unchanged,
+) -> tuple[Recipe, Recipe]:
+    """Return two recipes: an encoder, and its classes with a classifier. The arguments belong to the second."""
+    ranking = {**row.keys, **keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
+    return row, replace(row, classes=classes, top=top, keys=ranking, raw=raw)
 
 
 def _neo_width(config: HfConfig) -> int:
@@ -112,130 +104,89 @@ def _neo_words(config: HfConfig) -> dict[str, Any]:
     return {"hidden_act": "silu" if str(unit).lower() == "swiglu" else unit}
 
 
-_NEO: dict[str, Any] = {
-    "order": BY_NAME,
-    "eps": "norm_eps",
-    "words": _neo_words,
-    "pooling": _CLS,
-    "fixed": {"rope": True, "rms_norm": True, "ngpt": False},
-    "defaults": {"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
-}
-_NEO_KEYS: Keys = {**_CAUSAL, "feed_forward_length": _neo_width}
-# GGUF files store all queries, then all keys, then all values.
-_NEO_CHANGES = {"attn_qkv.weight": of_groups(_by_head, 0, 1, 2)}
-_ROBERTA_KEYS: Keys = {**_PLAIN, "context_length": _positions}
-_ROBERTA: dict[str, Any] = {
-    "order": BY_NAME,
-    "whole_keys": _NO_TYPES,
-    "eps": "layer_norm_eps",
-    "fixed": _BERT_FIXED,
-    "checks": (_no_adapters,),
-    "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
-}
-_COUNTED = {"position_embd.weight": _counted}
-_MODERN: dict[str, Any] = {
-    "order": BY_NAME,
-    "eps": "norm_eps",
-    "fixed": {"classifier_activation": "gelu"},
-    "defaults": {
-        "norm_eps": 1e-5,
-        "local_attention": 128,
-        "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
-        "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
-    },
-}
-_MODERN_KEYS: Keys = {
-    **_CAUSAL,
-    "attention.sliding_window": "local_attention",
-    "attention.sliding_window_pattern": _period,
-    "hidden_activation": _activation,
-}
-_JINA: dict[str, Any] = {
-    "order": BY_NAME,
-    "eps": "layer_norm_eps",
-    "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5},
-}
+_NO_FREQUENCIES = ("freqs_cis", "model.freqs_cis")
 
 ROWS = (
-    Recipe(
-        "bert", ("BertModel", "BertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN, fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12}, raw=_MASKED, order=BY_NAME,
+    *_and_ranker(
+        Recipe(
+            "bert", ("BertModel", "BertForMaskedLM"), keys=NOT_ROTATED, fixed=_BERT_FIXED, whole_keys=_NO_TYPES,
+            defaults={"layer_norm_eps": 1e-12}, raw=_MASKED,
+        ),
+        ("BertForSequenceClassification",), {"cls": "bert.pooler.dense", "cls.output": "classifier"},
     ),
     Recipe(
-        "bert", ("BertForSequenceClassification",), eps="layer_norm_eps", keys=_ranker(_PLAIN), fixed=_BERT_FIXED,
-        whole_keys=_NO_TYPES, defaults={"layer_norm_eps": 1e-12},
-        top={"cls": "bert.pooler.dense", "cls.output": "classifier"}, order=BY_NAME,
-    ),
-    Recipe(
-        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
-        fixed={"activation": "gelu"}, whole_keys=_NO_TYPES,
+        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), keys=NOT_ROTATED, fixed={"activation": "gelu"},
+        whole_keys=_NO_TYPES,
         defaults={"hidden_size": integer("dim"), "intermediate_size": integer("hidden_dim"), "layer_norm_eps": 1e-12},
-        raw=without("vocab_"), order=BY_NAME,
+        raw=without("vocab_"),
     ),
-    Recipe(
-        "bert",
-        (
-            "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
-            "CamembertForMaskedLM",
+    *_and_ranker(
+        Recipe(
+            "bert",
+            (
+                "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
+                "CamembertForMaskedLM",
+            ),
+            keys={**NOT_ROTATED, "context_length": _positions}, raw=_MASKED, whole_keys=_NO_TYPES, fixed=_BERT_FIXED,
+            changes={"position_embd.weight": _counted}, checks=(_no_adapters,),
+            defaults={"pad_token_id": 1, "layer_norm_eps": 1e-12},
         ),
-        keys=_ROBERTA_KEYS, raw=_MASKED, changes=_COUNTED, **_ROBERTA,
+        tuple([f"{x}ForSequenceClassification" for x in ("Roberta", "XLMRoberta", "Camembert")]),
     ),
     Recipe(
-        "bert",
-        (
-            "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
-            "CamembertForSequenceClassification",
-        ),
-        keys=_ranker(_ROBERTA_KEYS), changes=_COUNTED, **_ROBERTA,
-    ),
-    Recipe(
-        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), eps="layer_norm_eps",
-        keys={**_CAUSAL, "context_length": _trained},
+        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), keys={"context_length": _trained},
         fixed={
             "prenorm": False, "rotary_emb_interleaved": False, "rotary_emb_fraction": 1.0,
-            "activation_function": "swiglu", "causal": False,
+            "activation_function": "swiglu", "causal": False, "moe_every_n_layers": 0,
         },
-        checks=(_no_experts,),
         defaults={"rope_theta": 1000.0, "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12},
-        raw=_MASKED, order=BY_NAME,
+        raw=_MASKED,
     ),
-    Recipe(
-        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), keys=_MODERN_KEYS,
-        raw=without("head.", "decoder."), **_MODERN,
+    *_and_ranker(
+        Recipe(
+            "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), raw=without("head.", "decoder."),
+            keys={
+                "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
+                "hidden_activation": _activation,
+            },
+            fixed={"classifier_activation": "gelu"},
+            defaults={
+                "local_attention": 128, "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
+                "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
+            },
+        ),
+        ("ModernBertForSequenceClassification",), {"cls.output": "classifier"},
+        {"classifier.pooling_type": _classifier_pooling},
     ),
-    Recipe(
-        "modern-bert", ("ModernBertForSequenceClassification",),
-        keys=_ranker({**_MODERN_KEYS, "classifier.pooling_type": _classifier_pooling}),
-        top={"cls.output": "classifier"}, **_MODERN,
+    *_and_ranker(
+        Recipe(  # transformers does not support this architecture
+            "neo-bert", ("NeoBERT", "NeoBERTLMHead"), raw=without("decoder.", *_NO_FREQUENCIES), words=_neo_words,
+            # GGUF files store all queries, then all keys, then all values.
+            changes={"attn_qkv.weight": of_groups(by_head, 0, 1, 2)}, keys={"feed_forward_length": _neo_width},
+            whole_keys={"neo-bert.pooling_type": lambda config, keys, tensors: keys.get("neo-bert.pooling_type", _CLS)},
+            fixed={"rope": True, "rms_norm": True, "ngpt": False},
+            defaults={"norm_eps": 1e-6, "max_position_embeddings": integer("max_length")},
+        ),
+        ("NeoBERTForSequenceClassification",), {"cls": "dense", "cls.output": "classifier"},
+        raw=without(*_NO_FREQUENCIES),
     ),
     Recipe(  # transformers does not support this architecture
-        "neo-bert", ("NeoBERT", "NeoBERTLMHead"), keys=_NEO_KEYS,
-        raw=without("decoder.", "freqs_cis", "model.freqs_cis"), changes=_NEO_CHANGES, **_NEO,
-    ),
-    Recipe(
-        "neo-bert", ("NeoBERTForSequenceClassification",), keys=_ranker(_NEO_KEYS),
-        raw=without("freqs_cis", "model.freqs_cis"), top={"cls": "dense", "cls.output": "classifier"},
-        changes=_NEO_CHANGES, **_NEO,
-    ),
-    Recipe(  # transformers does not support this architecture
-        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), eps="layer_norm_eps", keys=_PLAIN,
+        "jina-bert-v2", ("JinaBertModel", "JinaBertForMaskedLM"), keys=NOT_ROTATED,
         fixed={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
         defaults={"layer_norm_eps": 1e-12, "position_embedding_type": "absolute", "feed_forward_type": "original"},
-        raw=_MASKED, order=BY_NAME,
+        raw=_MASKED,
     ),
-    Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), keys=_CAUSAL, raw=_MASKED, **_JINA,
+    *_and_ranker(
+        Recipe(
+            "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), raw=_MASKED,
+            defaults={"rope_theta": 20000.0},
+        ),
+        ("JinaEmbeddingsV3ForSequenceClassification",),
+        {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
     ),
+    Recipe("eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), raw=without("lm_head.")),
     Recipe(
-        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), keys=_ranker(_CAUSAL),
-        top={"cls": "classifier.dense", "cls.output": "classifier.out_proj"}, **_JINA,
-    ),
-    Recipe(
-        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"), keys=_CAUSAL,
-        raw=without("lm_head."), order=BY_NAME,
-    ),
-    Recipe(
-        "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
-        fixed={"use_bidirectional_attention": True}, checks=(score_scale(0),), order=BY_NAME, dense=dense_keys,
+        "gemma-embedding", ("Gemma3TextModel",), norm_offset=1.0, defaults=GEMMA3_DEFAULTS,
+        fixed={"use_bidirectional_attention": True, **score_scale(0)}, dense=dense_keys,
     ),
 )  # fmt: skip

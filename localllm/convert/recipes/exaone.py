@@ -9,7 +9,6 @@ from typing import Any
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Recipe, integer
-from localllm.convert.recipes.shared import EARLY_NORMS
 
 
 def _kinds_of_letters(config: HfConfig) -> dict[str, Any]:
@@ -34,15 +33,15 @@ def slides_at_64_layers(config: HfConfig) -> str | None:
 
 ROWS = (
     Recipe(
-        "exaone4", ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"), order=EARLY_NORMS, rope_tensors=True,
+        "exaone4", ("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"), rope_tensors=True,
         checks=(slides_at_64_layers,),
     ),
     Recipe(
-        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), keys={"expert_gating_func": 2},
-        words=_kinds_of_letters, defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
+        "exaone-moe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), words=_kinds_of_letters,
+        defaults={"first_k_dense_replace": integer("first_last_k_dense_replace")},
     ),
     Recipe(
-        "exaone", ("ExaoneForCausalLM",), eps="layer_norm_epsilon", rope_tensors=True,
+        "exaone", ("ExaoneForCausalLM",), rope_tensors=True,
         defaults={"layer_norm_epsilon": 1e-5, "hidden_act": lambda config: config.get("activation_function")},
     ),
 )  # fmt: skip

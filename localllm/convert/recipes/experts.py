@@ -46,8 +46,7 @@ ROWS = (
     Recipe(
         "arctic", ("ArcticForCausalLM",),
         {"ffn_norm": "residual_layernorm", "ffn_norm_exps": "post_attention_layernorm"}, changes=PERMUTED,
-        order="attn_output ffn_norm ffn_norm_exps", fixed={"parallel_attn_mlp_res": True, "use_residual": True},
-        defaults={"parallel_attn_mlp_res": False},
+        fixed={"parallel_attn_mlp_res": True, "use_residual": True}, defaults={"parallel_attn_mlp_res": False},
     ),
     Recipe(
         "maple", ("MapleForCausalLM",), like="qwen3moe",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,18 @@ from localllm.convert.changes import Groups, decay, height, in_turn, numbered, o
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.modules import width_keys
 from localllm.convert.recipe import Change, Key, Keys, Recipe, Tensors, taken
-from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, NORMED_SPARSE
+from localllm.convert.recipes.shared import NORMED_SPARSE
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import RECURRENT_KEY
 
 
-def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
-    """Return a reader of a mask of the layers with these kinds in `layer_types`. It returns None without
-    `layer_types`."""
+def is_kind(*kinds: str, otherwise: Reader[Any] = lambda config: None) -> Reader[Any]:
+    """Return a reader of a mask of the layers with these kinds in `layer_types`, or of another value without them."""
 
-    def layers(config: HfConfig) -> np.ndarray | None:
+    def layers(config: HfConfig) -> Any:
         found, count = config.get("layer_types"), config.layers
         if found is None:
-            return None
+            return otherwise(config)
         if not isinstance(found, list) or len(found) != count:
             raise config.error("layer_types", len(found) if isinstance(found, list) else found, f"{count} kinds")
         return np.array([kind in kinds for kind in found])
@@ -78,7 +76,6 @@ DELTA_KEYS: Keys = {
     "full_attention_interval": lambda config: config.integer("full_attention_interval") or 4,
     RECURRENT_KEY: is_kind("linear_attention"),
 }
-DELTA_ORDER = f"{EARLY_NORMS} attn_qkv attn_gate"
 _QWEN3_NEXT = {
     "attn_qkv": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 0, 1, 2)),
     "attn_gate": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 3)),
@@ -111,7 +108,7 @@ def kv_heads(attends: Reader[np.ndarray]) -> Key:
 
 def attending(config: HfConfig) -> np.ndarray:
     """Return which layers have attention, from `layer_types`."""
-    found = is_kind("attention", "full_attention")(config)
+    found: np.ndarray | None = is_kind("attention", "full_attention")(config)
     if found is None:
         raise config.error("layer_types", None, "the kinds of the layers")
     return found
@@ -135,7 +132,6 @@ def _adjusted_width(config: HfConfig) -> int:
 
 QWEN35_ROW: dict[str, Any] = {
     "changes": QWEN35,
-    "order": DELTA_ORDER,
     "norm_offset": 1.0,
     "plain_norms": ("ssm_norm",),
     "defaults": {"partial_rotary_factor": 0.25},
@@ -144,19 +140,17 @@ QWEN35_ROW: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, order=DELTA_ORDER, norm_offset=1.0,
-        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS, fixed=NORMED_SPARSE,
+        "qwen3next", ("Qwen3NextForCausalLM",), _QWEN3_NEXT, norm_offset=1.0, plain_norms=("ssm_norm",),
+        defaults={"partial_rotary_factor": 0.25}, keys=DELTA_KEYS, fixed=NORMED_SPARSE,
     ),
     Recipe("qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), **QWEN35_ROW),
     Recipe("qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), **QWEN35_ROW),
     Recipe(
         "lfm2", ("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", "Lfm2VlForConditionalGeneration"),
-        order=EARLY_NORMS, eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
-        fixed={"conv_bias": False}, dense=width_keys,
+        keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width}, fixed={"conv_bias": False}, dense=width_keys,
     ),
     Recipe(
-        "lfm2moe", ("Lfm2MoeForCausalLM",), order=f"{EARLY_NORMS}, {EARLY_BIAS}", eps="norm_eps",
-        keys={**_LFM2_KEYS, "expert_gating_func": 2},
+        "lfm2moe", ("Lfm2MoeForCausalLM",), keys=_LFM2_KEYS,
         fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "conv_bias": False},
     ),
 )  # fmt: skip

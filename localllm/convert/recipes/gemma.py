@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.recipe import Check, Keys, Recipe, Tensors, integer
+from localllm.convert.recipe import Keys, Recipe, Tensors, integer
 from localllm.convert.tensor import LazyTensor
 
 
@@ -42,20 +42,15 @@ _PER_LAYER_KEYS: Keys = {
 }
 
 
-def score_scale(wide_layers: int) -> Check:
+def score_scale(wide_layers: int) -> dict[str, Reader[int]]:
     """Require attention scores scaled by 1/sqrt(head width) or, in models with `wide_layers` layers, by
     1/sqrt(width/heads)."""
 
-    def check(config: HfConfig) -> str | None:
-        width, heads = config.width, config.heads
-        wide = config.layers == wide_layers
-        fixed = width // heads if wide else config.integer("head_dim") or width // heads
-        value = config.real("query_pre_attn_scalar")
-        if value is None or value == fixed:
-            return None
-        return f"query_pre_attn_scalar is {value:g}; the GGUF architecture has it fixed at {fixed}"
+    def fixed(config: HfConfig) -> int:
+        own = None if config.layers == wide_layers else config.integer("head_dim")
+        return own or config.width // config.heads
 
-    return check
+    return {"query_pre_attn_scalar": fixed}
 
 
 def _by_layer(config: HfConfig, name: str) -> np.ndarray:
@@ -114,10 +109,10 @@ def _kv_heads(config: HfConfig) -> np.ndarray:
 
 ROWS = (
     Recipe("gemma", ("GemmaForCausalLM",), norm_offset=1.0),
-    Recipe("gemma2", ("Gemma2ForCausalLM",), norm_offset=1.0, checks=(score_scale(46),)),
+    Recipe("gemma2", ("Gemma2ForCausalLM",), norm_offset=1.0, fixed=score_scale(46)),
     Recipe(
         "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), norm_offset=1.0, defaults=GEMMA3_DEFAULTS,
-        fixed={"use_bidirectional_attention": False}, checks=(score_scale(62),),
+        fixed={"use_bidirectional_attention": False, **score_scale(62)},
     ),
     Recipe(
         "gemma3n", ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), changes=_PADDED,

@@ -6,8 +6,8 @@ Models that transformers does not support keep the tensor names of their referen
 from __future__ import annotations
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Layer, Recipe, by_name, layers_at
-from localllm.convert.recipes.shared import EARLY_BIAS, EARLY_NORMS, head_width
+from localllm.convert.recipe import Recipe, by_name, layers_at
+from localllm.convert.recipes.shared import head_width
 
 
 def _as_wide(config: HfConfig) -> str | None:
@@ -18,8 +18,6 @@ def _as_wide(config: HfConfig) -> str | None:
     return f"{heads} heads of {each} are not {width} together, which the GGUF architecture has fixed so"
 
 
-GLM4: Layer = {"ffn_norm": "post_attention_layernorm"}
-GLM4_MOE = f"{EARLY_NORMS}, {EARLY_BIAS}"
 _ALL_NORMED = {
     "rmsnorm": True,
     "post_layer_norm": True,
@@ -31,14 +29,11 @@ _ALL_NORMED = {
 
 
 ROWS = (
-    Recipe("glm4", ("Glm4ForCausalLM",), GLM4, defaults={"partial_rotary_factor": 0.5}),
-    Recipe(
-        "glm4moe", ("Glm4MoeForCausalLM",), order=GLM4_MOE, defaults={"partial_rotary_factor": 0.5},
-        keys={"expert_gating_func": 2},  # sigmoid
-    ),
+    Recipe("glm4", ("Glm4ForCausalLM",), defaults={"partial_rotary_factor": 0.5}),
+    Recipe("glm4moe", ("Glm4MoeForCausalLM",), defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "chatglm", ("ChatGLMModel", "ChatGLMForConditionalGeneration"), raw=layers_at("model.encoder.layers."),
-        eps="layernorm_epsilon", fixed=_ALL_NORMED, checks=(_as_wide,),
+        fixed=_ALL_NORMED, checks=(_as_wide,),
         defaults={
             "head_dim": by_name("kv_channels"),
             "num_key_value_heads": lambda config: (
@@ -52,8 +47,5 @@ ROWS = (
         "chatglm", ("GlmForCausalLM",), checks=(_as_wide,),
         defaults={"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
     ),
-    Recipe(
-        "glm4moe", ("SolarOpenForCausalLM",), order=GLM4_MOE,
-        keys={"expert_gating_func": 2, "leading_dense_block_count": 0},
-    ),
+    Recipe("glm4moe", ("SolarOpenForCausalLM",), keys={"leading_dense_block_count": 0}),
 )  # fmt: skip

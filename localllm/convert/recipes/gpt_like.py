@@ -8,16 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
-from localllm.convert import tensor as t
-from localllm.convert.changes import Groups, Layout, halves, of_groups
+from localllm.convert.changes import Groups, Layout, halves, of_groups, times
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.names import BY_NAME
-from localllm.convert.recipe import Change, Layer, Recipe, Tensors, integer, taken
+from localllm.convert.recipe import Change, Layer, Recipe, integer, taken
 from localllm.convert.recipes.openai import TURNED
-from localllm.convert.recipes.shared import NOT_ROTATED, head_width
-from localllm.convert.tensor import LazyTensor
+from localllm.convert.recipes.shared import NOT_ROTATED, by_head, head_width
 
 _GELUS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
@@ -36,11 +31,6 @@ def _falcon(config: HfConfig) -> Groups:
     heads, groups = config.heads, _kv_heads(config)
     width = config.width // heads
     return groups, (heads // groups * width, width, width)
-
-
-def _by_head(config: HfConfig) -> Groups:
-    heads = config.heads
-    return heads, (config.width // heads,) * 3
 
 
 def _apart(layout: Layout) -> Mapping[str, Change]:
@@ -65,15 +55,14 @@ def _key_and_value(which: int) -> Change:
 def _times(*names: str) -> Change:
     """Return a change that multiplies by the first factor that config.json has. "a*b" is a product of two factors."""
 
-    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
+    def factor(config: HfConfig) -> float:
         for name in names:
             factors = [config.real(part) for part in name.split("*")]
-            if all(factor is not None for factor in factors):
-                product = np.float32(math.prod(factor for factor in factors if factor is not None))
-                return t.scaled(parts[0], np.full(parts[0].rows, product, np.float32))
+            if None not in factors:
+                return math.prod(factor for factor in factors if factor is not None)
         raise config.error(names[-1], None, "a number")
 
-    return change
+    return times(factor)
 
 
 _REFACT: Layer = {
@@ -85,73 +74,66 @@ _REFACT: Layer = {
 
 
 ROWS = (
-    Recipe("jais2", ("Jais2ForCausalLM",), eps="layer_norm_eps"),
-    Recipe("starcoder2", ("Starcoder2ForCausalLM",), eps="norm_epsilon"),
+    Recipe("jais2", ("Jais2ForCausalLM",)),
+    Recipe("starcoder2", ("Starcoder2ForCausalLM",)),
     Recipe(
-        "bloom", ("BloomForCausalLM", "BloomModel"), eps="layer_norm_epsilon",
+        "bloom", ("BloomForCausalLM", "BloomModel"),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": "num_attention_heads"},
-        fixed={"apply_residual_connection_post_layernorm": False},
-        defaults={
-            "layer_norm_epsilon": 1e-5, "max_position_embeddings": lambda config: config.integer("seq_length") or 2048,
-        },
-        changes=_apart(_by_head), order=BY_NAME,
+        fixed={"apply_residual_connection_post_layernorm": False}, defaults={"max_position_embeddings": 2048},
+        changes=_apart(by_head),
     ),
     Recipe(
-        "falcon", ("FalconForCausalLM", "RWForCausalLM"), eps="layer_norm_epsilon", changes=_apart(_falcon),
-        order=BY_NAME,
+        "falcon", ("FalconForCausalLM", "RWForCausalLM"), changes=_apart(_falcon),
         keys={"feed_forward_length": _inner, "attention.head_count_kv": _kv_heads},
         fixed={"alibi": False, "parallel_attn": True, "activation": _GELUS},
         defaults={
-            "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 2048,
             # checkpoints of 2023 (RWForCausalLM)
             "num_kv_heads": integer("n_head_kv"),
             "new_decoder_architecture": lambda config: config.integer("n_head_kv") is not None,
         },
     ),
     Recipe(
-        "gptneox", ("GPTNeoXForCausalLM",), eps="layer_norm_eps", changes=_apart(_by_head), order=BY_NAME,
+        "gptneox", ("GPTNeoXForCausalLM",), changes=_apart(by_head),
         keys={
             "attention.head_count_kv": "num_attention_heads",
             "use_parallel_residual": lambda config: config.flag("use_parallel_residual") is not False,
         },
-        defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25, "layer_norm_eps": 1e-5},
+        defaults={"partial_rotary_factor": lambda config: config.real("rotary_pct") or 0.25},
     ),
     Recipe(
-        "starcoder", ("GPTBigCodeForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
+        "starcoder", ("GPTBigCodeForCausalLM",),
         keys={**NOT_ROTATED, "feed_forward_length": _inner, "attention.head_count_kv": 1},
         fixed={"multi_query": True, "scale_attn_weights": True, "activation_function": _GELUS},
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "codeshell", ("CodeShellForCausalLM",), eps="layer_norm_epsilon",
+        "codeshell", ("CodeShellForCausalLM",),
         keys={
             "attention.head_count_kv": lambda config: config.integer("num_query_groups") or 1,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
+            "feed_forward_length": _inner,
         },
         fixed={
             "position_embedding_type": "rope", "activation_function": ("gelu_pytorch_tanh", "gelu"),
             "scale_attn_weights": True, "group_query_attention": True,
         },
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "jais", ("JAISLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
+        "jais", ("JAISLMHeadModel",),
         changes={
             **TURNED, "token_embd": _times("mup_embeddings_scale", "embeddings_scale"),
             "output": _times("mup_output_alpha*mup_width_scale", "width_scale"),
         },
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads", "attention.max_alibi_bias": 8.0,
-            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.width,
+            "feed_forward_length": _inner,
         },
         fixed={
             "activation_function": "swiglu", "position_embedding_type": "alibi", "scale_attn_weights": True,
             "scale_qk_dot_by_d": True, "mup_scale_qk_dot_by_d": True, "alibi_scaling": None,
         },
-        defaults={"layer_norm_epsilon": 1e-5},
     ),
     Recipe(
-        "refact", ("GPTRefactForCausalLM",), _REFACT, eps="layer_norm_epsilon",
+        "refact", ("GPTRefactForCausalLM",), _REFACT,
         keys={**NOT_ROTATED, "attention.head_count_kv": 1, "feed_forward_length": _refact_ffn},
         fixed={"multi_query": True, "scale_attn_weights": True},
         whole_keys={f"tokenizer.ggml.fim_{x}_token_id": i for x, i in (("pre", 1), ("mid", 2), ("suf", 3))},

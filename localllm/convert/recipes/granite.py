@@ -10,9 +10,8 @@ from localllm.convert.recipe import Layer, Recipe
 from localllm.convert.recipes.shared import named_kinds
 
 GRANITE_MOE: Layer = {
-    "ffn_gate_inp": ("block_sparse_moe.router.layer", "block_sparse_moe.router"),
+    "ffn_gate_inp": "block_sparse_moe.router",
     **halves("block_sparse_moe.input_linear.weight", "_exps.weight"),
-    "ffn_down_exps": "block_sparse_moe.output_linear",
 }
 GRANITE_SHARED: Layer = {**GRANITE_MOE, **halves("shared_mlp.input_linear", "_shexp")}
 

@@ -15,8 +15,7 @@ from localllm.convert.recipes.minicpm import ratio
 from localllm.convert.recipes.shared import head_width
 
 _ROPES = ("original", "yarn")  # type "original": rope_theta alone applies
-_TOP = {"token_embd": ("model.embed_tokens", "model.in_out_embed"), "output_norm": ("model.norm", "model.rms_norm")}
-_LAYER = {"ffn_norm": ("pre_moe_norm", "rms_norm_2")}
+_TOP = {"token_embd": "model.in_out_embed", "output_norm": "model.rms_norm"}
 
 
 def _merged(raw: Raw, config: HfConfig) -> Raw:
@@ -81,8 +80,7 @@ _FIXED: dict[str, Any] = {
 
 ROWS = (
     Recipe(
-        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), _LAYER, _TOP, keys=_KEYS, fixed=_FIXED, words=_words,
-        order="attn_output_norm ffn_norm layer_output_norm post_ffw_norm",
+        "grok", ("GrokForCausalLM", "Grok1ForCausalLM"), top=_TOP, keys=_KEYS, fixed=_FIXED, words=_words,
         defaults={"attn_logit_softcapping": lambda config: config.real("max_attn_value") or 30.0}, raw=_merged,
     ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.convert.recipe import Recipe, real
-from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
+from localllm.convert.recipes.shared import leading
 
 ROWS = (
     Recipe("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",)),
@@ -14,8 +14,10 @@ ROWS = (
         },
     ),
     Recipe(
-        "hy_v3", ("HYV3ForCausalLM",), {"ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias"},
-        like="dots1", order=EARLY_BIAS,
-        keys={**SIGMOID, "expert_weights_scale": real("router_scaling_factor"), "leading_dense_block_count": leading},
+        "hy_v3", ("HYV3ForCausalLM",), {"exp_probs_b": "mlp.expert_bias"}, like="dots1",
+        keys={
+            "expert_weights_norm": True, "expert_weights_scale": real("router_scaling_factor"),
+            "leading_dense_block_count": leading,
+        },
     ),
 )  # fmt: skip

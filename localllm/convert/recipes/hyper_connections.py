@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert.changes import decay
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, OUTPUT_FIRST
-from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real, taken
+from localllm.convert.latent import LATENT
+from localllm.convert.recipe import Keys, Layer, Recipe, by_name, real
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.kimi import of_own, one_count, own_table
+from localllm.convert.recipes.kimi import KDA_SIZES, one_count, own_table
 from localllm.convert.recipes.sparse_attention import (
     GLM_DEFAULTS,
     ROUTING,
@@ -57,11 +56,7 @@ _CONNECTION_KEYS: Keys = {
 # -- GLM 5.3 Flash -----------------------------------------------------------------------------------------------------
 
 
-def _attends(config: HfConfig) -> np.ndarray:
-    found = is_kind("indexed_attention", "full_attention")(config)
-    if found is None:
-        return np.array(np.arange(config.layers) % 4 == 3)
-    return found
+_attends = is_kind("indexed_attention", "full_attention", otherwise=lambda config: np.arange(config.layers) % 4 == 3)
 
 
 def _bound(config: HfConfig) -> float:
@@ -72,15 +67,10 @@ def _bound(config: HfConfig) -> float:
 
 _GLM_NEXT: Layer = {
     **LATENT,
-    "ssm_a": taken("self_attn.A_log", decay),
     "indexer_compressor_gate.weight": "self_attn.indexer.index_kpool_compress_gate",
     "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
     **{f"hc_{x}_{part}.weight": f"hc_{x}_{part}" for x in ("attn", "ffn") for part in ("fn", "base", "scale")},
 }
-_GLM_NEXT_ORDER = (
-    f"{OUTPUT_FIRST}, indexer.proj attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_a ssm_dt ssm_f_a ssm_f_b "
-    "ssm_beta ssm_g_a ssm_g_b ssm_norm indexer_compressor_gate indexer_compressor_ape"
-)
 _GLM_NEXT_KEYS: Keys = {
     **TYPED_KEYS,
     **_CONNECTION_KEYS,
@@ -92,8 +82,7 @@ _GLM_NEXT_KEYS: Keys = {
     "attention.indexer.kpool_select_tail": lambda config: config.flag("index_kpool_always_select_tail") is not False,
     "rope.dimension_count": 0,
     "rope.freq_base": None,
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+    **KDA_SIZES,
     BOUND_KEY: _bound,
     "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
     "swiglu_clamp_shexp": _limits,
@@ -103,7 +92,6 @@ _GLM_NEXT_KEYS: Keys = {
 ROWS = (
     Recipe(
         "hy_v4", ("HYV4ForCausalLM",), _HUNYUAN, changes=_HUNYUAN_CHANGES, like="glm-dsa",
-        order=f"{OUTPUT_FIRST}, indexer.proj attn_gate attn_sinks",
         keys={
             **TYPED_KEYS, **_CONNECTION_KEYS,
             "hyper_connection.magnitude": real("hc_magnitude"),
@@ -117,7 +105,6 @@ ROWS = (
     ),
     Recipe(
         "glm5-next", ("Glm5NextForConditionalGeneration",), _GLM_NEXT, keys=_GLM_NEXT_KEYS, like="kimi-linear glm-dsa",
-        order=_GLM_NEXT_ORDER,
         fixed={
             **ROUTING, "qk_rope_head_dim": 0, "mhc": True, "mla_use_nope": True, "linear_attn_config.safe_gate": True,
         },

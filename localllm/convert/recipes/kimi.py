@@ -12,9 +12,10 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import column, decay, flat, in_turn, second
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS
-from localllm.convert.recipe import From, Key, Keys, Layer, Recipe, Tensors, flag, integer, taken
+from localllm.convert.latent import LATENT, ROUTED_KEYS
+from localllm.convert.recipe import From, Keys, Layer, Recipe, Tensors, flag, integer, taken
 from localllm.convert.recipes.gated_delta import is_kind
+from localllm.convert.recipes.shared import either
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.mixers import BOUND_KEY
 
@@ -27,13 +28,9 @@ def _listed(config: HfConfig, table: HfConfig, name: str) -> list[int]:
     return found
 
 
-def kimi_attends(config: HfConfig) -> np.ndarray:
-    """Return which layers of Kimi Linear have full attention, from `layer_types` or `linear_attn_config`. The default
-    is every fourth layer.
-    """
-    found, own, layers = is_kind("full_attention")(config), own_table(config), config.layers
-    if found is not None:
-        return found
+def _listed_attends(config: HfConfig) -> np.ndarray:
+    """Return the layers with full attention in `linear_attn_config`. The default is every fourth layer."""
+    own, layers = own_table(config), config.layers
     numbers = np.arange(layers)
     if own.get("full_attn_layers") is None:
         return np.array((numbers > 0) & (numbers % 4 == 0))
@@ -43,14 +40,11 @@ def kimi_attends(config: HfConfig) -> np.ndarray:
     return np.isin(numbers + 1, full)
 
 
+_attends = is_kind("full_attention", otherwise=_listed_attends)  # layers of Kimi Linear with full attention
+
+
 def own_table(config: HfConfig) -> HfConfig:
     return config.inner("linear_attn_config")
-
-
-def of_own(name: str, inner: str) -> Key:
-    """Return a reader of a size of Kimi's linear attention, under transformers' key or the key of the reference
-    implementation."""
-    return lambda config: config.integer(name) or own_table(config).needed(inner)
 
 
 def one_count(config: HfConfig) -> str | None:
@@ -60,19 +54,20 @@ def one_count(config: HfConfig) -> str | None:
     return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
 
 
+KDA_SIZES: Keys = {
+    "ssm.conv_kernel": either("linear_conv_kernel_dim", "linear_attn_config", "short_conv_kernel_size"),
+    "kda.head_dim": either("linear_head_dim", "linear_attn_config", "head_dim"),
+}
 _KIMI_KEYS: Keys = {
     **ROUTED_KEYS,
-    "attention.head_count_kv": lambda config: kimi_attends(config).astype(np.int32),
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+    **KDA_SIZES,
+    "attention.head_count_kv": lambda config: _attends(config).astype(np.int32),
 }
 KDA = {"ssm_a": in_turn(column, decay)}
-KIMI_ORDER = f"{OUTPUT_FIRST}, ssm_a ssm_dt, ssm_f_b ssm_beta, ffn_down_exps exp_probs_b"
 KIMI: Layer = {
     **LATENT,
     # transformers names the tensors of the dense layers like the tensors of expert layers
     **{f"ffn_{x}": (f"mlp.{x}_proj", f"block_sparse_moe.{x}_proj") for x in ("gate", "up", "down")},
-    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
 }
 
 
@@ -104,15 +99,8 @@ _LAYER: Layer = {
     **{f"ffn_routed_{x}": f"block_sparse_moe.routed_expert_{x}_proj" for x in ("down", "up")},
     "ffn_routed_norm": "block_sparse_moe.routed_expert_norm",
 }
-_ORDER = (
-    f"{KIMI_ORDER}, ffn_down_shexp attn_res_score ffn_res_score attn_gate ssm_g ffn_routed_down ffn_routed_up "
-    "ffn_routed_norm"
-)
 _KEYS: Keys = {
-    **ROUTED_KEYS,
-    "attention.head_count_kv": lambda config: kimi_attends(config).astype("int32"),
-    "ssm.conv_kernel": of_own("linear_conv_kernel_dim", "short_conv_kernel_size"),
-    "kda.head_dim": of_own("linear_head_dim", "head_dim"),
+    **_KIMI_KEYS,
     BOUND_KEY: lambda config: own_table(config).real("gate_lower_bound"),
     "attn_res.block_size": "attn_res_block_size",
     "activation.situ_beta": lambda config: _cap(config, "activation_situ_beta"),
@@ -132,11 +120,11 @@ def _cap(config: HfConfig, name: str) -> float:
 ROWS = (
     Recipe(
         "kimi-k3", ("KimiK3ForConditionalGeneration", "KimiK3ForCausalLM"), _LAYER, keys=_KEYS, like="kimi-linear",
-        order=_ORDER, top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
+        top={"output_res_score.weight": (_score("model.output_attn_res"), _score("output_attn_res"))},
         fixed={"mla_use_nope": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
     Recipe(
         "kimi-linear", ("KimiLinearForCausalLM", "KimiLinearModel"), KIMI, changes=KDA, keys=_KIMI_KEYS,
-        order=KIMI_ORDER, fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
+        fixed={"moe_renormalize": True, "moe_router_activation_func": "sigmoid"}, checks=(one_count,),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, real
-from localllm.convert.recipes.shared import EARLY_BIAS, SIGMOID, leading
+from localllm.convert.recipes.shared import leading, rotated_when
 
 
 def _all_sparse(config: HfConfig) -> str | None:
@@ -20,13 +20,6 @@ def _heads(config: HfConfig) -> np.ndarray | int:
     return np.array(config.per_layer("num_attention_heads_per_layer", "{} numbers of heads", is_count), np.int32)
 
 
-def _rotated_when_sliding(config: HfConfig) -> int:
-    """Return the number of rotated values per head in sliding-window layers."""
-    rope = config.inner("rope_parameters").table("sliding_attention")
-    share = config.below("sliding_attention", rope).real("partial_rotary_factor")
-    return int(config.needed("head_dim") * (1.0 if share is None else share))
-
-
 _LAGUNA = {
     "attn_gate": "self_attn.g_proj",
     "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
@@ -35,10 +28,11 @@ _LAGUNA = {
 
 ROWS = (
     Recipe(
-        "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1", order=EARLY_BIAS,
+        "laguna", ("LagunaForCausalLM",), _LAGUNA, like="dots1",
         keys={
-            **SIGMOID, "expert_weights_scale": real("moe_routed_scaling_factor"), "leading_dense_block_count": leading,
-            "attention.head_count": _heads, "rope.dimension_count_swa": _rotated_when_sliding,
+            "expert_weights_norm": True, "expert_weights_scale": real("moe_routed_scaling_factor"),
+            "leading_dense_block_count": leading, "attention.head_count": _heads,
+            "rope.dimension_count_swa": rotated_when("sliding_attention"),
         },
         fixed={"moe_router_logit_softcapping": 0, "moe_apply_router_weight_on_input": False},
     ),

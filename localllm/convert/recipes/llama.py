@@ -5,13 +5,12 @@ Models that transformers does not support keep the tensor names of their referen
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert.changes import PERMUTED, in_turn, kv_heads, permuted, share, turned
+from localllm.convert.changes import PERMUTED, in_turn, kv_heads, layer_of, permuted, share, turned
 from localllm.convert.hf_config import HfConfig, is_count
 from localllm.convert.recipe import Recipe, Take, Tensors, number, taken
 from localllm.convert.recipes.shared import head_width
@@ -33,9 +32,6 @@ def _experts_by_step(config: HfConfig) -> str | None:
     if not given or given == list(range(step - 1, config.layers, step)):
         return None
     return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
-
-
-_LAYER = re.compile(r"\.(\d+)\.")
 
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
@@ -80,9 +76,7 @@ def _deci_ffn(config: HfConfig) -> NDArray[np.int32] | int:
 
 def _by_own_heads(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Reorder the rows of the keys, using this layer's number of KV heads."""
-    found = _LAYER.search(parts[0].name)
-    assert found is not None, f"{parts[0].name} is of no layer"
-    heads = _deci_kv_heads(config)[int(found[1])]
+    heads = _deci_kv_heads(config)[layer_of(parts[0])]
     return permuted(lambda _: heads)(parts, config)
 
 
@@ -110,14 +104,10 @@ ROWS = (
         changes=PERMUTED, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",), order="attn_gate ffn_gate ffn_up ffn_down",
-        keys={"expert_gating_func": 2, "expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
+        "afmoe", ("AfmoeForCausalLM",), keys={"expert_weights_norm": True, "expert_shared_count": "num_shared_experts"},
         fixed={"mup_enabled": True},
     ),
-    Recipe(
-        "apertus", ("ApertusForCausalLM",), {"ffn_norm": "feedforward_layernorm"}, rope_tensors=True,
-        order="attn_k_norm ffn_up ffn_down", defaults={"rope_theta": 12e6}, values=_xielu,
-    ),
+    Recipe("apertus", ("ApertusForCausalLM",), rope_tensors=True, defaults={"rope_theta": 12e6}, values=_xielu),
     Recipe("arcee", ("ArceeForCausalLM",), changes=PERMUTED, rope_tensors=True),
     Recipe(
         "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4, rope_tensors=True,
@@ -144,8 +134,5 @@ ROWS = (
             "skip_loop_final_norm": lambda config: config.flag("skip_loop_final_norm") is True,
         },
     ),
-    Recipe(
-        "llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True,
-        keys={"attention.causal": False},
-    ),
+    Recipe("llama-embed", ("LlamaBidirectionalModel",), changes=PERMUTED, rope_tensors=True),
 )  # fmt: skip

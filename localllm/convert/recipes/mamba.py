@@ -3,17 +3,19 @@ attention layers."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped
+from localllm.convert.changes import PERMUTED, decay, halves, height, in_turn, numbered, shaped, times
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader, class_of
 from localllm.convert.recipe import Change, Check, Key, Keys, Layer, Recipe, Tensors, integer, real
 from localllm.convert.recipes.gated_delta import attending, kv_heads
 from localllm.convert.recipes.granite import GRANITE_SHARED
-from localllm.convert.recipes.shared import EARLY_BIAS, NOT_ROTATED, queries_and_keys
+from localllm.convert.recipes.shared import NOT_ROTATED, queries_and_keys
 from localllm.convert.tensor import LazyTensor
 
 
@@ -58,7 +60,6 @@ def inner(config: HfConfig) -> int:
     return config.integer("intermediate_size") or product("expand", "hidden_size")(config)
 
 
-_NORMS = {f"ssm_{x}_norm": f"mixer.{x}_layernorm" for x in ("dt", "b", "c")}  # of Falcon Mamba
 _NO_ATTENTION: Keys = {
     "attention.head_count": 0,
     "attention.head_count_kv": 0,
@@ -158,12 +159,7 @@ _NEMOTRON_H_KEYS: Keys = {
 
 def scaled(*names: str) -> Change:
     """Return a change that multiplies a tensor by these values of config.json. `name.i` is element i of a list."""
-
-    def change(parts: Tensors, config: HfConfig) -> LazyTensor:
-        factor = np.prod([_factor(config, name) for name in names])
-        return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32))
-
-    return change
+    return times(lambda config: math.prod([_factor(config, name) for name in names]))
 
 
 def _factor(config: HfConfig, name: str) -> float:
@@ -250,24 +246,24 @@ ROWS = (
         fixed={"position_embedding_type": "rope"},
     ),
     Recipe(
-        "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE, order="attn_output ffn_gate ffn_up ffn_down",
+        "granitehybrid", _GRANITE_CLASS, _GRANITE_FFN, changes=_GRANITE,
         keys={**_GRANITE_KEYS, "feed_forward_length": "shared_intermediate_size"}, when=_granite_dense,
         rope_tensors=True, checks=(steps_unbounded,),
     ),
     Recipe(
         "granitehybrid", _GRANITE_CLASS, GRANITE_SHARED, changes=_GRANITE, rope_tensors=True, keys=_GRANITE_KEYS,
-        order="ffn_down_shexp ssm_in ssm_conv1d ssm_dt ssm_a ssm_d ssm_norm ssm_out", checks=(steps_unbounded,),
+        checks=(steps_unbounded,),
     ),
     Recipe(
-        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), _NORMS, eps="layer_norm_epsilon",
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2}, keys=_MAMBA_KEYS,
     ),
     Recipe(
-        "mamba", ("MambaLMHeadModel",), _NORMS, eps="layer_norm_epsilon",
+        "mamba", ("MambaLMHeadModel",),
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": _own_number("d_conv", 4), "ssm.state_size": _own_number("d_state", 16),
-            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.needed("d_model"),
-            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.needed("d_model") // 16))(config),
+            "ssm.inner_size": lambda config: _own_number("expand", 2)(config) * config.width,
+            "ssm.time_step_rank": lambda config: _own_number("dt_rank", -(-config.width // 16))(config),
             "ssm.dt_b_c_rms": False,
         },
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "rms_norm": False},
@@ -275,7 +271,7 @@ ROWS = (
     ),
     Recipe(
         "mamba2", ("Mamba2ForCausalLM",), changes=mamba2(product("expand", "hidden_size", "n_groups")),
-        eps="layer_norm_epsilon", checks=(steps_unbounded,),
+        checks=(steps_unbounded,),
         defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
         keys={
             **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
@@ -283,25 +279,25 @@ ROWS = (
         },
     ),
     Recipe(
-        "jamba", ("JambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"},
+        "jamba", ("JambaForCausalLM",),
         keys={
             "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")), **NOT_ROTATED,
             **MAMBA2_KEYS, "ssm.time_step_rank": rank("mamba_dt_rank"), "ssm.group_count": None,
         },
     ),
     Recipe(
-        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, order=EARLY_BIAS,
-        eps="layer_norm_epsilon", defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES,
+        defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
-            "expert_count": "n_routed_experts", "expert_gating_func": 2,
+            "expert_count": "n_routed_experts",
             "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
             "moe_latent_size": integer("moe_latent_size"),
         },
         fixed={"mlp_hidden_act": "relu2"}, checks=(_kinds("mamba", "attention", "moe"), steps_unbounded),
     ),
     Recipe(
-        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES, eps="layer_norm_epsilon",
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, changes=_NEMOTRON_H_CHANGES,
         defaults=_NEMOTRON_H_DEFAULTS,
         keys={
             **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
@@ -314,7 +310,7 @@ ROWS = (
         keys={**MAMBA2_KEYS, "ssm.inner_size": "mamba_d_ssm"}, checks=(steps_unbounded, _norm_after_gate, _own_output),
     ),
     Recipe(
-        "granitehybrid", ("BambaForCausalLM",), {"ffn_norm": "pre_ff_layernorm"}, changes=_BAMBA,
+        "granitehybrid", ("BambaForCausalLM",), changes=_BAMBA,
         keys={"attention.head_count_kv": kv_heads(_bamba_attends), "rope.scaling.finetuned": True, **MAMBA2_KEYS},
         checks=(steps_unbounded,), defaults={"partial_rotary_factor": 0.5, "mamba_d_conv": 4, "mamba_n_groups": 1},
     ),

@@ -95,7 +95,6 @@ _MIMO_KEYS: Keys = {
     "attention.value_length": "v_head_dim",
     "attention.value_scale": _value_scale,
     "attention.sliding_window": _mimo_window,
-    "expert_gating_func": 2,
 }
 _MIMO_FIXED = {
     "attention_bias": False,
@@ -121,11 +120,11 @@ _MIMO_DEFAULTS: dict[str, Any] = {
 ROWS = (
     Recipe(
         "mimo2", ("MiMoV2FlashForCausalLM",), _SINKS, keys=_MIMO_KEYS, defaults=_MIMO_DEFAULTS, fixed=_MIMO_FIXED,
-        checks=(_mimo_alike,), order="ffn_down_exps attn_sinks",
+        checks=(_mimo_alike,),
     ),
     Recipe(
         "mimo2", ("MiMoV2ForCausalLM",), {**_SINKS, "attn_qkv": "self_attn.qkv_proj"}, keys=_MIMO_KEYS,
-        order="ffn_down_exps attn_sinks, exp_probs_b attn_qkv", fixed=_MIMO_FIXED, checks=(_mimo_alike,),
-        defaults=_MIMO_DEFAULTS, others=("speech_embeddings.",), raw=_of_cards,
+        fixed=_MIMO_FIXED, checks=(_mimo_alike,), defaults=_MIMO_DEFAULTS, others=("speech_embeddings.",),
+        raw=_of_cards,
     ),
 )  # fmt: skip

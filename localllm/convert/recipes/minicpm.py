@@ -9,7 +9,6 @@ import math
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Recipe, by_name
 
 
@@ -31,7 +30,7 @@ def ratio(name: str) -> Reader[float]:
 
 ROWS = (
     Recipe(
-        "minicpm3", ("MiniCPM3ForCausalLM",), order=BY_NAME, rope_tensors=True,
+        "minicpm3", ("MiniCPM3ForCausalLM",), rope_tensors=True,
         keys={
             "attention.head_count_kv": "num_attention_heads", "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank", "attention.key_length": _key_width,

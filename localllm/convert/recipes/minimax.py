@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Check, Key, Keys, Layer, Recipe
+from localllm.convert.recipe import Check, Keys, Layer, Recipe, by_name
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.shared import dense_layers, head_width, leading, shared_width
+from localllm.convert.recipes.shared import dense_layers, either, head_width, leading
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tokens import BYTE, NORMAL
 from localllm.models.reading.mixers import RECURRENT_KEY
@@ -35,17 +35,13 @@ def _of_residual(which: str) -> Check:
     return check
 
 
-def _decays(config: HfConfig) -> np.ndarray:
-    """Return which layers have lightning attention, from `layer_types`, or from the zeros in `attn_type_list`."""
-    found = is_kind("linear_attention")(config)
-    if found is not None:
-        return found
+def _zeros(config: HfConfig) -> np.ndarray:
+    """Return which layers have a zero in `attn_type_list`."""
     listed = config.per_layer("attn_type_list", "0 or 1 for each of the {} layers", lambda kind: kind in (0, 1))
     return np.array([kind == 0 for kind in listed])
 
 
 _01: Layer = {
-    "attn_output": ("self_attn.o_proj", "self_attn.out_proj"),
     "attn_qkv": "self_attn.qkv_proj",
     "attn_gate": "self_attn.output_gate",
     "attn_norm_2": "self_attn.norm",
@@ -55,7 +51,7 @@ _01_KEYS: Keys = {
     "attention.value_length": head_width,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or head_width(config),
     "residual_scale": lambda config: config.real("full_attn_alpha_factor", "layernorm_full_attention_alpha") or 1.0,
-    RECURRENT_KEY: _decays,
+    RECURRENT_KEY: is_kind("linear_attention", otherwise=_zeros),
 }
 
 
@@ -72,16 +68,6 @@ def _untrained(config: HfConfig, keys: Mapping[str, Any], tensors: Mapping[str, 
 # -- MiniMax M3 --------------------------------------------------------------------------------------------------------
 
 
-def _of_sparse(name: str, older: str) -> Key:
-    """Return a reader for a size of the indexer, under transformers' key or the key in published checkpoints."""
-
-    def size(config: HfConfig) -> int:
-        table = config.inner("sparse_attention_config")
-        return config.integer(name) or table.needed(older)
-
-    return size
-
-
 def _leading(config: HfConfig) -> int:
     """Return the number of leading dense layers."""
     if config.get("mlp_layer_types") is not None or config.get("moe_layer_freq") is None:
@@ -93,7 +79,7 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     """Require an indexer in the layers with experts, and in no other layers."""
     kinds = config.get("layer_types")
     if kinds is None:
-        flags = config.table("sparse_attention_config").get("sparse_attention_freq")
+        flags = config.table(_SPARSE).get("sparse_attention_freq")
         kinds = ["minimax_m3_sparse" if flag else "" for flag in flags] if isinstance(flags, list) else []
     dense, layers = _leading(config), config.layers
     if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
@@ -101,45 +87,37 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"
 
 
+_SPARSE = "sparse_attention_config"
 _M3: Layer = {
     **{f"ffn_{x}_shexp": f"block_sparse_moe.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
     **{f"indexer.{x}_{part}": f"self_attn.index_{x}_{part}" for x in ("q", "k") for part in ("proj", "norm")},
 }
-_M3_ORDER = (
-    "ffn_down_exps exp_probs_b ffn_gate ffn_up ffn_down, ffn_down_shexp indexer.q_proj indexer.q_norm indexer.k_proj"
-)
 _M3_KEYS: Keys = {
     "feed_forward_length": "dense_intermediate_size",
     "expert_feed_forward_length": "intermediate_size",
     "expert_shared_count": lambda config: config.integer("n_shared_experts") or 1,
-    "expert_gating_func": 2,
-    "expert_weights_norm": lambda config: True,
+    "expert_weights_norm": True,
     "leading_dense_block_count": _leading,
     "rope.dimension_count": lambda config: config.integer("rotary_dim") or 64,
-    "attention.indexer.head_count": _of_sparse("index_n_heads", "sparse_num_index_heads"),
-    "attention.indexer.key_length": _of_sparse("index_head_dim", "sparse_index_dim"),
-    "attention.indexer.block_size": _of_sparse("index_block_size", "sparse_block_size"),
-    "attention.indexer.top_k": _of_sparse("index_topk_blocks", "sparse_topk_blocks"),
-    "attention.indexer.local_blocks": _of_sparse("index_local_blocks", "sparse_local_block"),
+    "attention.indexer.head_count": either("index_n_heads", _SPARSE, "sparse_num_index_heads"),
+    "attention.indexer.key_length": either("index_head_dim", _SPARSE, "sparse_index_dim"),
+    "attention.indexer.block_size": either("index_block_size", _SPARSE, "sparse_block_size"),
+    "attention.indexer.top_k": either("index_topk_blocks", _SPARSE, "sparse_topk_blocks"),
+    "attention.indexer.local_blocks": either("index_local_blocks", _SPARSE, "sparse_local_block"),
 }
 
 ROWS = (
     Recipe(
         "minimax-01", ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _01,
-        like="minimax-m2", order="attn_output attn_qkv, attn_gate attn_norm_2", keys=_01_KEYS,
-        fixed={"postnorm": True}, checks=(_of_residual("alpha"), _of_residual("beta")),
-        whole_keys={"tokenizer.ggml.suppress_tokens": _untrained},
+        like="minimax-m2", keys=_01_KEYS, fixed={"postnorm": True},
+        checks=(_of_residual("alpha"), _of_residual("beta")), whole_keys={"tokenizer.ggml.suppress_tokens": _untrained},
     ),
-    Recipe(
-        "minimax-m2", ("MiniMaxM2ForCausalLM",),
-        keys={"expert_feed_forward_length": "intermediate_size", "expert_gating_func": 2},
-    ),
+    Recipe("minimax-m2", ("MiniMaxM2ForCausalLM",), keys={"expert_feed_forward_length": "intermediate_size"}),
     Recipe(
         "minimax-m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "MiniMaxM3VLForCausalLM"), _M3,
-        like="minimax-m2 llama", order=_M3_ORDER, keys=_M3_KEYS, norm_offset=1.0,
-        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
-        checks=(_indexed_where_routed, shared_width("shared_intermediate_size")),
-        defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
+        like="minimax-m2 llama", keys=_M3_KEYS, norm_offset=1.0,
+        fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "shared_intermediate_size": by_name("intermediate_size")},
+        checks=(_indexed_where_routed,), defaults={"routed_scaling_factor": 2.0, "rope_theta": 5e6},
     ),
 )  # fmt: skip

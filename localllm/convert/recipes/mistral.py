@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.latent import LATENT, LATENT_KEYS, OUTPUT_FIRST, one_mscale
+from localllm.convert.latent import LATENT, LATENT_KEYS, one_mscale
 from localllm.convert.recipe import Recipe
 
 
@@ -19,7 +19,7 @@ def _growth_length(config: HfConfig) -> int | None:
 
 ROWS = (
     Recipe(
-        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), LATENT, order=OUTPUT_FIRST,
+        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), LATENT,
         keys={
             **LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
             "attention.temperature_length": _growth_length,

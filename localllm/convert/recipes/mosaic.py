@@ -7,7 +7,6 @@ import math
 from localllm.convert import tensor as t
 from localllm.convert.changes import height, in_turn, numbered, turned
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.names import BY_NAME
 from localllm.convert.recipe import Recipe, Tensors
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
@@ -59,7 +58,7 @@ def _root_of_width(config: HfConfig) -> str | None:
 
 ROWS = (
     Recipe(
-        "dbrx", ("DbrxForCausalLM",), eps="layer_norm_epsilon", order=BY_NAME,
+        "dbrx", ("DbrxForCausalLM",),
         keys={
             "attention.head_count_kv": lambda config: _attention(config).integer("kv_n_heads") or 1,
             "attention.clamp_kqv": lambda config: _attention(config).real("clip_qkv"),
@@ -68,11 +67,11 @@ ROWS = (
             "expert_used_count": lambda config: _experts(config).needed("moe_top_k"),
         },
         fixed={"ffn_config.ffn_act_fn.name": "silu"}, checks=(_sum_of_one, _one_base),
-        defaults={"layer_norm_epsilon": 1e-5, "rope_theta": lambda config: _attention(config).real("rope_theta")},
+        defaults={"rope_theta": lambda config: _attention(config).real("rope_theta")},
         changes={"ffn_gate_exps": _by_expert, "ffn_up_exps": _by_expert, "ffn_down_exps": in_turn(_by_expert, turned)},
     ),
     Recipe(
-        "mpt", ("MptForCausalLM", "MPTForCausalLM"), eps="layer_norm_epsilon", order=BY_NAME,
+        "mpt", ("MptForCausalLM", "MPTForCausalLM"),
         keys={
             **NOT_ROTATED, "attention.head_count_kv": "num_attention_heads",
             "feed_forward_length": lambda config: 4 * config.width,
@@ -83,6 +82,6 @@ ROWS = (
             "attn_config.alibi": True, "attn_config.attn_type": "multihead_attention", "attn_config.qk_ln": False,
             "attn_config.prefix_lm": False, "no_bias": True, "expansion_ratio": 4, "logit_scale": 1,
         },
-        checks=(_root_of_width,), defaults={"layer_norm_epsilon": 1e-5},
+        checks=(_root_of_width,),
     ),
 )  # fmt: skip

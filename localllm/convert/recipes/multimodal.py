@@ -13,7 +13,6 @@ from localllm.convert.changes import PERMUTED
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Check, Keys, Recipe, real
 from localllm.convert.recipes.gated_delta import QWEN35_ROW
-from localllm.convert.recipes.glm import GLM4, GLM4_MOE
 from localllm.convert.recipes.shared import NORMED_SPARSE, queries_and_keys
 from localllm.convert.recipes.vision import SECTIONED
 
@@ -82,8 +81,7 @@ _INTERN_OTHERS = ("mlp1.",)
 ROWS = (
     Recipe(
         "llama", ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), changes=PERMUTED,
-        rope_tensors=True, checks=(_text_is("llama"),), defaults=_assumed("llama"),
-        others=("model.connector.",),
+        rope_tensors=True, checks=(_text_is("llama"),), defaults=_assumed("llama"), others=("model.connector.",),
     ),
     Recipe("qwen3", _INTERN, when=_inner_is("qwen3"), others=_INTERN_OTHERS),
     Recipe("qwen2", _INTERN, checks=(_text_is("qwen2", "qwen3"),), defaults=_assumed("qwen2"), others=_INTERN_OTHERS),
@@ -91,12 +89,9 @@ ROWS = (
         "qwen3", ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
         checks=(_text_is("qwen3"),),
     ),
-    Recipe("glm4", _GLM, GLM4, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
-    Recipe("glm4", _GLM, GLM4),
-    Recipe(
-        "glm4moe", ("Glm4vMoeForConditionalGeneration",), order=GLM4_MOE, keys={**SECTIONED, "expert_gating_func": 2},
-        defaults={"partial_rotary_factor": 0.5},
-    ),
+    Recipe("glm4", _GLM, changes=queries_and_keys(_halves), keys=SECTIONED, when=_has_sections),
+    Recipe("glm4", _GLM),
+    Recipe("glm4moe", ("Glm4vMoeForConditionalGeneration",), keys=SECTIONED, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "deepseek2-ocr", ("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM"),
         keys={
@@ -111,8 +106,7 @@ ROWS = (
     Recipe("qwen35", ("MiniCPMV4_6ForConditionalGeneration",), **QWEN35_ROW, others=("model.merger.",)),
     Recipe(
         "granite", ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
-        changes=PERMUTED, rope_tensors=True, checks=(_text_is("granite"),),
-        others=("encoder.", "projector."),
+        changes=PERMUTED, rope_tensors=True, checks=(_text_is("granite"),), others=("encoder.", "projector."),
     ),
     Recipe(
         "llama", ("LlavaForConditionalGeneration", "VoxtralForConditionalGeneration"), changes=PERMUTED,
@@ -127,10 +121,7 @@ ROWS = (
         "qwen2", ("Qwen2AudioForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"),
         checks=(_text_is("qwen2"),), defaults=_assumed("qwen2"),
     ),
-    Recipe(
-        "qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), keys=SECTIONED,
-        inside="thinker.",
-    ),
+    Recipe("qwen2vl", ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), keys=SECTIONED, inside="thinker."),
     Recipe("qwen3vl", ("Qwen3ASRForConditionalGeneration",), keys=_NO_DEEPSTACK, inside="thinker."),
     Recipe(
         "qwen3vlmoe", ("Qwen3OmniMoeForConditionalGeneration",), keys=_NO_DEEPSTACK, fixed=NORMED_SPARSE,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from localllm.convert.changes import PERMUTED
 from localllm.convert.recipe import Recipe
-from localllm.convert.recipes.shared import EARLY_NORMS
 
 ROWS = (
-    Recipe(
-        "olmo", ("OlmoForCausalLM", "OLMoForCausalLM"),
-        {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}, changes=PERMUTED,
-        eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
-    ),
+    Recipe("olmo", ("OlmoForCausalLM", "OLMoForCausalLM"), changes=PERMUTED),
     Recipe("olmoe", ("OlmoeForCausalLM",), fixed={"norm_topk_prob": False, "clip_qkv": 0}),
-    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), order=EARLY_NORMS),
+    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM")),
 )  # fmt: skip

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import in_turn, turned
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, From, Layer, Recipe, Tensors, taken
+from localllm.convert.changes import in_turn, of_all, turned
+from localllm.convert.recipe import Change, From, Layer, Recipe, taken
 from localllm.convert.recipes.shared import NOT_ROTATED
-from localllm.convert.tensor import LazyTensor
-
-
-def _packed(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.mxfp4(*parts)
 
 
 def _every_second(first: int) -> Change:
@@ -25,6 +19,7 @@ def _every_second_value(first: int) -> Change:
     return lambda parts, config: t.picked_columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
 
 
+_packed = of_all(lambda parts: t.mxfp4(*parts))
 _EXPERTS = "mlp.experts."
 _BLOCKS = {x: tuple(f"{_EXPERTS}{x}_proj_{part}" for part in ("blocks", "scales")) for x in ("gate_up", "down")}
 _GPT_OSS: Layer = {
@@ -38,13 +33,12 @@ _GPT_OSS: Layer = {
     "ffn_down_exps.weight": (From(_BLOCKS["down"], _packed), taken(f"{_EXPERTS}down_proj", turned)),
     "ffn_gate_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(0)),
     "ffn_up_exps.bias": taken(f"{_EXPERTS}gate_up_proj_bias", _every_second_value(1)),
-    "ffn_down_exps.bias": f"{_EXPERTS}down_proj_bias",
 }
 TURNED = {f"{key}.weight": turned for key in ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
 
 ROWS = (
     Recipe(
-        "gpt2", ("GPT2LMHeadModel",), changes=TURNED, eps="layer_norm_epsilon", defaults={"layer_norm_epsilon": 1e-5},
+        "gpt2", ("GPT2LMHeadModel",), changes=TURNED,
         keys={
             "attention.head_count_kv": "n_head", **NOT_ROTATED,
             "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),

@@ -5,10 +5,7 @@ from __future__ import annotations
 from localllm.convert.recipe import Recipe
 
 ROWS = (
-    Recipe(
-        "phi2", ("PhiForCausalLM",), eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.5},
-        fixed={"qk_layernorm": False},
-    ),
+    Recipe("phi2", ("PhiForCausalLM",), defaults={"partial_rotary_factor": 0.5}, fixed={"qk_layernorm": False}),
     Recipe("phi3", ("Phi3ForCausalLM", "Phi4ForCausalLMV"), rope_tensors=True),
     Recipe(
         "phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), rope_tensors=True,

@@ -11,18 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import height, numbered
+from localllm.convert.changes import height, numbered, plus
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, integer, layers_at, real, taken
+from localllm.convert.recipe import Keys, Layer, Recipe, Tensors, by_name, integer, layers_at, real, taken
 from localllm.convert.tensor import LazyTensor
 
 _LAYERS = layers_at("model.layers.layers.")
 _MAMBA = {"mamba_num_heads": 64, "hidden_size_per_head": 128}
-
-
-def _plus(number: float) -> Change:
-    """Return a change that adds the constant that the reference implementation adds to the weights of a norm."""
-    return lambda parts, config: t.as_float32(parts[0], number)
 
 
 def _attends(config: HfConfig) -> NDArray[np.bool_]:
@@ -74,18 +69,15 @@ def _output(parts: Tensors, config: HfConfig) -> LazyTensor:
 
 
 _BOTH: Layer = {
-    "post_attention_norm.": taken("post_mixer_norm.weight", _plus(1.0 / 5)),
-    "ffn_norm": "pre_mlp_norm",
-    "post_ffw_norm.": taken("post_mlp_norm.weight", _plus(1.0 / 5**1.5)),
+    "post_attention_norm.": taken("post_mixer_norm.weight", plus(1.0 / 5)),
+    "post_ffw_norm.": taken("post_mlp_norm.weight", plus(1.0 / 5**1.5)),
 }
 _PLAMO2: Layer = {
     **_BOTH,
     **{f"attn_{x}_norm.weight": f"mixer.{x}_weight" for x in "qk"},  # (heads, width)
-    "ssm_dt.bias": "mixer.dt_bias",
     **{f"ssm_{x.lower()}_norm.": f"mixer.{x}_norm_weight" for x in ("dt", "B", "C")},
     "ssm_out": "mixer.out_proj",
 }
-_PLAMO2_ORDER = "attn_output ffn_up ffn_down attn_q_norm attn_k_norm, ssm_c_norm ssm_out"
 _PLAMO2_KEYS: Keys = {
     "context_length": _context,
     "attention.head_count": _where_attending("num_attention_heads"),
@@ -106,9 +98,9 @@ ROWS = (
         tokenizer="llama", defaults={"n_shared_head": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096},
     ),
     Recipe(
-        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, order=_PLAMO2_ORDER,
-        norm_offset=1.0, plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS,
-        head_dim=by_name("hidden_size_per_head"), fixed={"mamba_enabled": True},
+        "plamo2", ("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), _PLAMO2, raw=_LAYERS, norm_offset=1.0,
+        plain_norms=("attn_q_norm", "attn_k_norm"), keys=_PLAMO2_KEYS, head_dim=by_name("hidden_size_per_head"),
+        fixed={"mamba_enabled": True},
         defaults={
             **_MAMBA, "mamba_step": 2, "mamba_d_state": 64, "mamba_d_conv": 4, "num_attention_heads": 32,
             "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,

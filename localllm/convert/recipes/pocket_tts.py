@@ -51,7 +51,7 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
     values = {
         "architectures": ["PocketTTSModel"], "hidden_size": width, "num_attention_heads": width // _HEAD,
         "num_hidden_layers": len([name for name in shapes if _LAYERS.fullmatch(name)]), "vocab_size": rows + 1 + voice,
-        "intermediate_size": shapes[inner][0], "max_position_embeddings": _CONTEXT, "layer_norm_eps": 1e-5,
+        "intermediate_size": shapes[inner][0], "max_position_embeddings": _CONTEXT,
         "rope_theta": 10000.0, "voice": voice,
     }  # fmt: skip
     return HfConfig(folder / _FILE, values, {})
@@ -91,15 +91,13 @@ _LAYER: Layer = {
     "attn_norm": "norm1",
     "ffn_norm": "norm2",
     **{f"attn_{x}": taken("self_attn.in_proj", share(i, 3)) for i, x in enumerate("qkv")},
-    "attn_output": "self_attn.out_proj",
     "ffn_up": "linear1",
     "ffn_down": "linear2",
 }
 
 ROWS = (
     Recipe(
-        "pockettts", ("PocketTTSModel",), _LAYER, raw=layers_at("flow_lm.transformer.layers."), eps="layer_norm_eps",
-        tokens=_tokens,
+        "pockettts", ("PocketTTSModel",), _LAYER, raw=layers_at("flow_lm.transformer.layers."), tokens=_tokens,
         top={
             "token_embd.weight": (
                 From((_VOICE, _TABLE, _START, _LATENT), _table_of_voices), From((_TABLE, _START, _LATENT), _table),

@@ -14,10 +14,9 @@ ROWS = (
     Recipe("qwen3", ("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration")),
     Recipe("qwen3moe", ("Qwen3MoeForCausalLM",), fixed=NORMED_SPARSE),
     Recipe(
-        "qwen", ("QWenLMHeadModel",), eps="layer_norm_epsilon", order="ffn_up ffn_gate",
-        keys={"context_length": by_name("seq_length", "max_position_embeddings")},
+        "qwen", ("QWenLMHeadModel",), keys={"context_length": by_name("seq_length", "max_position_embeddings")},
         fixed={"rotary_pct": 1.0, "scale_attn_weights": True},
         defaults={"head_dim": integer("kv_channels"), "layer_norm_epsilon": 1e-6},
     ),
-    Recipe("qwen2", ("KORMoForCausalLM",), {"attn_norm": "pre_attention_layernorm", "ffn_norm": "pre_mlp_layernorm"}),
+    Recipe("qwen2", ("KORMoForCausalLM",)),
 )  # fmt: skip

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import squeezed
+from localllm.convert.changes import joined, plus, squeezed
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, Key, Keys, Layer, Recipe, Take, Tensors, by_name, taken
-from localllm.convert.recipes.gated_delta import DELTA_KEYS, DELTA_ORDER, QWEN35, is_kind, sections
+from localllm.convert.recipes.gated_delta import DELTA_KEYS, QWEN35, is_kind, sections
 from localllm.convert.tensor import LazyTensor
 
 _TABLE = "ple_embedding.ngram_embedding"
@@ -36,20 +36,14 @@ def _index_rows(keys: bool) -> Change:
     return change
 
 
-def _plus_one(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.as_float32(parts[0], 1.0)
-
-
-def _joined(parts: Tensors, config: HfConfig) -> LazyTensor:
-    return t.concatenated(parts)
+def _linear(config: HfConfig) -> np.ndarray:
+    """Return all layers but the last of each interval."""
+    return np.array((np.arange(config.layers) + 1) % (config.integer("full_attention_interval") or 4) != 0)
 
 
 def _ratios(config: HfConfig) -> np.ndarray:
     """Return the indexer's compression ratio by layer, with 0 for layers with linear attention."""
-    linear = is_kind("linear_attention")(config)
-    if linear is None:
-        interval = config.integer("full_attention_interval") or 4
-        linear = (np.arange(config.layers) + 1) % interval != 0
+    linear = is_kind("linear_attention", otherwise=_linear)(config)
     return np.where(linear, 0, config.needed("indexer_compress_ratio")).astype(np.int32)
 
 
@@ -121,13 +115,9 @@ _LAYER: Layer = {
     "indexer.k_proj": taken("self_attn.indexer.index_qk_proj", _index_rows(keys=True)),
     **{f"indexer.{x}_norm": f"self_attn.indexer.{x}_layernorm" for x in "qk"},
     **{f"ple_{x}": f"ple.{x}_proj" for x in ("key", "value")},
-    **{f"ple_norm_{x}": taken(f"ple.norm_{x}", _plus_one) for x in ("key", "query", "conv")},
+    **{f"ple_norm_{x}": taken(f"ple.norm_{x}", plus(1.0)) for x in ("key", "query", "conv")},
     "ple_conv1d": taken("ple.conv1d", squeezed),
 }
-_ORDER = (
-    f"token_embd per_layer_token_embd, {DELTA_ORDER}, hc_ffn_inject indexer.q_proj indexer.k_proj indexer.q_norm "
-    "indexer.k_norm ple_key ple_value ple_norm_key ple_norm_query ple_norm_conv ple_conv1d"
-)
 _KEYS: Keys = {
     **DELTA_KEYS,
     "rope.dimension_sections": sections,
@@ -151,10 +141,10 @@ ROWS = (
         plain_norms=("ssm_norm",), keys=_KEYS,
         top={
             **{f"output_hc_{key}": name for key, name in _connection("model.hyper_connection_mixer").items()},
-            "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", _joined), _TABLE),
+            "per_layer_token_embd": (taken(f"{_TABLE}.shard_{{}}", joined), _TABLE),
         },
         raw=lambda raw, config: {_OF_LAYER.sub("", name): parts for name, parts in raw.items()}, values=_hashes,
-        changes=QWEN35, like="qwen35moe", order=_ORDER,
+        changes=QWEN35, like="qwen35moe",
         defaults={
             "partial_rotary_factor": 0.25, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
             "heads_per_ngram": 8,

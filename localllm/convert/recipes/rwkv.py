@@ -4,7 +4,6 @@ none of them, so the tensor names come from the reference implementations and fr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import flat, in_turn, turned
+from localllm.convert.changes import flat, in_turn, layer_of, turned
 from localllm.convert.hf_config import HfConfig, Reader
 from localllm.convert.recipe import Change, From, Key, Keys, Layer, Recipe, Sources, Tensors, layers_at, taken
 from localllm.convert.recipes.shared import NOT_ROTATED
@@ -21,13 +20,6 @@ from localllm.convert.world_tokens import TEMPLATE
 
 # llama.cpp's context length: the size of the state does not depend on the length of the text.
 _LONG = 1 << 20
-_LAYER = re.compile(r"\.(\d+)\.")
-
-
-def _layer_of(tensor: LazyTensor) -> int:
-    found = _LAYER.search(tensor.name)
-    assert found is not None, f"{tensor.name} is of no layer"
-    return int(found[1])
 
 
 def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
@@ -41,7 +33,7 @@ def _fused(parts: Tensors, config: HfConfig) -> LazyTensor:
 def _halved(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Halve a matrix once per `rescale_every` preceding layers, since the activations are halved after these layers."""
     every = config.integer("rescale_every") or 0
-    factor = 0.5 ** (_layer_of(parts[0]) // every) if every else 1.0
+    factor = 0.5 ** (layer_of(parts[0]) // every) if every else 1.0
     return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32)) if factor != 1.0 else parts[0]
 
 
@@ -58,7 +50,7 @@ def _in_order(*order: int) -> Change:
 def _of_first(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Return the second tensor in layer 0, which does not use the first tensor, and the first tensor in other
     layers."""
-    return parts[0] if _layer_of(parts[0]) else parts[1]
+    return parts[0] if layer_of(parts[0]) else parts[1]
 
 
 # -- RWKV-6 ------------------------------------------------------------------------------------------------------------
@@ -144,7 +136,6 @@ def _of_program(letter: str, number: int) -> tuple[str, Change]:
 
 
 _RWKV7: Layer = {
-    "attn_norm": "attn_norm",
     "attn_norm_2": "ffn_norm",
     **_time_mix7(
         "attn",
@@ -204,7 +195,7 @@ _IN_QWEN: Keys = {**_KEYS, "context_length": _LONG, "token_shift_count": 1}
 ROWS = (
     Recipe(
         "rwkv6", ("Rwkv6ForCausalLM",), _time_mix6("attention"), raw=layers_at("rwkv.blocks."), changes=_RWKV6,
-        eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        defaults=_DEFAULTS,
         keys={
             **_KEYS, "time_mix_extra_dim": lambda config: _extra(config, 64),
             "time_decay_extra_dim": lambda config: _extra(config, 128), "rescale_every_n_layers": "rescale_every",
@@ -213,8 +204,7 @@ ROWS = (
         top={"token_embd_norm": "model.layers.0.pre_ln"}, templates={"default": TEMPLATE},
     ),
     Recipe(
-        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, order="time_mix_output time_mix_gate",
-        defaults={"num_attention_heads": 1},
+        "rwkv6qwen2", ("RWKV6Qwen2ForCausalLM",), _QWEN6, defaults={"num_attention_heads": 1},
         keys={
             **_IN_QWEN, "attention.head_count_kv": "num_key_value_heads",
             "wkv.head_size": lambda config: config.width // config.heads,
@@ -223,7 +213,7 @@ ROWS = (
         },
     ),
     Recipe(
-        "rwkv7", ("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7, eps="layer_norm_epsilon", defaults=_DEFAULTS,
+        "rwkv7", ("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7, defaults=_DEFAULTS,
         keys={
             **_KEYS, "context_length": _LONG, "feed_forward_length": _inner(lambda width: 4 * width),
             "attention.decay_lora_rank": _low_rank("lora_rank_decay", "decay_low_rank_dim", 0.5, 1.8),

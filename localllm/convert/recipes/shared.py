@@ -14,10 +14,7 @@ from localllm.convert.recipe import Change, Keys, Layer, Tensors, taken
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.tensor import LazyTensor, picked
 
-EARLY_NORMS = "attn_output attn_q_norm attn_k_norm"  # in the order of tensors
-EARLY_BIAS = "ffn_gate_inp exp_probs_b"
 NORMED_SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # experts in all layers
-SIGMOID: Keys = {"expert_gating_func": 2, "expert_weights_norm": True}
 
 
 def leading(
@@ -59,6 +56,26 @@ def head_width(config: HfConfig) -> int:
     return config.integer("head_dim") or config.width // config.heads
 
 
+def rotated_when(kind: str) -> Reader[int]:
+    """Return a reader of the number of rotated values per head in layers of this kind."""
+
+    def width(config: HfConfig) -> int:
+        share = config.inner("rope_parameters").inner(kind).real("partial_rotary_factor")
+        return int(config.needed("head_dim") * (1.0 if share is None else share))
+
+    return width
+
+
+def either(name: str, table: str, older: str) -> Reader[int]:
+    """Return a reader of a size under transformers' key, or under its older key in a nested table."""
+    return lambda config: config.integer(name) or config.inner(table).needed(older)
+
+
+def by_head(config: HfConfig) -> Groups:
+    """Return the number of heads, and the rows of a head: equal numbers of queries, keys and values."""
+    return config.heads, (config.width // config.heads,) * 3
+
+
 def one_after_other(config: HfConfig) -> Groups:
     """Return a single group: the rows of all queries, all keys and all values."""
     width, keys = head_width(config), kv_heads(config)
@@ -72,12 +89,6 @@ def neighbours(name: str, layout: Layout) -> Layer:
         "attn_k": taken(name, in_turn(of_groups(layout, 1), permuted(kv_heads))),
         "attn_v": taken(name, of_groups(layout, 2)),
     }
-
-
-def as_many_keys(config: HfConfig) -> str | None:
-    """Require one KV head per query head: the reference implementation supports nothing else."""
-    count, keys = config.heads, kv_heads(config)
-    return None if count == keys else f"num_key_value_heads is {keys} of {count} heads; the model's program has all"
 
 
 def rotated_of(config: HfConfig) -> int:
@@ -102,15 +113,3 @@ def queries_and_keys(ranks: Callable[[int], NDArray[np.int64]]) -> dict[str, Cha
     return {
         "attn_q": reordered(heads, ranks), "attn_k": reordered(kv_heads, ranks),
     }  # fmt: skip
-
-
-def shared_width(name: str) -> Reader[str | None]:
-    """Require shared experts that are as wide as the routed experts."""
-
-    def check(config: HfConfig) -> str | None:
-        width, own = config.integer("moe_intermediate_size", "intermediate_size"), config.integer(name)
-        if own is None or own == width:
-            return None
-        return f"{name} is {own} and experts have {width}; the GGUF architecture has one width for both"
-
-    return check

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, column, height, numbered, share
+from localllm.convert.changes import PERMUTED, column, heads, height, numbered, share
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.recipe import Change, Key, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
-from localllm.convert.recipes.shared import as_many_keys, head_width
+from localllm.convert.recipe import Change, Layer, Raw, Recipe, Tensors, flag, layers_at, number, real, taken
+from localllm.convert.recipes.shared import head_width, rotated_when
 from localllm.convert.tensor import LazyTensor
 from localllm.models.reading.bounds import MAX_LAYERS
 
@@ -102,17 +102,6 @@ _MUSE: Layer = {
 }
 
 
-def _share(kind: str) -> Key:
-    """Return a reader of the number of rotated values per head in layers of this kind."""
-
-    def width(config: HfConfig) -> int:
-        rope = config.inner("rope_parameters")
-        share = rope.inner(kind).real("partial_rotary_factor")
-        return int(config.needed("head_dim") * (1.0 if share is None else share))
-
-    return width
-
-
 _SPARK: Layer = {"attn_qkv": "self_attn.q_k_v_proj", "attn_gate": "self_attn.g_proj"}
 # Epsilon of the norms: PyTorch's default, since the reference implementation sets none.
 _FLOAT32_EPS = 2.0**-23
@@ -143,7 +132,7 @@ _TALKIE: Layer = {
 ROWS = (
     Recipe(
         "hrm_text", ("HrmTextForCausalLM",), _HRM, raw=_hrm_layers, words=_hrm_words,
-        top={"hrm.z_l_init": "model.z_L_init"}, order="post_ffw_norm attn_gate",
+        top={"hrm.z_l_init": "model.z_L_init"},
         keys={
             "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
             "attention.head_count_kv": "num_attention_heads", "hrm.layers_per_stack": _hrm_stack,
@@ -154,7 +143,7 @@ ROWS = (
         defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
-        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, order="ffn_down attn_gate", norm_offset=1.0,
+        "muse-glimmer", ("MuseGlimmerForConditionalGeneration",), _MUSE, norm_offset=1.0,
         plain_norms=("output_norm", "attn_q_norm", "attn_k_norm"), keys={"logit_scale": real("output_multiplier")},
         fixed={"post_norm_eps": 1e-8, "attention_bias": False}, checks=(_rotated_in_windows,),
         defaults={
@@ -163,20 +152,20 @@ ROWS = (
         },
     ),
     Recipe(
-        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK, order="attn_qkv attn_gate",
+        "spark2_5", ("Spark2_5ForCausalLM",), _SPARK,
         keys={
-            "rope.dimension_count": _share("full_attention"), "rope.dimension_count_swa": _share("sliding_attention"),
+            "rope.dimension_count": rotated_when("full_attention"),
+            "rope.dimension_count_swa": rotated_when("sliding_attention"),
         },
         fixed={"gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True},
         defaults={"gate_attn_act_mode": "", "headwise_attn_output_gate": False},
     ),
     Recipe(
-        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), order="attn_v attn_q_norm",
-        top={"token_embd": "model.embed", "output.weight": ("lm_head.weight", "lm_head")},
+        "talkie", ("TalkieForCausalLM",), _TALKIE, raw=layers_at("model.blocks."), top={"token_embd": "model.embed"},
         keys={"attention.layer_norm_rms_epsilon": _FLOAT32_EPS},
         values=lambda take,
         sizes: {"talkie.logit_scale": number(take, "lm_head_gain.w_g")},
-        fixed={"rope_scaling": None}, checks=(as_many_keys,),
+        fixed={"rope_scaling": None, "num_key_value_heads": heads},
         defaults={"rms_norm_eps": _FLOAT32_EPS, "rope_theta": 1e6},
     ),
 )  # fmt: skip

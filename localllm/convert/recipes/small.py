@@ -11,20 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import PERMUTED, halves, kv_heads, stacked
+from localllm.convert.changes import PERMUTED, halves, heads, kv_heads, stacked
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, is_count, is_number
 from localllm.convert.recipe import Raw, Recipe, Tensors, by_name, real, taken
-from localllm.convert.recipes.shared import as_many_keys, head_width, neighbours, one_after_other
+from localllm.convert.recipes.shared import head_width, neighbours, one_after_other
 from localllm.convert.tensor import LazyTensor
-
-
-def _one_table(config: HfConfig) -> str | None:
-    """Require a tied output matrix."""
-    if config.flag("tie_word_embeddings"):
-        return None
-    return "tie_word_embeddings is not true, and there is no other output matrix"
-
 
 # Baichuan 2's vocabulary size, the only difference from Baichuan 1 in config.json.
 BAICHUAN_2 = 125696
@@ -42,16 +34,6 @@ def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.sqrt(np.square(rows).sum(axis=-1, keepdims=True))
     unit: NDArray[np.float32] = rows / np.maximum(lengths, np.float32(1e-12))
     return unit
-
-
-def _known_depth(config: HfConfig) -> str | None:
-    """Require a known number of layers. The depth determines the position encoding, which config.json lacks: 7B has
-    rope, 13B ALiBi.
-    """
-    layers = config.layers
-    if layers in (32, 40):
-        return None
-    return f"num_hidden_layers is {layers}; the GGUF architecture has 32 (rotated) or 40 (ALiBi)"
 
 
 def _per_layer(name: str) -> Callable[[HfConfig], NDArray[np.int32]]:
@@ -99,24 +81,22 @@ ROWS = (
     Recipe(
         "bitnet", ("BitNetForCausalLM",),
         {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
-        fixed={"attention_bias": False}, checks=(_one_table,), defaults={"rope_theta": 5e5},
+        fixed={"attention_bias": False, "tie_word_embeddings": True},
+        defaults={"rope_theta": 5e5, "tie_word_embeddings": False},
     ),
-    Recipe(
-        "nemotron", ("NemotronForCausalLM",), norm_offset=1.0, eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
-    ),
+    Recipe("nemotron", ("NemotronForCausalLM",), norm_offset=1.0, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
         "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"), _STABLELM,
-        eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.25}, raw=_as_parallel_as_said,
+        defaults={"partial_rotary_factor": 0.25}, raw=_as_parallel_as_said,
     ),
     Recipe(
         "baichuan", ("BaichuanForCausalLM", "BaiChuanForCausalLM"), neighbours("self_attn.W_pack", one_after_other),
-        changes={"output": _unit_rows}, checks=(_known_depth,),
+        changes={"output": _unit_rows}, fixed={"num_hidden_layers": (32, 40)},
     ),
     Recipe("internlm2", ("InternLM2ForCausalLM",), _INTERNLM2),
     Recipe("maincoder", ("MaincoderForCausalLM",)),
     Recipe(
         "openelm", ("OpenELMForCausalLM",), halves("ffn.proj_1"), {"token_embd": "model.token_embeddings"},
-        order="attn_qkv attn_q_norm attn_k_norm",
         keys={
             "attention.head_count": _per_layer("num_query_heads"),
             "attention.head_count_kv": _per_layer("num_kv_heads"), "feed_forward_length": _openelm_ffn,
@@ -133,7 +113,7 @@ ROWS = (
         keys={"attention.key_length": head_width, "attention.value_length": head_width},
     ),
     Recipe(
-        "plm", ("PLMForCausalLM",), order="ffn_norm attn_output ffn_up ffn_down",
+        "plm", ("PLMForCausalLM",),
         keys={
             "attention.head_count_kv": "num_attention_heads", "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": lambda config: (
@@ -143,5 +123,5 @@ ROWS = (
         },
         fixed={"q_lora_rank": None, "attention_bias": False}, head_dim=by_name("qk_rope_head_dim"),
     ),
-    Recipe("xverse", ("XverseForCausalLM",), changes=PERMUTED, checks=(as_many_keys,)),
+    Recipe("xverse", ("XverseForCausalLM",), changes=PERMUTED, fixed={"num_key_value_heads": heads}),
 )  # fmt: skip

@@ -4,18 +4,16 @@ Models that also have hyper-connections are in `hyper_connections`."""
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.changes import height, in_turn, numbered, turned
+from localllm.convert.changes import height, in_turn, layer_of, numbered, turned
 from localllm.convert.hf_config import HfConfig, Reader
-from localllm.convert.latent import LATENT, OUTPUT_FIRST, ROUTED_KEYS, all_dimensions
+from localllm.convert.latent import LATENT, ROUTED_KEYS, all_dimensions
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, by_name, taken
 from localllm.convert.recipes.gated_delta import is_kind
-from localllm.convert.recipes.shared import shared_width
 from localllm.convert.tensor import LazyTensor
 
 _OWN, _SHARED = "full", "shared"  # kinds of indexers
@@ -94,10 +92,8 @@ _SLIDING = {  # transformers' default sizes for sliding-window layers
 }
 
 
-def _slides(config: HfConfig) -> np.ndarray:
-    """Return which layers use sliding-window attention."""
-    found = is_kind("sliding_attention")(config)
-    return np.zeros(config.layers, bool) if found is None else found
+# Layers with sliding-window attention.
+_slides = is_kind("sliding_attention", otherwise=lambda config: np.zeros(config.layers, bool))
 
 
 def _dots_kinds(config: HfConfig) -> list[str]:
@@ -127,9 +123,7 @@ def _in_window(name: str) -> Reader[int]:
 
 def _kind_of(tensor: LazyTensor, config: HfConfig, name: str) -> int:
     """Return a size for the kind of layer (sliding-window or full attention) that a tensor belongs to."""
-    found = re.search(r"layers\.(\d+)\.", tensor.name)
-    assert found is not None, f"{tensor.name} is of no layer"
-    return _in_window(name)(config) if _slides(config)[int(found[1])] else config.needed(name)
+    return _in_window(name)(config) if _slides(config)[layer_of(tensor)] else config.needed(name)
 
 
 def _part(which: int) -> Change:
@@ -198,26 +192,22 @@ GLM_DEFAULTS: dict[str, Any] = {"first_k_dense_replace": 3, "rms_norm_eps": 1e-5
 
 ROWS = (
     Recipe(
-        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa", order=OUTPUT_FIRST, keys=_SPARSE_KEYS,
-        fixed=ROUTING, defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
+        "deepseek32", ("DeepseekV32ForCausalLM",), LATENT, like="glm-dsa",
+        keys={**_SPARSE_KEYS, "expert_gating_func": 2}, fixed=ROUTING,
+        defaults={"first_k_dense_replace": 3, "norm_topk_prob": True},
     ),
-    Recipe(
-        "glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, order=OUTPUT_FIRST, keys=TYPED_KEYS, fixed=ROUTING,
-        defaults=GLM_DEFAULTS,
-    ),
+    Recipe("glm-dsa", ("GlmMoeDsaForCausalLM",), LATENT, keys=TYPED_KEYS, fixed=ROUTING, defaults=GLM_DEFAULTS),
     Recipe(
         "dots3note", ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"), _DOTS,
-        changes=_DOTS_CHANGES, like="glm-dsa",
-        order=f"{OUTPUT_FIRST}, indexer.proj attn_q_a_norm attn_kv_a_norm attn_k_norm attn_gate", keys=_DOTS_KEYS,
+        changes=_DOTS_CHANGES, like="glm-dsa", keys=_DOTS_KEYS,
         fixed={
             **ROUTING, "use_dsa": True, "normalization": "RMSNorm", "final_norm": "RMSNorm",
             "k_rope_only_layernorm": True, "n_group": 1, "use_dynamic_rsf": False, "attention_gate_type": "headwise",
             "swa_attention_gate_type": "headwise", "apply_mla_qkv_lora_rescale": True, "use_sliding_window": True,
+            "shared_experts_intermediate_size": by_name("moe_intermediate_size"),
+            "moe_shared_expert_intermediate_size": by_name("moe_intermediate_size"),
         },
-        checks=(
-            _one_rank, shared_width("shared_experts_intermediate_size"),
-            shared_width("moe_shared_expert_intermediate_size"),
-        ),
+        checks=(_one_rank,),
         defaults={
             "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
             "layer_types": _dots_kinds, "rope_theta": 8e7,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Keys, Recipe, by_name, real
-from localllm.convert.recipes.shared import EARLY_BIAS, head_width
+from localllm.convert.recipes.shared import head_width
 
 
 def _listed(config: HfConfig, name: str) -> list[float] | None:
@@ -98,13 +98,6 @@ def _half_when_full(config: HfConfig) -> str | None:
     return None
 
 
-def _scores(config: HfConfig) -> str | None:
-    scalar = config.real("query_pre_attn_scalar")
-    if scalar in (None, head_width(config)):
-        return None
-    return f"query_pre_attn_scalar is {scalar:g}; the GGUF architecture has it fixed at the width of heads"
-
-
 _LISTED = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
 _STEP_KEYS: Keys = {
     "attention.head_count": _in_windows("num_attention_heads"),
@@ -114,7 +107,6 @@ _STEP_KEYS: Keys = {
     "expert_shared_feed_forward_length": by_name("share_expert_dim", "share_expert_dims"),
     "expert_weights_scale": real("moe_router_scaling_factor"),
     "expert_weights_norm": lambda config: config.flag("norm_expert_weight") is not False,
-    "expert_gating_func": 2,
     "leading_dense_block_count": _dense_first,
     "moe_every_n_layers": 1,
     "swiglu_clamp_exp": _limits("swiglu_limits"),
@@ -124,13 +116,13 @@ _STEP_KEYS: Keys = {
 
 ROWS = (
     Recipe(
-        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), order=EARLY_BIAS,
-        keys=_STEP_KEYS, norm_offset=1.0, words=_step_words, rope_tensors="whole",
+        "step35", ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "Step3p7ForCausalLM"), keys=_STEP_KEYS,
+        norm_offset=1.0, words=_step_words, rope_tensors="whole",
         fixed={
             "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True,
             "zero_centered": True, "attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False,
-            "gating": True,
+            "gating": True, "query_pre_attn_scalar": head_width,
         },
-        checks=(_half_when_full, _scores),
+        checks=(_half_when_full,),
     ),
 )  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Any
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig, Reader, class_of
-from localllm.convert.names import BY_NAME
+from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import Keys, Recipe, by_name, integer, without
 from localllm.convert.recipes.shared import NOT_ROTATED
 from localllm.convert.tensor import LazyTensor
@@ -49,26 +48,15 @@ def _start(config: HfConfig) -> int | None:
     return config.integer("decoder_start_token_id", "pad_token_id")
 
 
-def _gated(default: str) -> Reader[str | None]:
-    """Require a feed-forward that GGUF supports: ReLU, or GELU (tanh) with a gate."""
-
-    def check(config: HfConfig) -> str | None:
-        kind = config.get("feed_forward_proj") or default
-        if kind in ("relu", "gated-gelu", "gated-gelu_new"):
-            return None
-        return f"feed_forward_proj is {kind}; the GGUF architecture has it fixed at relu or gated-gelu"
-
-    return check
-
-
 _SIZES: dict[str, Any] = {
     "head_dim": by_name("d_kv"),
     "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32,
-    "max_position_embeddings": lambda config: config.integer("n_positions") or _CONTEXT,
+    "max_position_embeddings": _CONTEXT,
 }
 _KEYS: Keys = {
     **NOT_ROTATED,
+    "attention.causal": None,
     "attention.relative_buckets_count": "relative_attention_num_buckets",
 }
 _DECODER_KEYS: Keys = {
@@ -81,8 +69,10 @@ _DECODER_KEYS: Keys = {
 def _rows(prefix: str, feed_forward: str, older: tuple[str, ...] = ()) -> tuple[Recipe, Recipe]:
     """Return the recipes of a family: the full model, and the encoder alone."""
     shared: dict[str, Any] = {
-        "order": BY_NAME, "eps": "layer_norm_epsilon", "checks": (_gated(feed_forward),),
-        "fixed": {"relative_attention_max_distance": 128}, "defaults": _SIZES,
+                "fixed": {
+            "relative_attention_max_distance": 128, "feed_forward_proj": ("relu", "gated-gelu", "gated-gelu_new"),
+        },
+        "defaults": {**_SIZES, "feed_forward_proj": feed_forward},
     }  # fmt: skip
     return (
         Recipe(

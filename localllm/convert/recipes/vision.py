@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.convert.changes import share, turned
+from localllm.convert.changes import heads, share, turned
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Change, Keys, Layer, Recipe, Tensors, only, taken
 from localllm.convert.recipes.shared import NORMED_SPARSE
@@ -76,16 +76,8 @@ _COGVLM: Layer = {
 }
 
 
-def _as_many_keys(config: HfConfig) -> str | None:
-    """Refuse CogVLM 2, which shares KV heads: llama.cpp does not load it, so results cannot be compared."""
-    shared, heads = config.integer("num_multi_query_heads"), config.heads
-    if shared in (None, heads):
-        return None
-    return f"num_multi_query_heads is {shared}; the GGUF architecture has a key and a value for each of {heads} heads"
-
-
 ROWS = (
-    Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, checks=(_as_many_keys,)),
+    Recipe("cogvlm", ("CogVLMForCausalLM",), _COGVLM, fixed={"num_multi_query_heads": heads}),
     Recipe(
         "hunyuan_vl", ("HunYuanVLForConditionalGeneration",), keys={"rope.dimension_sections": _four_sections},
         fixed={"attention_bias": False},

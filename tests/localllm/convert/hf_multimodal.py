@@ -30,10 +30,8 @@ TEXT = re.compile(
     r"((model|thinker)\.)*((language|text)_model\.)?(model\.)?"
     r"(embed_tokens|layers|norm|lm_head|final_layernorm|embedding_norm)"
 )
-PROGRAMS = {  # the class in transformers, if its name differs
-    "IQuestCoderForCausalLM": "LlamaForCausalLM", "InternLM3ForCausalLM": "LlamaForCausalLM",
-    "Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration",
-}  # fmt: skip
+# The class in transformers, if its name differs.
+PROGRAMS = {"Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration"}
 
 ANSWERS = {  # submodule class that returns text logits
     "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -132,14 +130,7 @@ _ROWS: dict[str, Tiny] = {
         "starcoder", text("granite", _GRANITE), encoder_config=_CONFORMER, projector_config=_QFORMER,
         has_lora_adapter=False,
     ),
-    "GraniteSpeechPlusForConditionalGeneration": row(
-        "starcoder", text("granite", _GRANITE),
-        encoder_config={**_CONFORMER, "model_type": "granite_speech_plus_encoder"}, projector_config=_QFORMER,
-        has_lora_adapter=False,
-    ),
-    "IQuestCoderForCausalLM": row("llama3", head_dim=16),
     "Idefics3ForConditionalGeneration": row("llama3", text("llama"), vision_config=_VIT),
-    "InternLM3ForCausalLM": row("spm", head_dim=16, attention_bias=True, mlp_bias=True),
     "InternVLForConditionalGeneration": row("qwen2", text("qwen2"), vision_config=_VIT),
     "InternVLForConditionalGeneration-qwen3": row("qwen2", text("qwen3", head_dim=16), vision_config=_VIT),
     "JanusForConditionalGeneration": row(
@@ -179,7 +170,6 @@ _ROWS: dict[str, Tiny] = {
         thinker_config={**text("qwen3_omni_moe_text", EXPERTS, head_dim=16, num_experts=4, norm_topk_prob=True,
             rope_parameters=_WIDE), **SEES, "audio_config": AUDIO},
     ),
-    "SmolVLMForConditionalGeneration": row("llama3", text("llama"), vision_config=_VIT),
     "SolarOpenForCausalLM": row(
         "llama3", EXPERTS, ROUTED, head_dim=16, routed_scaling_factor=1.5, rope_parameters=YARN,
     ),

@@ -19,7 +19,7 @@ import numpy as np
 
 from localllm.tokenizer.encoders import BYTE_LETTERS
 from tests.localllm.convert.checkpoints import DATA
-from tests.localllm.convert.hf_tokenizers import TEXT, bpe_tokenizer
+from tests.localllm.convert.hf_tokenizers import REGEXES, TEXT, bpe_tokenizer
 
 # Name: rows, columns, quantization config of the weights.
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -67,9 +67,7 @@ KIMI = "|".join(
         r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
     ]
 )  # fmt: skip
-SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-RULES = {"texts": KIMI, "qwen": rf"{SHORT}\p{{N}}{SIGNS}", "chatglm4": rf"{SHORT}\p{{N}}{{1,3}}{SIGNS}"}
+RULES = {"texts": KIMI, "qwen": REGEXES["qwen2"], "chatglm4": REGEXES["llama3"]}
 # Kimi's rule differs for camel case; see the note in `tiktoken_tokens`
 WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")
 TEXTS = [

@@ -115,6 +115,9 @@ KEYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("smallthinker", {}, {_PATTERN: [False, True, True, True, False]}),
     ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 4}, {"block_count": 4}),
     ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": None}, {"block_count": 4}),
+    # transformers' default for layer norms
+    ("starcoder2", {"norm_epsilon": None}, {"attention.layer_norm_epsilon": 1e-5}),
+    ("cohere2moe", {"layer_norm_eps": None}, {"attention.layer_norm_epsilon": 1e-5}),
     ("t5", {}, {
         "context_length": 512, "block_count": 2, "decoder_block_count": 3, "attention.key_length": 12,
         "attention.relative_buckets_count": 32, "attention.layer_norm_rms_epsilon": 1e-6, "decoder_start_token_id": 0,

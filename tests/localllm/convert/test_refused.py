@@ -37,7 +37,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "bailingmoe": {"first_k_dense_replace": 1},
     "bailingmoe2": {"use_rmsnorm": False, "score_function": "tanh"},
     "bailingmoe3": {"kda_safe_gate": False, "expert_swiglu_limit_list": 4},
-    "bitnet": {"hidden_act": "relu2"},
+    "bitnet": {"hidden_act": "relu2", "tie_word_embeddings": None},
     "chatglm": {
         "rmsnorm": False, "add_bias_linear": True, "apply_residual_connection_post_layernorm": True,
     },
@@ -57,7 +57,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     },
     "dots3note": {
         "apply_mla_qkv_lora_rescale": False, "attention_gate_type": "elementwise", "per_layer_config": {"1": {}},
-        "use_dsa": False,
+        "use_dsa": False, "shared_experts_intermediate_size": 24,
     },
     "ernie4_5-fused": {"use_bias": True},
     "falcon-rw": {"alibi": True},
@@ -83,7 +83,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": None, "hidden_size": "32", "hidden_act": "relu", "rms_norm_eps": None},
     "llada": {
         "block_type": "sequential", "layer_norm_type": "default", "alibi": True, "rope": False,
-        "attention_layer_norm": True,
+        "attention_layer_norm": True, "d_model": "32",
     },
     "llada-moe": {"norm_topk_prob": True, "num_shared_experts": 1},
     "mamba-lm": {"rms_norm": None},
@@ -92,7 +92,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "mimo2": {"hybrid_layer_pattern": [0, 1], "routed_scaling_factor": 2.5, "norm_topk_prob": False},
     "minicpm": {"num_experts": 8},
     "minimax-01": {"postnorm": False},
-    "minimax-m3": {"swiglu_limit": 5.0, "swiglu_alpha": 1.5, "hidden_act": "gelu"},
+    "minimax-m3": {"swiglu_limit": 5.0, "swiglu_alpha": 1.5, "hidden_act": "gelu", "shared_intermediate_size": 48},
     "mistral4": {"n_group": 2, "rope_interleave": False},
     "mpt": {
         "attn_config.softmax_scale": 0.5, "attn_config.alibi": False, "attn_config.qk_ln": True,
@@ -116,6 +116,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"], "swiglu_limits": [7.0], "moe_layers_enum": "1,x",
         "use_head_wise_attn_gate": False, "query_pre_attn_scalar": 4,
     },
+    **{key: {"num_key_value_heads": 2} for key in ("talkie", "xverse")},
     "t5": {"feed_forward_proj": "gated-silu", "relative_attention_max_distance": 256},
 }  # fmt: skip
 
@@ -139,7 +140,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("xlm-roberta", {"lora_adaptations": ["x"]}, "adapters of tasks"),
     ("bitnet", {"quantization_config": _PACKED}, "rounds what every matrix reads to 8 bits"),
     ("bitnet", {"quantization_config": _ONLINE}, "rounds what every matrix reads to 8 bits"),
-    ("bitnet", {"tie_word_embeddings": False}, "tie_word_embeddings is not true, and there is no other output matr"),
     ("chatglm", {"seq_length": None}, "max_position_embeddings is missing; expected a whole number"),
     ("llada", {"d_model": None}, "hidden_size is missing; expected a whole number"),
     ("t5", {"d_model": None}, "hidden_size is missing; expected a whole number"),
@@ -172,7 +172,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "dots3note", {"per_layer_config.2": {"head_dim": 22}, "per_layer_config.3": {"head_dim": 20}},
         "the same sizes for all",
     ),
-    ("dots3note", {"shared_experts_intermediate_size": 24}, "size is 24 and experts have 32; the GG"),
     ("dots3note", {**_WINDOWS, "swa_q_lora_rank": 24}, r"blk\.2\.attn_kv_a_mqa.*expected shape \(1032, 32\)"),
     ("dots3note", {**_WINDOWS, "swa_num_attention_heads": 3}, "48 rows or columns are not 3 groups"),
     ("exaone", {"activation_function": "gelu"}, "hidden_act is gelu; expected silu"),
@@ -215,6 +214,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["XForCausalLM"]}, "class 'XForCausalLM' cannot be converted; take a GGUF file"),
     ("llama", {"architectures": None}, "architectures is missing; expected the name of one model class"),
     ("llama", {"rope_parameters": {"rope_type": "ntk"}}, "rope_type is ntk; expected one of default"),
+    *[
+        (name, {f"{key}partial_rotary_factor": x}, "partial_rotary_factor is .*; expected a share of the")
+        for name, key in (("llama", ""), ("step35", "rope_parameters.full_attention."))
+        for x in (-0.5, 1e-9, 1e9)
+    ],
     ("llama", {"rope_parameters": 5}, "rope_parameters is 5; expected an object"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing; expected a number from 1 up"),
     (
@@ -245,7 +249,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("minimax-m3", {"layer_types": None}, "layer_types has an indexer in other layers"),
     ("minimax-m3", {"mlp_layer_types": None, "moe_layer_freq": [1, 0, 1]}, "moe_layer_freq is .*before all with"),
     ("minimax-m3", {"index_block_size": None}, "sparse_block_size is missing"),
-    ("minimax-m3", {"shared_intermediate_size": 48}, "shared_intermediate_size is 48 and experts"),
     ("mistral4", {"rope_parameters.mscale_all_dim": 0.5}, r"mscale is 1\.0 and mscale_all_dim 0\.5; the GGUF archit"),
     ("muse-glimmer", {"layer_rope_theta": [10000.0] * 5}, "layer_rope_theta is not 0 in layers that see everything"),
     ("muse-glimmer", {"layer_rope_theta": [0, 10000.0, 100000.0, 10000.0, 0]}, "layer_rope_theta is not 0 in layer"),
@@ -274,10 +277,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("step35-program", {"moe_layers_enum": "0,2"}, r"moe_layers_enum is \[0, 2\]; expected all layers from"),
     ("t5", {"num_decoder_layers": 4}, r"dec\.blk\.3\..*does not hold this tensor"),
     ("t5", {"decoder_start_token_id": 320}, "decoder_start_token_id: expected an integer"),
-    ("talkie", {"num_key_value_heads": 2}, "num_key_value_heads is 2 of 4 heads"),
     ("talkie", {"head_dim": 16}, "32 rows or columns are not 4 groups of 16; config.json does not"),
     ("talkie", {"rope_scaling.type": "linear", "rope_scaling.factor": 2.0}, "rope_scaling is .*; the GGUF"),
-    ("xverse", {"num_key_value_heads": 2}, "num_key_value_heads is 2 of 4 heads"),
 ]  # fmt: skip
 
 

@@ -113,6 +113,9 @@ SAME: dict[str, tuple[str, dict[str, Any], Change]] = {
         "LlavaStableLMEpochForCausalLM": "stablelm", "Qwen2VLModel": "qwen2vl", "UMT5Model": "t5-umt5",
         "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
         "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniModel", "JinaEmbeddingsV5Model": "eurobert",
+        "GraniteSpeechPlusForConditionalGeneration": "GraniteSpeechForConditionalGeneration",
+        "SmolVLMForConditionalGeneration": "Idefics3ForConditionalGeneration", "IQuestCoderForCausalLM": "llama",
+        "InternLM3ForCausalLM": "llama-bias",
     }.items()},
     "ExaoneMoEForCausalLM": (
         "exaone-moe",
@@ -246,6 +249,15 @@ SAME: dict[str, tuple[str, dict[str, Any], Change]] = {
     ),
     "lerps of RWKV-7 in one tensor": ("rwkv7", {}, _lerps_in_one),
     "values of layer 0 in RWKV-7": ("rwkv7", {}, _values_of_layer_0),
+    **{f"the embedding of T5 as its {x}'s": ("t5", {}, renamed(("^shared", f"{x}.embed_tokens")))
+       for x in ("encoder", "decoder")},
+    "the embedding of T5 twice": (
+        "t5", {}, lambda tensors: renamed(("^shared", "encoder.embed_tokens"))(tensors) | {
+            "decoder.embed_tokens.weight": tensors["shared.weight"]},
+    ),
+    "parts that T5's encoder does not read": (
+        "t5encoder", {}, more(decoder__final_layer_norm__weight=(32,), lm_head__weight=(320, 32)),
+    ),
     "slopes that jais computes": ("jais", {}, more(transformer__relative_pe__slopes=(4,))),
 }  # fmt: skip
 

@@ -46,25 +46,6 @@ def test_folders_of_before_transformers_5_have_a_matrix_of_their_own(name: str, 
     assert nmse(plain, (own @ hidden).T).max() < 1e-9
 
 
-_EMBEDDING = numbers(TABLE, [320, 32], 0.0)
-SAME: dict[str, tuple[str, dict[str, np.ndarray | None]]] = {
-    "of the encoder": ("t5", {TABLE: None, "encoder.embed_tokens.weight": _EMBEDDING}),
-    "of the decoder": ("t5", {TABLE: None, "decoder.embed_tokens.weight": _EMBEDDING}),
-    "of both": ("t5", {TABLE: None, **{f"{x}.embed_tokens.weight": _EMBEDDING for x in ("encoder", "decoder")}}),
-    "parts that an encoder does not read": (
-        "t5encoder",
-        {"decoder.final_layer_norm.weight": np.ones(32, np.float32), OUTPUT: np.ones((320, 32), np.float32)},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SAME)
-def test_other_tensors_with_the_same_results(case: str, tmp_path: Path) -> None:
-    name, changes = SAME[case]
-    with open_checkpoint(write(name, tmp_path, with_tensors(name, changes))) as model:
-        assert nmse(t5_rows(model), STORED[name]).max() < 1e-10
-
-
 def test_the_converted_file_answers(tmp_path: Path) -> None:
     """The converted model generates the argmax tokens of transformers' logits. Prompts end with </s>."""
     with open_checkpoint(write("t5-gated", tmp_path)) as model:

@@ -8,6 +8,7 @@ import pytest
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
+from localllm.convert.names import natural
 
 RANDOM = np.random.default_rng(5)
 
@@ -135,6 +136,11 @@ def test_exponents_of_two() -> None:
     rows = np.array([[0, 1, 127], [128, 254, 255]], np.uint8)
     tensor = t.powers(LazyTensor("x", "F8_E8M0", (2, 3), 3, lambda start, stop: rows[start:stop]))
     check(tensor, [[2.0**-127, 2.0**-126, 1.0], [2.0, 2.0**127, np.nan]])
+
+
+def test_layer_2_comes_before_layer_10() -> None:
+    names = ["blk.2.ffn_up.weight", "blk.10.attn_q.weight", "output.weight", "token_embd.weight"]
+    assert sorted(names, key=natural) == names
 
 
 def test_products_of_tensors_of_one_shape() -> None:

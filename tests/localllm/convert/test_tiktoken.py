@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from localllm.convert import ConvertError
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
+from localllm.convert.tokenizer_keys import TokenizerKeys
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.vocab import read_vocab
 from tests.localllm.convert.checkpoints import DATA
+from tests.localllm.convert.test_tokenizer_keys import keys_of as converted
 
 STORED = json.loads((DATA / "tiktoken.json").read_text())
 COUNT = len(STORED["ranks"])
@@ -32,8 +32,7 @@ def keys_of(
     folder: Path, lines: list[str], settings: dict[str, Any] = SETTINGS, rows: int = ROWS, name: str = "tiktoken.model"
 ) -> TokenizerKeys:
     (folder / name).write_text("".join(f"{line}\n" for line in lines))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tokenizer_keys(folder, HfConfig(folder / "config.json", {}, {}), rows)
+    return converted(folder, rows=rows, **settings)
 
 
 def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
