@@ -183,6 +183,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Structure(any_object=True)),
+        ({"response_format": {"type": "json_object", "schema": None}}, Structure(any_object=True)),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, Structure(any_object=True)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Structure(schema=SCHEMA)),
         (
             {
@@ -224,6 +226,11 @@ def test_structures(body: dict[str, Any], expected: Structure | None) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
             "response_format.json_schema.schema",
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_schema", "schema": None}}, "response_format.schema"),
         ({"json_schema": SCHEMA, "grammar": 'root ::= "a"'}, "grammar"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
