@@ -106,7 +106,7 @@ def _kinds(kind: inspect.Type) -> Kinds:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _fitted(data: Json, kind: type[Any]) -> Json:
+def _fitted(data: Json, kind: Any) -> Json:
     """Return the fields that are not null, with whole numbers as integers."""
     known = _fields(kind)
     given = {name: value for name, value in data.items() if value is not None or name in kind.NULLS}

@@ -207,7 +207,7 @@ def test_timings_of_each_token() -> None:
 @pytest.mark.parametrize(("progress", "expected"), [(False, [0, 0, 2, 1]), (True, [1, 1, 1, 1])])
 def test_the_first_chunk_comes_with_the_first_token(progress: bool, expected: list[int]) -> None:
     stream = ChatWriter(new_head("x", "tiny"), 1, GenerationBody(return_progress=progress))
-    made = [list(stream.chunks(event)) for event in (Started(5, 0), Prefilled(5), *said("a"), done())]
+    made = [list(stream.events(event)) for event in (Started(5, 0), Prefilled(5), *said("a"), done())]
     assert [len(chunks) for chunks in made] == expected
     first = made[0 if progress else 2][0]
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
