@@ -11,7 +11,7 @@ from localllm.generation.request import Prefilled, Started
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Structure
 from tests.localllm.server.calls import call, events
-from tests.localllm.server.llamacpp.completing import asked, complete, refusal
+from tests.localllm.server.llamacpp.completing import asked, complete
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
 # -- whole answers ---------------------------------------------------------------------------------------------------
@@ -87,21 +87,6 @@ def test_shapes_of_prompts(prompt: Any, ids: list[list[int]]) -> None:
     assert (len(body) if len(ids) > 1 else 1) == len(ids)
     if len(ids) > 1:
         assert [each["index"] for each in body] == list(range(len(ids)))
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [None, [], {}, 5, True, [None], [[1], 1.5], [-1], [256], [1, True], [[1, [2]]], [{"x": 1}], {"prompt_string": 5},
-     {"prompt_string": {"prompt_string": "a"}}, {"prompt_string": "a", "multimodal_data": []}, ["a"] * 2000],
-)  # fmt: skip
-def test_other_shapes_are_refused(prompt: Any) -> None:
-    status, error = refusal(prompt=prompt)
-    assert error["code"] == status
-    assert error["type"] in ("invalid_request_error", "not_supported_error")
-
-
-def test_more_answers_than_slots_are_refused() -> None:
-    assert refusal(n=5)[0] == 400
 
 
 # -- fields ----------------------------------------------------------------------------------------------------------
@@ -180,33 +165,3 @@ def test_logit_bias(given: Any, expected: dict[int, float]) -> None:
 def test_ignore_eos_bans_the_tokens_that_end_an_answer() -> None:
     biases = complete(ignore_eos=True, logit_bias=[[97, 2]])["generation_settings"]["logit_bias"]
     assert biases == [{"bias": 2.0, "token": 97}, {"bias": None, "token": 2}, {"bias": None, "token": 3}]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"n_predict": -2}, {"n_predict": "5"}, {"n_predict": 2**31}, {"temperature": "hot"}, {"top_k": 1.5},
-        {"repeat_last_n": -1}, {"repeat_penalty": 0}, {"stop": 5}, {"stop": [5]}, {"stream": "yes"}, {"seed": 2**64},
-        {"seed": 1.5}, {"samplers": 5}, {"samplers": [5]}, {"dry_sequence_breakers": []}, {"grammar": {}},
-        {"json_schema": "x"}, {"json_schema": []}, {"logit_bias": "x"}, {"logit_bias": 5}, {"n_probs": -1},
-        {"n_probs": 10**6}, {"id_slot": -2}, {"n_keep": -2}, {"response_fields": [5]}, {"sse_ping_interval": -2},
-        {"cache_prompt": 1}, {"ignore_eos": "x"}, {"n_cmpl": 0}, {"t_max_predict_ms": -2}, {"model": 5},
-        {"lora": {}}, {"mirostat": "x"}, {"mirostat": 5}, {"mirostat": -1}, {"mirostat_tau": -1}, {"mirostat_eta": -1},
-        {"adaptive_decay": 1}, {"adaptive_target": "x"},
-        {"logit_bias": [[97, 1]] * 10_001}, {"stop": ["x"] * 1000},
-    ],
-)  # fmt: skip
-def test_bad_fields_are_refused(body: dict[str, Any]) -> None:
-    status, error = refusal(**body)
-    assert (status, error["code"], error["type"]) == (400, 400, "invalid_request_error")
-    assert next(iter(body)).split("_")[0] in error["message"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [{"lora": [{"id": 0, "scale": 1}]}, {"grammar_lazy": True}],
-)  # fmt: skip
-def test_what_cannot_be_done_is_refused(body: dict[str, Any]) -> None:
-    status, error = refusal(**body)
-    assert (status, error["type"]) == (501, "not_supported_error")
-    assert next(iter(body)) in error["message"]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
@@ -103,23 +102,6 @@ def test_infill() -> None:
     assert (found.prompt, found.suffix, found.extra) == ("ap", "c", (("f", "t"), ("tmp", "u")))
     assert found.generation.max_tokens == 4
     assert found.generation.sampling == {"samplers": ("top_k", "infill")}
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"input_prefix": "a"},
-        {"input_suffix": "a"},
-        {"input_prefix": "a", "input_suffix": "b", "prompt": 5},
-        {"input_prefix": 5, "input_suffix": "b"},
-        *({"input_prefix": "a", "input_suffix": "b", "input_extra": extra} for extra in (
-            5, {}, ["x"], [{}], [{"filename": "ok"}], [{"filename": 123}], [{"filename": 123, "text": "abc"}],
-            [{"filename": 123, "text": 456}])),
-    ],
-)  # fmt: skip
-def test_bad_infill_is_refused(body: Any) -> None:
-    response = call(ScriptedService(), "/infill", body)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, 400)
 
 
 def test_a_model_without_infill_tokens() -> None:

@@ -33,12 +33,6 @@ def turn(**body: Any) -> Turn:
     return found
 
 
-def refusal(path: str = "/api/chat", **body: Any) -> tuple[int, str]:
-    response = call(ScriptedService(), path, {"model": "tiny", "messages": USER, "prompt": "x"} | body)
-    assert response.json().keys() == {"error"}
-    return response.status_code, response.json()["error"]
-
-
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -194,47 +188,6 @@ def test_the_servers_limit_holds_where_a_request_has_none() -> None:
     service = ScriptedService(script("a"))
     call(service, "/api/chat", {"messages": USER}, settings=ServerSettings(max_tokens=7))
     assert service.asked[-1].generation.max_tokens == 7
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"model": 5}, {"messages": "x"}, {"messages": [5]}, {"messages": [{}]}, {"messages": [{"role": "robot"}]},
-        {"messages": [{"role": "user", "content": 5}]}, {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, {"tools": "x"}, {"tools": [{"type": "x"}]},
-        {"tools": [{"function": {}}]}, {"tools": [{"function": {"name": "f", "parameters": 5}}]}, {"options": []},
-        {"options": {"temperature": "x"}}, {"options": {"top_k": 10**300}}, {"options": {"seed": -2}},
-        {"options": {"top_p": 3}}, {"options": {"stop": 5}}, {"options": {"repeat_last_n": -2}},
-        {"options": {"num_predict": 10**20}}, {"format": "yaml"}, {"format": 5}, {"think": "hard"}, {"think": 5},
-        {"stream": "x"}, {"keep_alive": "soon"}, {"keep_alive": True}, {"keep_alive": []}, {"logprobs": 5},
-        {"top_logprobs": 21},
-    ],
-)  # fmt: skip
-def test_bad_chats_are_refused(body: dict[str, Any]) -> None:
-    status, message = refusal(**body)
-    assert status == 400
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"prompt": 5}, 400, "prompt: expected a text"),
-        ({"template": "{{ .Prompt }}"}, 501, "template is not supported"),
-        ({"raw": True, "system": "s"}, 400, "raw mode does not support"),
-        ({"raw": True, "context": [1]}, 400, "raw mode does not support"),
-        ({"context": ["x"]}, 400, "context[0]: expected a whole number"),
-        ({"images": ["aGk="]}, 400, "images: models here read text only"),
-        ({"options": {"mirostat": 3}}, 400, "options.mirostat: is 3: it must be 0, 1 or 2"),
-        ({"options": {"tfs_z": 0.5}}, 501, "options.tfs_z is not supported"),
-    ],
-)
-def test_bad_generates_are_refused(body: dict[str, Any], status: int, says: str) -> None:
-    found, message = refusal("/api/generate", **body)
-    assert found == status
-    assert says in message
 
 
 def test_a_model_without_infill_tokens() -> None:

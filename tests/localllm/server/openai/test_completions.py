@@ -9,7 +9,7 @@ import pytest
 from localllm.base.errors import LocalLLMError
 from localllm.generation.request import Started
 from localllm.server.turn import Completion
-from tests.localllm.server.openai.support import ok, refusal, send
+from tests.localllm.server.openai.support import ok, send
 from tests.localllm.server.scripted import ScriptedService, Step
 
 PATH = "/v1/completions"
@@ -45,41 +45,13 @@ def test_prompts(prompt: Any, expected: list[Any]) -> None:
     assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "param"),
-    [
-        (None, "prompt"),
-        (5, "prompt"),
-        ([], "prompt"),
-        ([[]], "prompt[0]"),
-        ([5, True], "prompt"),
-        ([-1], "prompt"),
-        ([2**31], "prompt"),
-        (["a", 5.5], "prompt[1]"),
-        ({"prompt_string": 5}, "prompt.prompt_string"),
-        ({"prompt_string": "x <__media__>", "multimodal_data": ["AAAA"]}, "prompt.multimodal_data"),
-        (["a"] * 2049, "prompt"),
-    ],
-)
-def test_a_prompt_that_is_none_is_refused(prompt: Any, param: str) -> None:
-    status, error = refusal(ScriptedService(), PATH, prompt=prompt)
-    assert (status, error["param"]) == (400, param)
-
-
 def test_suffix_and_best_of() -> None:
     service = ScriptedService()
     ok(service, PATH, prompt="a", suffix="z", best_of=1)
     assert asked(service)[0].suffix == "z"
-    assert refusal(ScriptedService(), PATH, prompt="a", best_of=2)[1]["param"] == "best_of"
-    assert refusal(ScriptedService(), PATH, prompt="a", suffix=5)[1]["param"] == "suffix"
 
 
 # -- log-probabilities -----------------------------------------------------------------------------------------------
-
-
-def test_logprobs_have_a_limit() -> None:
-    assert refusal(ScriptedService(), PATH, prompt="a", logprobs=101)[1]["param"] == "logprobs"
-    assert refusal(ScriptedService(), PATH, prompt="a", logprobs=True)[1]["param"] == "logprobs"
 
 
 # -- merged streams ---------------------------------------------------------------------------------------------------

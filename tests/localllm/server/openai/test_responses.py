@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from localllm.generation.request import Started
-from localllm.server.errors import BadRequest
 from localllm.server.openai.responses.routes import ResponseBody, ResponseRequest, read_response
 from localllm.server.turn import Structure, Thinking
 from tests.localllm.server.openai.support import fields, ok
@@ -31,12 +30,6 @@ FILES = {
 
 def asked(**body: Any) -> ResponseRequest:
     return read_response(fields(ResponseBody, **{"input": "Hi", **body}), "")
-
-
-def refused(**body: Any) -> BadRequest:
-    with pytest.raises(BadRequest) as caught:
-        asked(**body)
-    return caught.value
 
 
 def text(role: str, content: str) -> dict[str, Any]:
@@ -123,67 +116,6 @@ def test_new_thoughts_start_a_new_message() -> None:
 def test_the_assistants_last_text_is_continued() -> None:
     assert asked(input=[text("user", "a"), text("assistant", "b")]).turn.continued
     assert not asked(input=[text("user", "a")]).turn.continued
-
-
-@pytest.mark.parametrize(
-    ("value", "param"),
-    [
-        (None, "input"),
-        (5, "input"),
-        (["x"], "input[0]"),
-        ([{}], "input[0].type"),
-        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
-        ([{"id": "msg_1"}], "input[0].type"),
-        ([{"type": "compaction", "encrypted_content": "x"}], "input[0].type"),
-        ([{"type": "telepathy"}], "input[0].type"),
-        ([{"type": 5}], "input[0].type"),
-        ([{"role": "king", "content": "x"}], "input[0].role"),
-        ([{"role": "user"}], "input[0].content"),
-        ([{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}], "input[0].content[0]"),
-        ([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}], "input[0].content[0]"),
-        ([{"type": "function_call", "name": "f", "arguments": "{}"}], "input[0].call_id"),
-        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}], "input[0].arguments"),
-        ([{"type": "function_call_output", "output": "x"}], "input[0].id"),
-        (
-            [{"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}}],
-            "input[0].output",
-        ),
-        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}], "input"),
-        ([{"type": "reasoning", "content": 5}], "input[0].content"),
-    ],
-)
-def test_an_item_that_is_none_is_refused_with_its_place(value: Any, param: str) -> None:
-    assert refused(input=value).param == param
-
-
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_what_needs_a_server_that_stores_is_refused(name: str) -> None:
-    error = refused(**{name: "resp_1"})
-    assert error.param == name
-    assert "send the whole conversation" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"background": True}, "background"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": "x"}, "text"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"max_output_tokens": "x"}, "max_output_tokens"),
-        ({"instructions": 5}, "instructions"),
-        ({"tools": [{"name": "x"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
-        ({"tools": [{"type": "custom", "name": "n", "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
-        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice.type"),
-        ({"tool_choice": {"type": "function", "name": "zz"}, "tools": [ADD]}, "tool_choice.name"),
-    ],
-)
-def test_wrong_fields_are_refused(body: dict[str, Any], param: str) -> None:
-    assert refused(**body).param == param
 
 
 def test_the_other_fields() -> None:
