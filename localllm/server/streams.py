@@ -114,7 +114,7 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outlet = _Outlet(scope, send, self.raw_headers, self._limits.send_seconds)
-        pump = asyncio.create_task(self._pump(outlet, shape_of(scope["path"])))
+        pump = asyncio.create_task(self._pump(outlet, scope["path"]))
         gone = asyncio.create_task(disconnected(receive))
         pings = asyncio.create_task(self._pings(outlet))
         tasks = (pump, gone, pings)
@@ -125,7 +125,7 @@ class _Stream(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(self, outlet: _Outlet, shape: Shape) -> None:
+    async def _pump(self, outlet: _Outlet, path: str) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
@@ -134,7 +134,7 @@ class _Stream(Response):
         except _Unread:
             return
         except Exception as error:
-            await outlet.fail(refusal_of(error), shape)
+            await outlet.fail(refusal_of(error), shape_of(path))
 
     async def _pings(self, outlet: _Outlet) -> None:
         while self._every > 0:
