@@ -28,9 +28,9 @@ from localllm.server.settings import ServerSettings
 
 Routes = Callable[[Service, ServerSettings], list[Route]]
 PROTOCOLS: tuple[Routes, ...] = (  # the first matching route is used
-    web.routes,
     openai.routes,
     anthropic.routes,
+    web.routes,
     ollama.routes,
     llamacpp.routes,
 )

@@ -4,10 +4,8 @@ responses."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
@@ -106,9 +104,6 @@ def _ratio(amount: float, count: float) -> float:
     return amount / count if amount > 0 and count > 0 else 0.0
 
 
-T = TypeVar("T")
-
-
 class CollectedCall:
     """A tool call."""
 
@@ -175,32 +170,3 @@ class Collected:
         """The usage of this choice. Until the choice ends, it only has the token counts."""
         sofar = self.progress
         return self.done.usage if self.done else Usage(sofar.prompt_tokens, sofar.reused, sofar.tokens)
-
-
-@asynccontextmanager
-async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close an iterator on exit. If the client has disconnected, this ends generation."""
-    try:
-        yield events
-    finally:
-        if (close := getattr(events, "aclose", None)) is not None:
-            await close()
-
-
-async def written(
-    events: AsyncIterator[T], write: Callable[[T], Iterable[Any]], last: Callable[[], Iterable[Any]] = tuple
-) -> AsyncIterator[Any]:
-    """Yield what `write` makes of each event, and then `last`."""
-    async with closing(events):
-        async for event in events:
-            for made in write(event):
-                yield made
-    for made in last():
-        yield made
-
-
-async def drained(events: AsyncIterator[T], add: Callable[[T], object] = id) -> None:
-    """Pass each event to `add`."""
-    async with closing(events):
-        async for event in events:
-            add(event)

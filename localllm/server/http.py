@@ -12,7 +12,7 @@ A handler may raise the exceptions that `errors.py` lists. It is cancelled when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from localllm.server.limits import ServerLimits
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.shapes import shape_of
-from localllm.server.streams import disconnected, ndjson, sse
+from localllm.server.streams import Writer, disconnected, ndjson, sse
 from localllm.server.structs import read
 from localllm.server.turn import Json
 from localllm.server.wire import dumps, frame, line
@@ -43,6 +43,14 @@ class Handlers:
 
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self.service, self.settings = service, settings
+
+    async def answer(
+        self, events: AsyncGenerator[T, None], writer: Writer[T], stream: bool, ping_seconds: float | None = None
+    ) -> Response | Json:
+        """Return the answer as a stream of server-sent events, or as one object."""
+        if stream:
+            return sse(writer.stream(events), self.settings.limits, ping_seconds, writer.named)
+        return await writer.collect(events)
 
 
 def post(

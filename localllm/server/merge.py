@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,7 +12,7 @@ AT_ONCE = 64  # maximum running or queued choices of one request
 AHEAD = 64  # maximum buffered events of all streams together
 
 
-async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(streams: Sequence[AsyncGenerator[T, None]], most: int = 0) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the events of all streams. On exit or error, all streams are closed; an error is raised again.
 
     With `most`, at most that many streams run at once, and the next one starts when one ends.
@@ -37,17 +38,14 @@ async def merged(streams: Sequence[AsyncIterator[T]], most: int = 0) -> AsyncGen
 
 async def _pump(
     number: int,
-    stream: AsyncIterator[T],
+    stream: AsyncGenerator[T, None],
     queue: asyncio.Queue[tuple[int, T] | BaseException | None],
     places: asyncio.Semaphore,
 ) -> None:
     try:
-        async with places:
+        async with aclosing(stream), places:
             async for event in stream:
                 await queue.put((number, event))
         await queue.put(None)
     except Exception as error:
         await queue.put(error)
-    finally:
-        if (close := getattr(stream, "aclose", None)) is not None:
-            await close()

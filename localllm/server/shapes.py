@@ -7,45 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localllm.server.errors import Kind, Refusal
 from localllm.server.turn import Json
 from localllm.server.wire import frame, line
 
-# The `type` of each kind of error in OpenAI's and llama.cpp's formats. For a full context, clients check OpenAI's
-# `code`, and llama.cpp's tests check this `type` on the paths of both APIs.
-OPENAI: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "context_length_exceeded": "exceed_context_size_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "too_large": "invalid_request_error",
-    "timeout": "timeout_error",
-    "rate_limit": "rate_limit_error",
-    "unsupported": "not_supported_error",
-    "unavailable": "unavailable_error",
-    "internal": "server_error",
-}
-CODES: dict[Kind, str] = {
-    "context_length_exceeded": "context_length_exceeded",
-    "authentication": "invalid_api_key",
-    "not_found": "not_found",
-    "rate_limit": "rate_limit_exceeded",
-    "unsupported": "unsupported",
-}
-ANTHROPIC: dict[Kind, str] = {
-    "invalid_request": "invalid_request_error",
-    "context_length_exceeded": "invalid_request_error",
-    "authentication": "authentication_error",
-    "permission": "permission_error",
-    "not_found": "not_found_error",
-    "too_large": "request_too_large",
-    "timeout": "timeout_error",
-    "rate_limit": "rate_limit_error",
-    "unsupported": "invalid_request_error",
-    "unavailable": "overloaded_error",
-    "internal": "api_error",
+
+class Names(NamedTuple):
+    """The names of a kind of error: the `type` in OpenAI's and llama.cpp's formats, and in Anthropic's, and OpenAI's
+    `code`."""
+
+    openai: str
+    anthropic: str
+    code: str | None = None
+
+
+# For a full context, clients check OpenAI's `code`, and llama.cpp's tests check its `type` on the paths of both APIs.
+NAMES: dict[Kind, Names] = {
+    "invalid_request": Names("invalid_request_error", "invalid_request_error"),
+    "context_length_exceeded": Names("exceed_context_size_error", "invalid_request_error", "context_length_exceeded"),
+    "authentication": Names("authentication_error", "authentication_error", "invalid_api_key"),
+    "permission": Names("permission_error", "permission_error"),
+    "not_found": Names("not_found_error", "not_found_error", "not_found"),
+    "too_large": Names("invalid_request_error", "request_too_large"),
+    "timeout": Names("timeout_error", "timeout_error"),
+    "rate_limit": Names("rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    "unsupported": Names("not_supported_error", "invalid_request_error", "unsupported"),
+    "unavailable": Names("unavailable_error", "overloaded_error"),
+    "internal": Names("server_error", "api_error"),
 }
 
 
@@ -58,17 +48,13 @@ class Shape:
 
 
 def _openai(refusal: Refusal) -> Json:
-    error = {
-        "message": refusal.message,
-        "type": OPENAI[refusal.kind],
-        "param": refusal.param or None,
-        "code": CODES.get(refusal.kind),
-    }
+    names = NAMES[refusal.kind]
+    error = {"message": refusal.message, "type": names.openai, "param": refusal.param or None, "code": names.code}
     return {"error": error | dict(refusal.numbers)}
 
 
 def _anthropic(refusal: Refusal) -> Json:
-    error: Json = {"type": ANTHROPIC[refusal.kind], "message": refusal.message}
+    error: Json = {"type": NAMES[refusal.kind].anthropic, "message": refusal.message}
     return {"type": "error", "error": error | ({"details": dict(refusal.details)} if refusal.details else {})}
 
 
@@ -77,7 +63,7 @@ def _ollama(refusal: Refusal) -> Json:
 
 
 def _llamacpp(refusal: Refusal) -> Json:
-    error = {"code": refusal.status, "message": refusal.message, "type": OPENAI[refusal.kind]}
+    error = {"code": refusal.status, "message": refusal.message, "type": NAMES[refusal.kind].openai}
     return {"error": error | dict(refusal.numbers)}
 
 

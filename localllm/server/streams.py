@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,21 +19,75 @@ from localllm.server.errors import Refusal, refusal_of
 from localllm.server.limits import ServerLimits
 from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
-from localllm.server.wire import PING, dumps, frame, line
+from localllm.server.wire import PING, dumps, frame, line, typed_frame
 
+E = TypeVar("E")
+Events = AsyncGenerator[Any, None]  # JSON objects, or bytes that are already encoded
 ABORT = "localllm.abort"  # extension of localllm's uvicorn protocol that closes the connection and drops unsent bytes
 
 
-def sse(events: AsyncIterator[bytes | Json], limits: ServerLimits, ping_seconds: float | None = None) -> Response:
+class Writer(Generic[E]):
+    """Converts the events of a request to the events of an API's stream, or to one object."""
+
+    named: ClassVar[bool] = False  # whether the `type` of an event is also its name
+
+    def events(self, event: E) -> Iterable[bytes | Json]:
+        """Return the stream's events for one event of the request."""
+        raise NotImplementedError
+
+    def add(self, event: E) -> None:
+        """Add an event to the object."""
+        for _ in self.events(event):
+            pass
+
+    def last(self) -> Iterable[bytes | Json]:
+        """Return the events that end the stream."""
+        return ()
+
+    def failed(self, error: Exception) -> Iterable[bytes | Json]:
+        """Return the events that end a stream after an error, or raise the error, which sends the API's error event."""
+        raise error
+
+    def whole(self) -> Json:
+        """Return the object, after all events."""
+        raise NotImplementedError
+
+    async def stream(self, events: AsyncGenerator[E, None]) -> Events:
+        """Yield the stream's events. An error before the first of them is raised."""
+        begun = False
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    for made in self.events(event):
+                        begun = True
+                        yield made
+            for made in self.last():
+                yield made
+        except Exception as error:
+            if not begun:
+                raise
+            for made in self.failed(error):
+                yield made
+
+    async def collect(self, events: AsyncGenerator[E, None]) -> Json:
+        """Return the object for all events."""
+        async with aclosing(events):
+            async for event in events:
+                self.add(event)
+        return self.whole()
+
+
+def sse(events: Events, limits: ServerLimits, ping_seconds: float | None = None, named: bool = False) -> Response:
     """Send each event as soon as it is available: a dict as one `data:` event, and bytes (see `wire.frame`) unchanged.
 
     The source should await its first event before it yields anything, so that earlier errors can set the status. It is
-    always closed. An error after the first event is sent in the stream, in the error format of the path's API.
+    always closed. An error after the first event is sent in the stream, in the error format of the path's API. With
+    `named`, the `type` of an event is also its name.
     """
-    return _Stream(events, limits, "text/event-stream", frame, PING, ping_seconds)
+    return _Stream(events, limits, "text/event-stream", typed_frame if named else frame, PING, ping_seconds)
 
 
-def ndjson(events: AsyncIterator[bytes | Json], limits: ServerLimits) -> Response:
+def ndjson(events: Events, limits: ServerLimits) -> Response:
     """Send each event as a line of JSON. Unlike `sse`, it sends no comments, which JSON lines do not allow."""
     return _Stream(events, limits, "application/x-ndjson", line, b"", None)
 
@@ -39,7 +95,7 @@ def ndjson(events: AsyncIterator[bytes | Json], limits: ServerLimits) -> Respons
 class _Stream(Response):
     def __init__(
         self,
-        events: AsyncIterator[bytes | Json],
+        events: Events,
         limits: ServerLimits,
         media_type: str,
         encode: Callable[[Json], bytes],
@@ -58,7 +114,7 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outlet = _Outlet(scope, send, self.raw_headers, self._limits.send_seconds)
-        pump = asyncio.create_task(self._pump(outlet, shape_of(scope["path"])))
+        pump = asyncio.create_task(self._pump(outlet, scope["path"]))
         gone = asyncio.create_task(disconnected(receive))
         pings = asyncio.create_task(self._pings(outlet))
         tasks = (pump, gone, pings)
@@ -69,19 +125,16 @@ class _Stream(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(self, outlet: _Outlet, shape: Shape) -> None:
+    async def _pump(self, outlet: _Outlet, path: str) -> None:
         try:
-            try:
-                async for event in self._events:
+            async with aclosing(self._events) as events:
+                async for event in events:
                     await outlet.send(event if isinstance(event, bytes) else self._encode(event))
-            finally:
-                if (close := getattr(self._events, "aclose", None)) is not None:
-                    await close()
             await outlet.end()
         except _Unread:
             return
         except Exception as error:
-            await outlet.fail(refusal_of(error), shape)
+            await outlet.fail(refusal_of(error), shape_of(path))
 
     async def _pings(self, outlet: _Outlet) -> None:
         while self._every > 0:

@@ -6,8 +6,8 @@
 
     read({"input": 5}, EmbedBody)  ->  BadRequest: input: expected a text, got a number
 
-A field that is null counts as missing, and 5.0 is a whole number: several clients send both. Unknown fields are
-ignored.
+A field that is null counts as missing (except those in `NULLS`), and 5.0 is a whole number: several clients send both.
+Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -38,7 +38,6 @@ Strings = Annotated[list[str], Meta(max_length=ITEMS)]
 _PATH = re.compile(r" - at `\$((?:\.\w+|\[\d+\])+)`$")  # msgspec's path of an invalid value
 _NOUNS: dict[type, str] = {
     inspect.StrType: "a text",
-    inspect.LiteralType: "a text",
     inspect.BoolType: "true or false",
     inspect.IntType: "a whole number",
     inspect.FloatType: "a number",
@@ -59,6 +58,8 @@ _FOUND: dict[type, str] = {
 
 class Body(msgspec.Struct):
     """A JSON object of a request. `__post_init__` may raise `Wrong` for a field."""
+
+    NULLS: ClassVar[tuple[str, ...]] = ()  # fields whose null differs from a missing field
 
 
 class Wrong(ValueError):
@@ -105,10 +106,11 @@ def _kinds(kind: inspect.Type) -> Kinds:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _fitted(data: Json, kind: type[msgspec.Struct]) -> Json:
+def _fitted(data: Json, kind: Any) -> Json:
     """Return the fields that are not null, with whole numbers as integers."""
     known = _fields(kind)
-    return {name: _fit(value, known.get(name, ())) for name, value in data.items() if value is not None}
+    given = {name: value for name, value in data.items() if value is not None or name in kind.NULLS}
+    return {name: _fit(value, known.get(name, ())) for name, value in given.items()}
 
 
 def _fit(value: Any, kinds: Kinds) -> Any:
@@ -147,15 +149,24 @@ def _explained(error: msgspec.ValidationError, path: str, data: Any, kind: type[
 
 
 def _mismatch(kinds: Kinds, value: Any) -> str:
-    nouns = dict.fromkeys(_NOUNS[type(each)] for each in kinds if type(each) in _NOUNS)
+    nouns = dict.fromkeys(_noun(each) for each in kinds if not isinstance(each, inspect.NoneType))
     return f"expected {' or '.join(nouns)}, got {_FOUND[type(value)]}"
+
+
+def _noun(kind: inspect.Type) -> str:
+    return _values(kind) if isinstance(kind, inspect.LiteralType) else _NOUNS[type(kind)]
+
+
+def _values(kind: inspect.LiteralType) -> str:
+    values = [str(each) for each in kind.values if each]
+    return f"one of {', '.join(values)}" if len(values) > 1 else repr(values[0])
 
 
 def _limit(kind: inspect.Type, value: Any) -> str:
     """Return how a value of the right type is out of range."""
     match kind, value:
         case inspect.LiteralType(), str():
-            return f"expected one of {', '.join(str(each) for each in kind.values if each)}; got {printable(value)!r}"
+            return f"expected {_values(kind)}; got {printable(value)!r}"
         case inspect.StrType(), str():
             return f"a text has {len(value)} characters; the limit is {kind.max_length}"
         case inspect.ListType(), list():

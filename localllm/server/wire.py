@@ -25,6 +25,11 @@ def frame(data: Any, event: str = "") -> bytes:
     return head + b"data: " + dumps(data) + b"\n\n"
 
 
+def typed_frame(data: Any) -> bytes:
+    """Return a server-sent event that has its `type` as its name."""
+    return frame(data, data["type"])
+
+
 def line(data: Any) -> bytes:
     """Return a line of a JSON lines stream."""
     return dumps(data) + b"\n"

@@ -3,7 +3,7 @@ refers to that model."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 from localllm.server.anthropic.messages import Blocks, MessageList, messages_json
 from localllm.server.anthropic.writer import MessageWriter
-from localllm.server.collected import closing, drained, written
 from localllm.server.content import type_of
 from localllm.server.errors import NoThreads
-from localllm.server.http import Handlers, client, sse
+from localllm.server.http import Handlers, client
 from localllm.server.openai.generation import (
     EFFORTS,
     PRIORITIES,
@@ -33,7 +32,6 @@ from localllm.server.openai.messages import MAX_TOOLS, NamedTool, function_json,
 from localllm.server.sampling import SamplingBody, Stops, read_sampling
 from localllm.server.structs import MISSING, Body, Count, read, wrong
 from localllm.server.turn import Generation, Json, Structure, Thinking, ToolChoice, Turn
-from localllm.server.wire import frame
 
 CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
@@ -194,20 +192,10 @@ class Messages(Handlers):
         model = self.service.find(body.model).id
         asked = read_message(body, client(request), self.settings.max_tokens)
         writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.shows_reasoning)
-        events = written(self.service.answer(model, asked.turn), writer.events)
-        if asked.stream:
-            return sse(_framed(events), self.settings.limits)
-        await drained(events)
-        return writer.message()
+        return await self.answer(self.service.answer(model, asked.turn), writer, asked.stream)
 
     async def count(self, request: Request, body: MessageBody) -> Json:
         """Return the number of tokens in the prompt."""
         model = self.service.find(body.model).id
         asked = read_message(body, client(request))
         return {"input_tokens": len((await self.service.prompt(model, asked.turn)).ids)}
-
-
-async def _framed(events: AsyncIterator[Json]) -> AsyncIterator[bytes]:
-    async with closing(events):
-        async for event in events:
-            yield frame(event, event["type"])

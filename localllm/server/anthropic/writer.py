@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected
+from localllm.server.streams import Writer
 from localllm.server.turn import Json
 
 SIGNATURE = "bG9jYWxsbG0="  # signature of reasoning blocks; clients send it back, and the server does not check it
@@ -60,8 +61,10 @@ def arguments(text: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-class MessageWriter:
+class MessageWriter(Writer[Event]):
     """Converts the events of a turn to Anthropic's events. `stops` are the stop strings of the request."""
+
+    named = True
 
     def __init__(self, id: str, model: str, stops: Sequence[str], shows_reasoning: bool) -> None:
         self._id, self._model, self._stops, self._shows_reasoning = id, model, stops, shows_reasoning
@@ -87,7 +90,7 @@ class MessageWriter:
                 yield {"type": "message_delta", "delta": self._reason(), "usage": self._usage()}
                 yield {"type": "message_stop"}
 
-    def message(self) -> Json:
+    def whole(self) -> Json:
         """Return the complete message."""
         return self._message() | self._reason() | {"content": [block.json() for block in self._blocks]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
@@ -86,7 +86,7 @@ class Completions(Handlers):
         return finals[0] if len(finals) == 1 else finals
 
     async def _events(
-        self, answers: Sequence[Answer], streams: Sequence[AsyncIterator[Event]], n: int
+        self, answers: Sequence[Answer], streams: Sequence[AsyncGenerator[Event, None]], n: int
     ) -> AsyncGenerator[Json, None]:
         """Yield the chunks of all choices. Each of `streams` has n choices."""
         left = len(answers)

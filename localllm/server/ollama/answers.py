@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Annotated, Any, cast
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from localllm.generation.request import Event
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.http import Handlers, client, ndjson
 from localllm.server.info import ModelInfo
-from localllm.server.ollama.reply import EventReader, ReplyPart, now
+from localllm.server.ollama.reply import ReplyPart, ReplyWriter, Wrap, head
 from localllm.server.ollama.request import (
     AnswerBody,
     ChatBody,
@@ -26,8 +25,6 @@ from localllm.server.ollama.request import (
 )
 from localllm.server.structs import ITEMS
 from localllm.server.turn import Completion, Generation, Json, Turn
-
-Wrap = Callable[[ReplyPart], Json]  # converts a part to the format of /api/chat or /api/generate
 
 
 class GenerateBody(AnswerBody):
@@ -67,8 +64,7 @@ class Answers(Handlers):
             thinking=thinking_of(body, model),
             continued=messages[-1]["role"] == "assistant",
         )
-        reader = self._reader(body, model, generation)
-        return await self._reply(body, self.service.answer(model.id, turn), reader, _chat_part, None)
+        return await self._reply(body, self.service.answer(model.id, turn), model, _chat_part)
 
     # -- /api/generate ----------------------------------------------------------------------------------------------
 
@@ -83,10 +79,9 @@ class Answers(Handlers):
             raise BadRequest("raw mode does not support template, system, or context", "raw")
         if suffix and "insert" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support insert', "suffix")
-        reader = self._reader(body, model, generation)
         if body.raw or suffix:
             events = self.service.complete(model.id, Completion(prompt, generation, suffix or None))
-            return await self._reply(body, events, reader, _generate_part, None)
+            return await self._reply(body, events, model, _generate_part)
         rules = [{"role": "system", "content": body.system}] if body.system else []
         turn = Turn([*rules, {"role": "user", "content": prompt}], generation, thinking=thinking_of(body, model))
         before = [*context, *await self._rendered(model, turn)]
@@ -94,7 +89,7 @@ class Answers(Handlers):
             events = self.service.complete(model.id, Completion(before, generation))
         else:
             events = self.service.answer(model.id, turn)
-        return await self._reply(body, events, reader, _generate_part, before)
+        return await self._reply(body, events, model, _generate_part, before)
 
     async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
         """Return the prompt tokens of a turn, for the `context` that a client sends back in its next request."""
@@ -109,52 +104,27 @@ class Answers(Handlers):
         body.keep(request, self.service, self.settings, model)
         return model, generation_of(body, self.service, model, self.settings, client(request))
 
-    def _reader(self, body: AnswerBody, model: ModelInfo, generation: Generation) -> EventReader:
-        return EventReader(body.shown(model), generation.logprobs is not None)
-
     async def _only_load(self, body: AnswerBody, model: ModelInfo, empty: Json) -> Json:
         """Handle a request without a prompt, which only loads the model or, with `keep_alive` 0, unloads it."""
         if body.kept == 0:
             self.service.registry.unload(model.id)
         else:
             await self.service.tokenize(model.id, "", False, False)
-        return _head(body.shown(model)) | empty | {"done": True, "done_reason": "unload" if body.kept == 0 else "load"}
+        return head(body.shown(model)) | empty | {"done": True, "done_reason": "unload" if body.kept == 0 else "load"}
 
     async def _reply(
-        self, body: AnswerBody, events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
+        self,
+        body: AnswerBody,
+        events: AsyncGenerator[Event, None],
+        model: ModelInfo,
+        wrap: Wrap,
+        before: list[int] | None = None,
     ) -> Response | Json:
         """Stream the reply, unless `stream` is false. `before` are the prompt tokens, if the reply has a `context`."""
+        writer = ReplyWriter(body.shown(model), body.logprobs, wrap, before)
         if body.stream:
-            return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
-        whole = ReplyPart()
-        async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
-            async for event in parts:
-                for part in reader.take(event):
-                    whole.add(part)
-        return _head(reader.name) | _with_logprobs(wrap(whole), whole) | _end(reader, before)
-
-
-async def _lines(
-    events: AsyncIterator[Event], reader: EventReader, wrap: Wrap, before: list[int] | None
-) -> AsyncGenerator[Json, None]:
-    async with aclosing(cast("AsyncGenerator[Event, None]", events)) as parts:
-        async for event in parts:
-            for part in reader.take(event):
-                yield _head(reader.name) | _with_logprobs(wrap(part), part) | {"done": False}
-    yield _head(reader.name) | wrap(ReplyPart()) | _end(reader, before)
-
-
-def _head(name: str) -> Json:
-    return {"model": name, "created_at": now()}
-
-
-def _end(reader: EventReader, before: list[int] | None) -> Json:
-    context = {} if before is None else {"context": [*before, *reader.tokens]}
-    return reader.end() | context
-
-
-def _with_logprobs(wrapped: Json, part: ReplyPart) -> Json:
-    return wrapped | ({"logprobs": part.logprobs} if part.logprobs else {})
+            return ndjson(writer.stream(events), self.settings.limits)
+        return await writer.collect(events)
 
 
 def _chat_part(part: ReplyPart) -> Json:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.server.collected import drained, written
-from localllm.server.http import Handlers, client, sse
+from localllm.server.http import Handlers, client
 from localllm.server.openai.chunks import ChatWriter
 from localllm.server.openai.generation import Alternatives, read_generation, read_thinking
 from localllm.server.openai.head import new_head
@@ -88,12 +87,7 @@ class Chat(Handlers):
         verbose = self.settings.verbose if body.verbose is None else body.verbose
         extra = await self._verbose(model, turn) if verbose else {}
         writer = ChatWriter(new_head("chatcmpl-", model), turn.generation.n, body, body.legacy, extra)
-        events = self.service.answer(model, turn)
-        if body.stream:
-            chunks = written(events, writer.chunks, writer.last)
-            return sse(chunks, self.settings.limits, body.sse_ping_interval)
-        await drained(events, writer.add)
-        return writer.body()
+        return await self.answer(self.service.answer(model, turn), writer, body.stream, body.sse_ping_interval)
 
     async def count(self, request: Request, body: ChatBody) -> Json:
         """Return the number of tokens in the prompt."""

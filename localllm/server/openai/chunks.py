@@ -11,12 +11,13 @@ from localllm.server.collected import Collected, timings
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import DONE, FINISHED, ReplyHead, usage_of
 from localllm.server.openai.logprobs import chat_entry, chat_logprobs
+from localllm.server.streams import Writer
 from localllm.server.turn import Json
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 
-class ChatWriter:
+class ChatWriter(Writer[Event]):
     """Converts the events of `n` choices to chunks, or to one object.
 
     The chunk with the role is sent with the first token, unless progress is requested. Benchmark tools treat the first
@@ -38,7 +39,7 @@ class ChatWriter:
         if isinstance(event, Token) and event.logprob is not None:
             self._entries[event.choice].append(chat_entry(event.logprob))
 
-    def chunks(self, event: Event) -> Iterator[Json]:
+    def events(self, event: Event) -> Iterator[Json]:
         """Yield the chunks for an event."""
         for chunk in self._chunks(event):
             yield chunk | self._extra
@@ -50,7 +51,7 @@ class ChatWriter:
             yield self._whole(CHUNK, ())
         yield DONE
 
-    def body(self) -> Json:
+    def whole(self) -> Json:
         """Return the chat completion."""
         return self._whole(WHOLE, [self._choice(number) for number in range(len(self._answers))]) | self._extra
 

@@ -14,6 +14,7 @@ from localllm.server.collected import Collected, timings
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import DONE, FINISHED, ReplyHead, usage_of
 from localllm.server.openai.logprobs import Lists
+from localllm.server.streams import Writer
 from localllm.server.turn import Json
 
 KIND = "text_completion"
@@ -37,7 +38,7 @@ class _Choice:
         self.echoed = echo is None
 
 
-class CompletionWriter:
+class CompletionWriter(Writer[tuple[int, Event]]):
     """Converts events to chunks or one object."""
 
     def __init__(self, head: ReplyHead, echoes: Sequence[Echo | None], n: int, asked: GenerationBody) -> None:
@@ -45,10 +46,10 @@ class CompletionWriter:
         self._prompts = len(echoes)
         self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
 
-    def add(self, prompt: int, event: Event) -> int:
-        """Add an event of a prompt, and return the number of its choice."""
-        number = prompt * self._n + event.choice
-        choice = self._choices[number]
+    def add(self, numbered: tuple[int, Event]) -> None:
+        """Add an event with the number of its prompt."""
+        prompt, event = numbered
+        choice = self._choices[prompt * self._n + event.choice]
         choice.answer.add(event)
         match event:
             case Started() if choice.echo is not None and choice.echo.first is not None:
@@ -58,16 +59,16 @@ class CompletionWriter:
                     choice.lists.add(logprob)
             case Token() if event.logprob is not None:
                 choice.lists.add(event.logprob)
-        return number
 
-    def chunks(self, prompt: int, event: Event) -> Iterator[Json]:
-        """Yield the chunks for an event."""
+    def events(self, numbered: tuple[int, Event]) -> Iterator[Json]:
+        """Yield the chunks for an event with the number of its prompt."""
+        prompt, event = numbered
         number = prompt * self._n + event.choice
         choice = self._choices[number]
         if isinstance(event, Token | Finished) and choice.echo is not None and not choice.echoed:
             choice.echoed = True
             yield self._chunk(number, choice.echo.text)
-        self.add(prompt, event)
+        self.add(numbered)
         match event:
             case Started() | Prefilled() if self._asked.return_progress:
                 yield self._chunk(number, "", logprobs=False) | choice.answer.progress.prefill
@@ -92,7 +93,7 @@ class CompletionWriter:
             yield self._whole(())
         yield DONE
 
-    def body(self) -> Json:
+    def whole(self) -> Json:
         """Return the object with all choices, once they are complete."""
         choices = []
         for number, choice in enumerate(self._choices):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,9 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.generation.request import Event
-from localllm.server.collected import drained, written
-from localllm.server.http import Handlers, client, sse
+from localllm.server.http import Handlers, client
 from localllm.server.merge import AT_ONCE, merged
 from localllm.server.openai.completed import CompletionWriter, Echo
 from localllm.server.openai.generation import (
@@ -27,7 +25,6 @@ from localllm.server.turn import Completion, Generation, Json
 
 MAX_PROMPTS = 2048
 MAX_CHOICES = 8192
-Events = AsyncIterator[tuple[int, Event]]
 
 
 class CompletionBody(GenerationBody):
@@ -62,18 +59,10 @@ class Completions(Handlers):
         model = self.service.find(body.model).id
         given, generation = read_completion(body, client(request), self.settings.max_tokens)
         prompts = [await self._prepared(model, each, body, generation) for each in given]
-        writer = CompletionWriter(
-            new_head("cmpl-", model),
-            [echo for _, echo in prompts],
-            generation.n,
-            body,
-        )
-        events = self._events(model, [completion for completion, _ in prompts])
-        if body.stream:
-            chunks = written(events, lambda each: writer.chunks(*each), writer.last)
-            return sse(chunks, self.settings.limits, body.sse_ping_interval)
-        await drained(events, lambda each: writer.add(*each))
-        return writer.body()
+        writer = CompletionWriter(new_head("cmpl-", model), [echo for _, echo in prompts], generation.n, body)
+        streams = [self.service.complete(model, completion) for completion, _ in prompts]
+        events = merged(streams, max(AT_ONCE // generation.n, 1))
+        return await self.answer(events, writer, body.stream, body.sse_ping_interval)
 
     async def _prepared(
         self, model: str, given: Input, asked: CompletionBody, generation: Generation
@@ -96,10 +85,6 @@ class Completions(Handlers):
         added = ids != plain and ids[len(ids) - len(plain) :] == plain
         first = None if added or not ids else _text(await self.service.pieces(model, ids[:1]))
         return ids, Echo(text, first)
-
-    def _events(self, model: str, completions: list[Completion]) -> Events:
-        streams = [self.service.complete(model, completion) for completion in completions]
-        return merged(streams, max(AT_ONCE // completions[0].generation.n, 1))
 
 
 def _text(pieces: Sequence[bytes]) -> str:

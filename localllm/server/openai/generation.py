@@ -12,10 +12,10 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from localllm.server.sampling import SamplingBody, Stops, read_sampling
-from localllm.server.structs import MAX_INT, Body, listed, read, wrong
+from localllm.server.structs import MAX_INT, Body, Wrong, listed, read, wrong
 from localllm.server.turn import Generation, Json, Structure, Thinking
 
 CHOICES = 1000
@@ -26,9 +26,14 @@ Choices = str | Annotated[list[str], Meta(max_length=CHOICES)]
 
 
 class SchemaBody(Body):
-    """A JSON schema. An empty schema allows any object, as in llama.cpp."""
+    """A JSON schema. An empty or missing schema allows any object, as in llama.cpp; null is refused."""
 
-    schema: Json | None = None
+    NULLS = ("schema",)
+    schema: Json | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        if self.schema is None:
+            raise Wrong("schema", "expected a JSON schema, which is an object")
 
 
 class ResponseFormat(SchemaBody, kw_only=True):
@@ -36,6 +41,10 @@ class ResponseFormat(SchemaBody, kw_only=True):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaBody | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            SchemaBody.__post_init__(self)
 
     @property
     def structure(self) -> Structure | None:

@@ -204,20 +204,13 @@ def test_health_is_public() -> None:
         assert status({"Authorization": "Bearer wrong"}, path, api_key=(KEY,)) == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "type_of"),
-    [
-        ("/completion", lambda body: body["error"]["type"]),
-        ("/v1/chat/completions", lambda body: body["error"]["type"]),
-        ("/v1/messages", lambda body: body["error"]["type"]),
-    ],
-)
-def test_refusals_have_the_protocols_shape(path: str, type_of: Any) -> None:
+def test_refusals_have_the_protocols_shape() -> None:
     settings = ServerSettings(keys=frozenset({digest(KEY)}))
-    response = call(ScriptedService(), path, {}, settings=settings)
+    response = call(ScriptedService(), "/v1/messages", {}, settings=settings)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
-    assert type_of(response.json()) == "authentication_error"
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Whole(Body):
     number: float | None = None
     flag: bool = False
     choice: Literal["", "x", "y"] = ""
+    either: bool | Literal["high", "low"] | None = None
     inner: Inner | None = None
     texts: ShortText | Annotated[list[ShortText], Meta(max_length=2)] = "t"
     each: Annotated[list[Inner], Meta(min_length=1)] | None = None
@@ -57,7 +58,8 @@ def test_null_counts_as_missing_except_in_raw_values() -> None:
         ({"flag": 1}, "flag: expected true or false, got a number"),
         ({"choice": "z"}, "choice: expected one of x, y; got 'z'"),
         ({"choice": "` - at `$.text`"}, "choice: expected one of x, y; got '` - at `$.text`'"),
-        ({"choice": []}, "choice: expected a text, got a list"),
+        ({"choice": []}, "choice: expected one of x, y, got a list"),
+        ({"either": 5}, "either: expected true or false or one of high, low, got a number"),
         ({"inner": {}}, "inner.name: required, but missing"),
         ({"inner": {"name": None}}, "inner.name: required, but missing"),
         ({"inner": {"name": "bad"}}, "inner.name: is bad"),

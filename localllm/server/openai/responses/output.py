@@ -52,51 +52,18 @@ class Item:
         return self._event(kind) | {"content_index": 0}
 
 
-class ReasoningItem(Item):
-    """A reasoning item."""
+class TextItem(Item):
+    """An item with one part of text."""
 
-    PREFIX = "rs_"
-
-    def json(self) -> Json:
-        content = [self._part(self.text)] if self.status != "in_progress" else []
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": self.status,
-            "summary": [],
-            "content": content,
-            "encrypted_content": None,
-        }
-
-    def opened(self) -> Iterator[Json]:
-        yield from super().opened()
-        yield self._part_event("content_part.added") | {"part": self._part("")}
-
-    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
-        self._texts.append(text)
-        yield self._part_event("reasoning_text.delta") | {"delta": text}
-
-    def closed(self, status: Status) -> Iterator[Json]:
-        yield self._part_event("reasoning_text.done") | {"text": self.text}
-        yield self._part_event("content_part.done") | {"part": self._part(self.text)}
-        yield from super().closed(status)
-
-    def _part(self, text: str) -> Json:
-        return {"type": "reasoning_text", "text": text}
-
-
-class Message(Item):
-    """A message with the text of the output."""
-
-    PREFIX = "msg_"
+    TEXT: ClassVar[str]  # the type of the text: reasoning_text or output_text
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self._logprobs: list[Json] = []
 
-    def json(self) -> Json:
-        content = [self._part(self.text)] if self.status != "in_progress" else []
-        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+    @property
+    def _content(self) -> list[Json]:
+        return [self._part(self.text)] if self.status != "in_progress" else []
 
     def opened(self) -> Iterator[Json]:
         yield from super().opened()
@@ -105,15 +72,56 @@ class Message(Item):
     def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
         self._texts.append(text)
         self._logprobs += logprobs
-        yield self._part_event("output_text.delta") | {"delta": text, "logprobs": logprobs}
+        yield self._part_event(f"{self.TEXT}.delta") | {"delta": text} | self._extra(logprobs)
 
     def closed(self, status: Status) -> Iterator[Json]:
-        yield self._part_event("output_text.done") | {"text": self.text, "logprobs": self._logprobs}
+        yield self._part_event(f"{self.TEXT}.done") | {"text": self.text} | self._extra(self._logprobs)
         yield self._part_event("content_part.done") | {"part": self._part(self.text)}
         yield from super().closed(status)
 
+    def _extra(self, logprobs: list[Json]) -> Json:
+        """Return the fields of an event besides the text."""
+        return {}
+
     def _part(self, text: str) -> Json:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+        return {"type": self.TEXT, "text": text}
+
+
+class ReasoningItem(TextItem):
+    """A reasoning item."""
+
+    PREFIX, TEXT = "rs_", "reasoning_text"
+
+    def json(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": self._content,
+            "encrypted_content": None,
+        }
+
+
+class Message(TextItem):
+    """A message with the text of the output."""
+
+    PREFIX, TEXT = "msg_", "output_text"
+
+    def json(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": self.status,
+            "role": "assistant",
+            "content": self._content,
+        }
+
+    def _extra(self, logprobs: list[Json]) -> Json:
+        return {"logprobs": logprobs}
+
+    def _part(self, text: str) -> Json:
+        return super()._part(text) | {"annotations": [], "logprobs": list(self._logprobs)}
 
 
 class FunctionCall(Item):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.request import Event
-from localllm.server.collected import closing, drained, written
-from localllm.server.errors import refusal_of
-from localllm.server.http import Handlers, client, sse
+from localllm.server.http import Handlers, client
 from localllm.server.openai.generation import (
     Alternatives,
     Effort,
@@ -30,7 +28,6 @@ from localllm.server.openai.responses.tools import Named, Tools, read_response_t
 from localllm.server.openai.responses.writer import ResponseWriter
 from localllm.server.structs import Body, Strings, listed, read, wrong
 from localllm.server.turn import Generation, Json, ToolChoice, Turn
-from localllm.server.wire import frame
 
 STORED = {  # fields that need stored responses, with an alternative
     "previous_response_id": "nothing is stored; send the whole conversation as input",
@@ -154,13 +151,9 @@ class Responses(Handlers):
         """Create a response."""
         model = self.service.find(body.model).id
         asked = read_response(body, client(request), self.settings.max_tokens)
-        writer = ResponseWriter(new_head("resp_", model), asked.repeated, asked.tools, body)
+        writer = ResponseWriter(new_head("resp_", model), asked.repeated, asked.tools, body, asked.empty)
         given = _nothing() if asked.empty else self.service.answer(model, asked.turn)
-        events = written(given, writer.events, writer.empty if asked.empty else tuple)
-        if body.stream:
-            return sse(_framed(events, writer), self.settings.limits, body.sse_ping_interval)
-        await drained(events)
-        return writer.response()
+        return await self.answer(given, writer, body.stream, body.sse_ping_interval)
 
     async def count(self, request: Request, body: ResponseBody) -> Json:
         """Return the number of tokens in the prompt."""
@@ -170,26 +163,7 @@ class Responses(Handlers):
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-async def _nothing() -> AsyncIterator[Event]:
+async def _nothing() -> AsyncGenerator[Event, None]:
     events: list[Event] = []
     for event in events:
         yield event
-
-
-async def _framed(events: AsyncIterator[Json], writer: ResponseWriter) -> AsyncIterator[bytes]:
-    """Yield events as bytes. An error after the first event ends the response with status failed."""
-    begun = False
-    try:
-        async with closing(events):
-            async for event in events:
-                begun = True
-                yield frame(event, event["type"])
-    except Exception as error:
-        if not begun:
-            raise
-        for data in _frames(writer.failed(refusal_of(error))):
-            yield data
-
-
-def _frames(events: Iterable[Json]) -> Iterable[bytes]:
-    return (frame(event, event["type"]) for event in events)

@@ -8,19 +8,22 @@ from collections.abc import Iterator, Mapping
 from localllm.generation.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.generation.request import Event, Finished, Prefilled, Started, Token
 from localllm.server.collected import Collected, timings
-from localllm.server.errors import Refusal
+from localllm.server.errors import refusal_of
 from localllm.server.openai.generation import GenerationBody
 from localllm.server.openai.head import ReplyHead
 from localllm.server.openai.logprobs import chat_entry
 from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, ReasoningItem
 from localllm.server.openai.responses.tools import Named
+from localllm.server.streams import Writer
 from localllm.server.turn import Json
 
 CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # OpenAI's error codes
 
 
-class ResponseWriter:
+class ResponseWriter(Writer[Event]):
     """Converts the events of a turn to events of a response."""
+
+    named = True
 
     def __init__(
         self,
@@ -28,13 +31,14 @@ class ResponseWriter:
         repeated: Json,
         tools: Mapping[str, Named],
         asked: GenerationBody,
+        empty: bool = False,
     ) -> None:
         self._head, self._repeated, self._tools, self._asked = head, repeated, tools, asked
         self._answer = Collected()
         self._items: list[Item] = []
         self._entries: list[Json] = []
         self._open: Item | None = None
-        self._status = "in_progress"
+        self._status = "completed" if empty else "in_progress"
         self._error: Json | None = None
         self._number = -1
 
@@ -46,19 +50,19 @@ class ResponseWriter:
                 made["timings"] = self._answer.progress.timings
             yield self._numbered(made)
 
-    def empty(self) -> Iterator[Json]:
+    def last(self) -> Iterator[Json]:
         """Yield the events of an empty response."""
-        self._status = "completed"
-        for kind in ("created", "in_progress", "completed"):
+        for kind in ("created", "in_progress", "completed") if self._number < 0 else ():
             yield self._numbered(self._response_event(kind))
 
-    def failed(self, refusal: Refusal) -> Iterator[Json]:
-        """Yield the events that end a response that failed after its start."""
+    def failed(self, error: Exception) -> Iterator[Json]:
+        """Yield the event of a response that failed after its start."""
+        refusal = refusal_of(error)
         self._status = "failed"
         self._error = {"code": CODES.get(refusal.kind, "server_error"), "message": refusal.message}
         yield self._numbered(self._response_event("failed"))
 
-    def response(self) -> Json:
+    def whole(self) -> Json:
         """Return the response in its current state."""
         finished = self._status not in ("in_progress", "failed")
         length = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
@@ -138,7 +142,7 @@ class ResponseWriter:
             self._open = None
 
     def _response_event(self, kind: str) -> Json:
-        return {"type": f"response.{kind}", "response": self.response()}
+        return {"type": f"response.{kind}", "response": self.whole()}
 
     def _numbered(self, event: Json) -> Json:
         self._number += 1

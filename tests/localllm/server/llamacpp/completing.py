@@ -24,9 +24,3 @@ def asked(**body: Any) -> Completion:
     found = service.asked[-1]
     assert isinstance(found, Completion)
     return found
-
-
-def refusal(**body: Any) -> Any:
-    response = call(ScriptedService(), "/completion", {"prompt": "x"} | body)
-    assert response.status_code in (400, 501), response.text
-    return response.status_code, response.json()["error"]

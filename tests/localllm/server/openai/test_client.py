@@ -14,13 +14,15 @@ import pytest
 from localllm.generation.request import Prefilled, Started
 from localllm.server.app import make_app
 from localllm.server.settings import ServerSettings
-from tests.localllm.server.openai.test_responses import ADD, PATCH, everything
+from tests.localllm.server.openai.test_responses import ADD
 from tests.localllm.server.scripted import ScriptedService, called, done, likely, said, script, thought
+from tests.localllm.server.test_exchanges import SCRIPTS
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
 pydantic = pytest.importorskip("pydantic", reason="the openai package is not installed")
 
 T = TypeVar("T")
+PATCH: Any = {"type": "custom", "name": "patch"}
 USER: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -105,7 +107,7 @@ def test_completions() -> None:
 
 def test_a_response() -> None:
     asked: Any = {"model": "x", "input": "Hi", "tools": [ADD, PATCH], "instructions": "Be short."}
-    body = use(ScriptedService(everything()), lambda it: it.responses.create(**asked))
+    body = use(ScriptedService(SCRIPTS["tools"]), lambda it: it.responses.create(**asked))
     strict(body)
     assert body.output_text == "Now"
     assert [item.type for item in body.output] == ["reasoning", "message", "function_call", "custom_tool_call"]
@@ -125,7 +127,7 @@ def test_a_streamed_response() -> None:
         stream = await it.responses.create(model="x", input="Hi", tools=[ADD, PATCH], stream=True)
         return [event async for event in stream]
 
-    found = use(ScriptedService(everything()), work)
+    found = use(ScriptedService(SCRIPTS["tools"]), work)
     for event in found:
         events_of.validate_python(event.model_dump(by_alias=True, exclude_unset=True))
     assert found[-1].type == "response.completed"
