@@ -52,6 +52,9 @@ class ModelName(Options):
         help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
     )  # fmt: skip
 
+    # From the configuration, for commands whose MODEL it does not replace
+    default_model: str = option("", help="")
+
     @property
     def named(self) -> bool:
         """Return whether a model was given."""
@@ -152,8 +155,9 @@ class ConfigurationOptions(Options):
 @dataclass(frozen=True, slots=True)
 class ConfigOptions(Options):
     words: tuple[str, ...] = _words(
-        help="show the options of one command; path: only the file's name; check: only whether all is well",
-        metavar="[COMMAND|path|check]",
+        help="show the options of one command; path: only the file's name; check: only whether all is well; set and "
+        "unset: change an option in the file, such as set model NAME, or set chat.no-history true",
+        metavar="[COMMAND|path|check|set KEY VALUE|unset KEY]",
     )
     json: bool = option(False, "--json", help="print everything as JSON")
     preset: str = same(ConfigurationOptions, "preset")
@@ -215,6 +219,7 @@ class EmbedOptions(ModelName):
 class ShowOptions(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
     load: LoadOptions = group(LoadOptions, only=CACHE_OPTIONS)
+    speed: bool = option(False, "--speed", help="forecast the speed of decoding, as is done on a terminal")
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="list the supported weight formats (no MODEL)")
     archs: bool = option(False, "--archs", help="list the supported architectures (no MODEL)")

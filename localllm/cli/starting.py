@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from localllm.cli import options, tool_options
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, asking
-from localllm.cli.naming import model_and_words, one_model, several_models
+from localllm.cli.naming import BUNDLED, model_and_words, one_model, several_models
+from localllm.cli.terminal.asking import on_terminal
 from localllm.cli.terminal.console import room
 from localllm.options import ServeOptions
 
@@ -25,7 +26,11 @@ def chat(model: options.ModelName, own: options.ChatOptions, *rest: Any) -> None
 
     asked = asking({}, own, "", *rest)
     going_on = last_talked(own, asked.keeping)
-    chat(one_model(model, going_on.model if going_on is not None else "demo"), going_on, asked)
+    if going_on is None and not model.named and on_terminal():
+        from localllm.cli.commands.first_model import first_model
+
+        return chat(first_model() or BUNDLED, None, asked)
+    chat(one_model(model, going_on.model if going_on is not None else BUNDLED), going_on, asked)
 
 
 def run(where: Mapping[str, str], own: options.RunOptions, *rest: Any) -> None:
@@ -44,7 +49,7 @@ def _prompted(where: Mapping[str, str], own: Prompted, *rest: Any) -> tuple[str,
     """Return the model and the request of a command that answers one prompt."""
     from localllm.cli.commands.run import read_prompt
 
-    name, words = model_and_words(own)
+    name, words = model_and_words(own, BUNDLED)
     return name, asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *rest)
 
 
@@ -57,9 +62,10 @@ def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
 def serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    if not model.named and not own.models:
+    default = "" if own.models else model.default_model
+    if not model.named and not own.models and not default:
         raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
-    serve(own, one_model(model) if model.named else "", *rest)
+    serve(own, one_model(model, default) if model.named or default else "", *rest)
 
 
 def web(
@@ -69,7 +75,8 @@ def web(
 
     if own.no_web:
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
-    serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
+    name = one_model(model, model.default_model or BUNDLED) if model.named or not own.models else ""
+    serve(own, name, opening, sampling, browser=True)
 
 
 def show(model: options.ModelName, own: options.ShowOptions) -> None:

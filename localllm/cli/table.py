@@ -163,10 +163,10 @@ _COMMANDS: dict[str, Command] = {
 
 
 _CONFIG = Command(
-    "[COMMAND|path|check]",
-    "show the value of every option and where it comes from",
+    "[COMMAND|path|check|set KEY VALUE|unset KEY]",
+    "show or change the configuration: the default model and every option",
     "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
-    "defaults.",
+    "defaults. `config set model NAME` chooses the default model, which commands without MODEL use.",
     (options.ConfigOptions,),
     "commands.config:config",
 )

@@ -1,0 +1,191 @@
+"""Forecast the tokens per second of decoding on the processor, before a model is loaded.
+
+The time of a token is the time to multiply by each matrix, to read the cache, and to start the kernels. `DecodeSpeed`
+measures these speeds with the kernels that decode, in a tenth of a second for each weight format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cpu import bind
+from localllm.backends.cpu.backend import CpuBackend, CpuExecutable, default_threads
+from localllm.backends.cpu.budget import memory
+from localllm.backends.cpu.isa import host
+from localllm.backends.cpu.memory import Arena
+from localllm.backends.cpu.roofs import read_rates
+from localllm.base.machine.memory import memory as system_memory
+from localllm.gguf import GGUFFile
+from localllm.hub.short_names import KnownModel
+from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
+from localllm.models import ARCHITECTURES, Config, architecture_of, read_config, record
+from localllm.options.diffusion import CANVAS
+from localllm.plan import Batch, Embed, Plan, Recorder, Tensor, Value
+from localllm.quant import FORMATS, row_bytes
+
+READ, LEAST = 128 << 20, 1 << 20  # bytes of a measured matrix: several times the cache of a core, but not more than
+#                                   a token reads
+COLUMNS, SMALL = 2048, 256  # columns of a measured matrix, and of a matrix that takes hardly any time
+PASSES, WARM = 12, 2  # timed passes, and passes before them
+CHAIN = 64  # products in a row, to time one kernel call
+CALLS = 500  # kernel calls of a token in a model with 30 layers, where no plan is known
+_DISTINCT = 64  # random rows, which repeat
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The work of decoding one token."""
+
+    weights: Mapping[str, int]  # bytes of matrices that are read, by format; of experts, those of one token
+    cache: int = 0  # bytes of keys, values and recurrent states
+    calls: int = CALLS  # kernel calls
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.weights.values()) + self.cache
+
+
+class Planned(NamedTuple):
+    """The plan of a model file for a context of `context` tokens."""
+
+    config: Config
+    plan: Plan
+    limits: Limits
+    context: int
+    diffuses: bool
+
+
+def planned(file: GGUFFile, ctx_size: int) -> Planned:
+    """Return the plan of a file, whose weights are not read. Raise ModelError if the architecture is not supported."""
+    architecture = architecture_of(file.metadata)
+    config, diffuses = read_config(file.metadata, architecture.name), architecture.diffusion
+    context = context_of(ctx_size, config, CANVAS if diffuses else DEFAULT_CONTEXT)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
+    return Planned(config, plan, limits_of(context, plan, diffuses=diffuses), context, diffuses)
+
+
+def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> TokenCost:
+    """Return the cost of a token after `tokens` tokens in the cache. Raise BackendError if the CPU cannot run the
+    plan."""
+    threads = default_threads()
+    program = bind.program(plan, limits, threads, host(), cache)
+    found = memory(plan, program, limits, threads, cache)
+    weights: dict[str, int] = {}
+    for op in plan.operations:
+        for read in () if isinstance(op, Embed) else op.reads:
+            if read.weight.name in program.panels:
+                held = weights.get(read.weight.format, 0)
+                weights[read.weight.format] = held + read.share(read.weight.bytes)
+    return TokenCost(weights, int(found.read_after(tokens)) - found.weights_per_token, len(program.calls))
+
+
+def cost_of_known(model: KnownModel) -> TokenCost:
+    """Return the cost of a token of a model that is not on this computer. All matrices count in their main format."""
+    format_ = max((name for name in FORMATS if model.quant.startswith(name)), key=len, default="Q8_0")
+    return TokenCost({format_: int(model.bytes * model.read)})
+
+
+class DecodeSpeed:
+    """Measures what decoding takes on this computer with all threads. Results are kept for further models.
+
+    Raises BackendError if the kernels cannot run here.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._backend = CpuBackend(threads)
+        self._products: dict[tuple[str, int], float] = {}
+        self._reads = self._call = self._step = 0.0
+
+    def tokens_per_second(self, cost: TokenCost) -> float:
+        """Return the forecast for a model. Its first call for a format takes about a tenth of a second."""
+        self._measure_calls()
+        size = max(LEAST, min(READ, sum(cost.weights.values()), system_memory().free // 8 or READ))
+        seconds = sum(held / self._product(name, size) for name, held in cost.weights.items())
+        seconds += cost.cache / self._read() if cost.cache else 0.0
+        return 1 / (seconds + cost.calls * self._call + self._step)
+
+    def _product(self, format_: str, size: int) -> float:
+        """Return the bytes per second of a product of a matrix of this size with one row of activations."""
+        if (format_, size) not in self._products:
+            rows = max(size // row_bytes(format_, COLUMNS) // SMALL, 1) * SMALL
+            seconds = max(self._timed(_products(format_, rows, COLUMNS, 1)) - self._step, 1e-9)
+            self._products[format_, size] = rows * row_bytes(format_, COLUMNS) / seconds
+        return self._products[format_, size]
+
+    def _read(self) -> float:
+        """Return the bytes per second of plain reading."""
+        if not self._reads:
+            arena = Arena(READ, "a measurement of bandwidth")
+            at = arena.take(arena.size)
+            arena.view(at, arena.size)[:] = 1  # unwritten pages all map to one cached zero page
+            backend = self._backend
+            self._reads = median(read_rates(backend.library, backend.pool, at, arena.size, PASSES))
+        return self._reads
+
+    def _measure_calls(self) -> None:
+        """Measure the seconds of a step without work, and of each kernel call in a step."""
+        if not self._step:
+            one, many = (self._timed(_products("F32", SMALL, SMALL, count)) for count in (1, CHAIN))
+            self._step, self._call = one, max(many - one, 0.0) / CHAIN
+
+    def _timed(self, plan: Plan) -> float:
+        """Return the median seconds of a step."""
+        executable, batch = self._backend.bind(plan, Limits(1, 1, 1, 1)), _one_row()
+        try:
+            return median(_seconds(executable, batch) for turn in range(WARM + PASSES))
+        finally:
+            executable.close()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _seconds(executable: CpuExecutable, batch: Batch) -> float:
+    began = perf_counter()
+    executable.step(batch)
+    return perf_counter() - began
+
+
+def _one_row() -> Batch:
+    zero = np.zeros(1, np.int32)
+    return Batch(zero, zero, zero, zero, zero[None], zero)
+
+
+def _products(format_: str, rows: int, columns: int, count: int) -> Plan:
+    """Return a plan with `count` products, each with a matrix (rows, columns) of random weights."""
+    recorder = Recorder()
+    x: Value = recorder.embed(_Random("embedding", "F32", 1, columns))
+    for number in range(count):
+        weight: Tensor = _Random(f"matrix {number}", format_, rows, columns)
+        x = recorder.linear(x, weight)
+    return recorder.finish(x)
+
+
+class _Random:
+    """A matrix of random bytes. A few rows repeat."""
+
+    def __init__(self, name: str, format_: str, rows: int, columns: int) -> None:
+        self.name, self.format, self.shape = name, format_, (rows, columns)
+        random = np.random.default_rng(0)
+        self._rows = random.integers(0, 256, (_DISTINCT, row_bytes(format_, columns)), np.uint8)
+        self._rows &= 0xBF  # keeps scales finite in every format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._rows[np.arange(start, stop) % _DISTINCT]
