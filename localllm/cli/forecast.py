@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -29,14 +28,14 @@ from localllm.hub.short_names import KnownModel
 from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
 from localllm.models import ARCHITECTURES, Config, architecture_of, read_config, record
 from localllm.options.diffusion import CANVAS
-from localllm.plan import Batch, Embed, Plan, Recorder, Tensor, Value
+from localllm.plan import Batch, Embed, Plan, Recorder
 from localllm.quant import FORMATS, row_bytes
 
-READ, LEAST = 128 << 20, 1 << 20  # bytes of a measured matrix: several times the cache of a core, but not more than
-#                                   a token reads
-COLUMNS, SMALL = 2048, 256  # columns of a measured matrix, and of a matrix that takes hardly any time
-PASSES, WARM = 12, 2  # timed passes, and passes before them
-CHAIN = 64  # products in a row, to time one kernel call
+READ, LEAST = 128 << 20, 1 << 20  # bytes of the measured matrices together, but not more than a token reads
+WIDTHS = (4096, 2048, 1024, 512, 256)  # of the square matrices that are measured, one after the other
+MATRICES = 8  # minimum number of measured matrices
+PASSES = 12
+CHAIN, NARROW = 64, 96  # small products in a row, to time kernel calls, and their width
 CALLS = 500  # kernel calls of a token in a model with 30 layers, where no plan is known
 _DISTINCT = 64  # random rows, which repeat
 
@@ -114,11 +113,14 @@ class DecodeSpeed:
         return 1 / (seconds + cost.calls * self._call + self._step)
 
     def _product(self, format_: str, size: int) -> float:
-        """Return the bytes per second of a product of a matrix of this size with one row of activations."""
+        """Return the bytes per second at which products read matrices of this size together."""
         if (format_, size) not in self._products:
-            rows = max(size // row_bytes(format_, COLUMNS) // SMALL, 1) * SMALL
-            seconds = max(self._timed(_products(format_, rows, COLUMNS, 1)) - self._step, 1e-9)
-            self._products[format_, size] = rows * row_bytes(format_, COLUMNS) / seconds
+            block = FORMATS[format_].block_values
+            held = {width: width * row_bytes(format_, width) for width in WIDTHS if width % block == 0}
+            width = next((each for each in held if held[each] * MATRICES <= size), min(held))
+            count = max(size // held[width], 1)
+            seconds, calls = self._timed(_products(format_, width, count))
+            self._products[format_, size] = count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
         return self._products[format_, size]
 
     def _read(self) -> float:
@@ -128,20 +130,22 @@ class DecodeSpeed:
             at = arena.take(arena.size)
             arena.view(at, arena.size)[:] = 1  # unwritten pages all map to one cached zero page
             backend = self._backend
-            self._reads = median(read_rates(backend.library, backend.pool, at, arena.size, PASSES))
+            self._reads = max(read_rates(backend.library, backend.pool, at, arena.size, PASSES))
         return self._reads
 
     def _measure_calls(self) -> None:
         """Measure the seconds of a step without work, and of each kernel call in a step."""
         if not self._step:
-            one, many = (self._timed(_products("F32", SMALL, SMALL, count)) for count in (1, CHAIN))
-            self._step, self._call = one, max(many - one, 0.0) / CHAIN
+            (one, few), (long, many) = (self._timed(_products("F32", NARROW, count)) for count in (1, CHAIN))
+            self._call = max(long - one, 0.0) / (many - few)
+            self._step = one
 
-    def _timed(self, plan: Plan) -> float:
-        """Return the median seconds of a step."""
+    def _timed(self, plan: Plan) -> tuple[float, int]:
+        """Return the seconds of a step, and its kernel calls. Only fast steps count, since other programs slow some."""
         executable, batch = self._backend.bind(plan, Limits(1, 1, 1, 1)), _one_row()
         try:
-            return median(_seconds(executable, batch) for turn in range(WARM + PASSES))
+            times = sorted(_seconds(executable, batch) for turn in range(PASSES))
+            return times[PASSES // 4], len(executable.labels)
         finally:
             executable.close()
 
@@ -168,13 +172,12 @@ def _one_row() -> Batch:
     return Batch(zero, zero, zero, zero, zero[None], zero)
 
 
-def _products(format_: str, rows: int, columns: int, count: int) -> Plan:
-    """Return a plan with `count` products, each with a matrix (rows, columns) of random weights."""
+def _products(format_: str, width: int, count: int) -> Plan:
+    """Return a plan with `count` products in a row, each with a matrix (width, width) of random weights."""
     recorder = Recorder()
-    x: Value = recorder.embed(_Random("embedding", "F32", 1, columns))
+    x = recorder.embed(_Random("embedding", "F32", 1, width))
     for number in range(count):
-        weight: Tensor = _Random(f"matrix {number}", format_, rows, columns)
-        x = recorder.linear(x, weight)
+        x = recorder.linear(x, _Random(f"matrix {number}", format_, width, width))
     return recorder.finish(x)
 
 

@@ -24,7 +24,7 @@ from localllm.cli.terminal.answer import (
     write,
 )
 from localllm.cli.terminal.console import RED, YELLOW, say
-from localllm.cli.terminal.formatting import in_columns, parameters, size
+from localllm.cli.terminal.formatting import in_columns, size
 from localllm.cli.terminal.keeping import put_down, take_up
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.wrapping import width_of
@@ -67,11 +67,12 @@ class Talk:
 
     def greet(self, toy: bool) -> None:
         """Print what the model is; `toy` is true for a bundled one. With all statistics, print its place too."""
-        count = parameters(summarize(self.model.plan).parameters) if self.model.plan is not None else ""
+        count = summarize(self.model.plan).parameters if self.model.plan is not None else 0
+        held = f"{count / 1e9:.3g}B parameters" if count >= 1e9 else f"{count / 1e6:.3g}M parameters"
         if toy:
-            say(f"{self.name}: a toy with {count}. For a real model, leave and type: localllm pull")
+            say(f"{self.name}: a toy with {held}. For a real model, leave and type: localllm pull")
         else:
-            say(f"{self.name}: {count}, a context of {self.model.context} tokens")
+            say(f"{self.name}: {held}, a context of {self.model.context} tokens")
         if self.stats == "full":
             memory = self.model.executable.memory
             cache = f"cache {size(memory.cache)} ({_per_token(memory)})"

@@ -14,6 +14,7 @@ from localllm.backends.base import F16_CACHE, BackendError
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.memory import memory
 from localllm.base.printable import printable
+from localllm.cli.app import UsageError
 from localllm.cli.chat.state import state_folder
 from localllm.cli.commands.config_set import set_option
 from localllm.cli.commands.pull import fetched
@@ -113,10 +114,13 @@ def _fetched(name: str) -> str:
 
 
 def _chosen(name: str) -> str:
-    """Make a model the default model."""
+    """Make a model the default model, if the configuration can be written. Return its name."""
     if name:
-        set_option("", "model", name)
-        say("it is the default model now; `localllm config unset model` undoes that")
+        try:
+            set_option("", "model", name)
+            say("it is the default model now; `localllm config unset model` undoes that")
+        except (UsageError, LocalLLMError) as error:
+            say(f"it does not become the default model: {error}", RED)
     return name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import termios
@@ -31,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def talk(tiny: Path) -> Iterator[Terminal]:
     """A chat shared by several tests. Each test starts and ends at an empty prompt."""
     terminal = Terminal("chat", tiny, *QUICK, columns=100)
-    assert "tiny.gguf on cpu" in terminal.wait_for(READY)
+    assert re.search(r"tiny\.gguf: 0\.\d+M parameters, a context of 128 tokens", terminal.wait_for(READY))
     yield terminal
     terminal.type("/bye" + ENTER)
     assert terminal.end() == 0
