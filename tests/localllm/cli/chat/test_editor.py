@@ -116,6 +116,17 @@ def test_a_terminal_changes_its_width(talk: Terminal) -> None:
     talk.wait_for(READY)
 
 
+def test_a_message_that_does_not_fit_returns_to_the_prompt(talk: Terminal) -> None:
+    talk.type("begin " + "one " * 150 + "end" + ENTER)
+    assert "the context holds 128; shorten it" in talk.wait_for(r"(?s)>>> begin.*end$").replace("\r\n", " ")
+    talk.type("\x15" + "short" + ENTER)  # Ctrl-U clears the line
+    talk.wait_for("of 128 tokens")
+    talk.wait_for(READY)
+    talk.type("/undo" + ENTER)
+    talk.wait_for("removed: short")
+    talk.wait_for(READY)
+
+
 def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal = Terminal("chat", tiny, *ENDLESS, columns=100, shell=True)
     terminal.wait_for(READY)
