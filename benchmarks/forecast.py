@@ -35,7 +35,7 @@ TOKENS, CONTEXT = 48, 256
 
 @contextmanager
 def alone(wanted: bool) -> Iterator[None]:
-    """Run all threads of this process before those of others, for some seconds."""
+    """Give the threads of this process real-time priority."""
 
     def schedule(policy: int, priority: int) -> None:
         for thread in os.listdir("/proc/self/task"):
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measured(name: str, apart: bool) -> dict[str, Any]:
-    """Return one row: forecast and measured tokens per second, and what the forecast is made of."""
+    """Return the forecast and the measured tokens per second as one row."""
     with load(name, ctx_size=CONTEXT) as model, DecodeSpeed() as speed:
         assert model.plan is not None
         cost = cost_of(model.plan, limits_of(CONTEXT, model.plan), model.cache.types, TOKENS // 2)

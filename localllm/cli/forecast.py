@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes, Limits
-from localllm.backends.cpu import bind
-from localllm.backends.cpu.backend import CpuBackend, CpuExecutable, default_threads
-from localllm.backends.cpu.budget import memory
-from localllm.backends.cpu.isa import host
-from localllm.backends.cpu.memory import Arena
-from localllm.backends.cpu.roofs import read_rates
 from localllm.base.machine.memory import memory as system_memory
 from localllm.gguf import GGUFFile
 from localllm.hub.short_names import KnownModel
@@ -30,6 +24,9 @@ from localllm.models import ARCHITECTURES, Config, architecture_of, read_config,
 from localllm.options.diffusion import CANVAS
 from localllm.plan import Batch, Embed, Plan, Recorder
 from localllm.quant import FORMATS, row_bytes
+
+if TYPE_CHECKING:
+    from localllm.backends.cpu.backend import CpuExecutable
 
 READ, LEAST = 128 << 20, 1 << 20  # bytes of the measured matrices together, but not more than a token reads
 WIDTHS = (4096, 2048, 1024, 512, 256)  # of the square matrices that are measured, one after the other
@@ -75,6 +72,11 @@ def planned(file: GGUFFile, ctx_size: int) -> Planned:
 def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> TokenCost:
     """Return the cost of a token after `tokens` tokens in the cache. Raise BackendError if the CPU cannot run the
     plan."""
+    from localllm.backends.cpu import bind
+    from localllm.backends.cpu.backend import default_threads
+    from localllm.backends.cpu.budget import memory
+    from localllm.backends.cpu.isa import host
+
     threads = default_threads()
     program = bind.program(plan, limits, threads, host(), cache)
     found = memory(plan, program, limits, threads, cache)
@@ -100,6 +102,8 @@ class DecodeSpeed:
     """
 
     def __init__(self, threads: int | None = None) -> None:
+        from localllm.backends.cpu.backend import CpuBackend
+
         self._backend = CpuBackend(threads)
         self._products: dict[tuple[str, int], float] = {}
         self._reads = self._call = self._step = 0.0
@@ -125,6 +129,9 @@ class DecodeSpeed:
 
     def _read(self) -> float:
         """Return the bytes per second of plain reading."""
+        from localllm.backends.cpu.memory import Arena
+        from localllm.backends.cpu.roofs import read_rates
+
         if not self._reads:
             arena = Arena(READ, "a measurement of bandwidth")
             at = arena.take(arena.size)

@@ -11,7 +11,6 @@ from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
-from localllm.cli.terminal.console import say
 from localllm.hub.errors import NotHere
 from localllm.hub.labels import ENDING
 from localllm.loading.resolve import BOX, is_model_folder, resolve
@@ -114,18 +113,17 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
     return tuple(names) or (one_model(options.ModelName()),)
 
 
-def model_and_words(own: options.ModelName, default: str = "") -> tuple[str, list[str]]:
-    """Return the model and the other arguments of a command. A note tells if `default` replaces a missing model."""
+def model_and_words(own: options.ModelName, required: bool = True) -> tuple[str, list[str]]:
+    """Return the model and the other arguments of a command. The model may be "" unless it is required."""
     count = model_words(own)
     given = options.ModelName(own.words[:count], own.model, own.hf_repo)
-    if default and not given.named:
-        say(f"note: no default model, so the bundled toy ({default}) answers; `localllm pull` finds a real one")
     try:
-        return one_model(given, default), list(own.words[count:])
+        name = one_model(given) if given.named or required else ""
     except NotHere as error:
         if not own.words[:count] or not _PLAIN.fullmatch(own.words[0]):
             raise
         raise NotHere(f"{error}; -p {own.words[0]} makes it a prompt") from None
+    return name, list(own.words[count:])
 
 
 def lasting(name: str) -> str:

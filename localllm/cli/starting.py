@@ -15,7 +15,7 @@ from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, asking
 from localllm.cli.naming import BUNDLED, model_and_words, one_model, several_models
 from localllm.cli.terminal.asking import on_terminal
-from localllm.cli.terminal.console import room
+from localllm.cli.terminal.console import room, say
 from localllm.options import ServeOptions
 
 Prompted = TypeVar("Prompted", bound=options.PromptOptions)
@@ -49,8 +49,11 @@ def _prompted(where: Mapping[str, str], own: Prompted, *rest: Any) -> tuple[str,
     """Return the model and the request of a command that answers one prompt."""
     from localllm.cli.commands.run import read_prompt
 
-    name, words = model_and_words(own, BUNDLED)
-    return name, asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *rest)
+    name, words = model_and_words(own, required=False)
+    prompt = read_prompt([" ".join(words), own.prompt], own.file)
+    if not name:
+        say(f"note: no default model, so the bundled toy ({BUNDLED}) answers; `localllm pull` finds a real one")
+    return name or BUNDLED, asking(where, own, prompt, *rest)
 
 
 def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
@@ -77,6 +80,18 @@ def web(
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
     name = one_model(model, model.default_model or BUNDLED) if model.named or not own.models else ""
     serve(own, name, opening, sampling, browser=True)
+
+
+def pull(own: options.PullOptions) -> None:
+    """Download a model. Without a name, on a terminal, offer one that suits this computer."""
+    if not own.words and on_terminal():
+        from localllm.cli.commands.first_model import offer_again
+
+        offer_again()
+        return
+    from localllm.cli.commands.pull import pull
+
+    pull(own)
 
 
 def show(model: options.ModelName, own: options.ShowOptions) -> None:

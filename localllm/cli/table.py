@@ -83,7 +83,7 @@ _COMMANDS: dict[str, Command] = {
         "QUANT is a quantization (Q4_K_M) or a prefix of one, or a file name. The default is the largest usual type\n"
         "that fits in free memory. Interrupted downloads resume. Respects HF_TOKEN, HF_ENDPOINT and HF_HOME.",
         (options.PullOptions,),
-        "commands.pull:pull",
+        "starting:pull",
     ),
     "search": Command(
         "WORDS",

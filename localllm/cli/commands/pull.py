@@ -7,7 +7,6 @@ from pathlib import Path
 
 from localllm.cli.app import UsageError, one_word
 from localllm.cli.options import PullOptions
-from localllm.cli.terminal.asking import on_terminal
 from localllm.cli.terminal.console import DownloadProgress, say
 from localllm.cli.terminal.formatting import size
 from localllm.hub import NotHere, StoreError, StoreFolders, locate
@@ -16,12 +15,7 @@ from localllm.hub.short_names import wanted_reference
 
 
 def pull(own: PullOptions) -> None:
-    """Download a model and print its local name. Without a name, on a terminal, offer one that suits this computer."""
-    if not own.words and on_terminal():
-        from localllm.cli.commands.first_model import offer_again
-
-        offer_again()
-        return
+    """Download a model and print its local name."""
     name = one_word(own.words, "USER/REPO[:QUANT]")
     try:
         asked = wanted_reference(name)
