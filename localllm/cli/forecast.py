@@ -111,7 +111,7 @@ class DecodeSpeed:
     def tokens_per_second(self, cost: TokenCost) -> float:
         """Return the forecast for a model. Its first call for a format takes about a tenth of a second."""
         self._measure_calls()
-        size = max(LEAST, min(READ, sum(cost.weights.values()), system_memory().free // 8 or READ))
+        size = max(LEAST, min(_most(), sum(cost.weights.values())))
         seconds = sum(held / self._product(name, size) for name, held in cost.weights.items())
         seconds += cost.cache / self._read() if cost.cache else 0.0
         return 1 / (seconds + cost.calls * self._call + self._step)
@@ -133,7 +133,7 @@ class DecodeSpeed:
         from localllm.backends.cpu.roofs import read_rates
 
         if not self._reads:
-            arena = Arena(READ, "a measurement of bandwidth")
+            arena = Arena(max(LEAST, _most()), "a measurement of bandwidth")
             at = arena.take(arena.size)
             arena.view(at, arena.size)[:] = 1  # unwritten pages all map to one cached zero page
             backend = self._backend
@@ -166,6 +166,11 @@ class DecodeSpeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _most() -> int:
+    """Return the maximum bytes of a measurement: a small part of the free memory."""
+    return min(READ, system_memory().free // 8 or READ)
 
 
 def _seconds(executable: CpuExecutable, batch: Batch) -> float:

@@ -81,7 +81,8 @@ _COMMANDS: dict[str, Command] = {
         "USER/REPO[:QUANT]",
         "download a model from the Hugging Face hub",
         "QUANT is a quantization (Q4_K_M) or a prefix of one, or a file name. The default is the largest usual type\n"
-        "that fits in free memory. Interrupted downloads resume. Respects HF_TOKEN, HF_ENDPOINT and HF_HOME.",
+        "that fits in free memory. Without a name, a terminal shows a model that suits this computer.\n"
+        "Interrupted downloads resume. Respects HF_TOKEN, HF_ENDPOINT and HF_HOME.",
         (options.PullOptions,),
         "starting:pull",
     ),

@@ -33,7 +33,8 @@ def config(own: ConfigOptions) -> None:
         from localllm.cli.commands.config_set import set_option, unset_option
 
         change = set_option if own.words[0] == SET else unset_option
-        return change(own.config, *own.words[1:])
+        print(change(own.config, *own.words[1:]))
+        return
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])

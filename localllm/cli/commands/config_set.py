@@ -26,8 +26,9 @@ from localllm.options.serve import KEYS
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
-def set_option(config: str, *words: str) -> None:
-    """Write KEY = VALUE to the file. KEY is an option that commands share, or COMMAND.OPTION."""
+def set_option(config: str, *words: str) -> str:
+    """Write KEY = VALUE to the file, and return what was written. KEY is an option that commands share, or
+    COMMAND.OPTION."""
     if len(words) < 2:
         raise UsageError("expected KEY and VALUE, as in localllm config set model NAME")
     key, *given = words
@@ -37,21 +38,20 @@ def set_option(config: str, *words: str) -> None:
     texts = [_checked(each, key, text) for text in given]
     value = _toml([_raw(each, text) for text in texts] if len(texts) > 1 else _raw(each, texts[0]))
     _write(config, sources, table, each, value)
-    print(f"{sources.path}: {_name(table, each)} = {'(set)' if each.option.kind is KEYS else value}")
     above = Sources(COMMANDS, config, os.environ).found(table, {}).get(each.name)
     if above is not None and above.source != "file":
         say(f"note: {above.where} comes first", YELLOW)
+    return f"{sources.path}: {_name(table, each)} = {'(set)' if each.option.kind is KEYS else value}"
 
 
-def unset_option(config: str, *words: str) -> None:
-    """Remove KEY from the file."""
+def unset_option(config: str, *words: str) -> str:
+    """Remove KEY from the file, and return what was done."""
     if len(words) != 1:
         raise UsageError("expected one KEY, as in localllm config unset model")
     table, each, sources = _found(config, words[0])
     if not _write(config, sources, table, each, None):
-        say(f"{sources.path} does not set {_name(table, each)}")
-        return
-    print(f"{sources.path}: {_name(table, each)} is no longer set")
+        return f"{sources.path}: {_name(table, each)} was not set"
+    return f"{sources.path}: {_name(table, each)} is no longer set"
 
 
 def _found(config: str, key: str) -> tuple[str, DeclaredOption, Sources]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +96,8 @@ def _offer(declined: Path | None) -> str:
     if here is None and new is None:
         say(f"no model of the table fits {size(free)} of free memory, so the bundled one answers")
     elif declined is not None:
-        declined.touch()
+        with suppress(OSError):  # asked again
+            declined.touch()
         say("`localllm pull` makes this offer again")
     return ""
 
