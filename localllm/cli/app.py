@@ -159,7 +159,7 @@ class _Command(_Strict, TyperCommand):
     def __init__(self, name: str, command: Command) -> None:
         self.shown = {each.name: (group.TITLE, each) for group in command.groups for each in declared(group)}
         self.usage = f"{command.arguments} [OPTIONS]".lstrip()
-        page = f"{command.line[0].upper()}{command.line[1:]}." + (f"\n\n\b\n{command.more}" if command.more else "")
+        page = f"{command.line[0].upper()}{command.line[1:]}." + (f"\n\n{command.more}" if command.more else "")
         options = [each for _, each in self.shown.values() if each.option.flags or each.option.argument]
         super().__init__(
             name,

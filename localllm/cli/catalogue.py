@@ -15,7 +15,8 @@ OWN = "config"  # the command that shows the configuration; its own options cann
 ALIKE = {"web": "serve"}  # command -> the command whose options and configuration it uses
 SHARED = ""  # key of the shared options, in place of a command name
 EACH_TIME = ("force", "yes", "config")  # options that only the command line can set
-APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # options that change a measurement; never shared
+# Never shared: options that change a measurement, and the model of a server, which offers all models without one
+APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size"), ("serve", "model")}
 _SHOWN = 3  # maximum number of commands in a message
 
 

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 from localllm.cli import own_names
 from localllm.cli.app import Command, CommandLine, UsageError, nearest_name
-from localllm.cli.catalogue import ALIKE, OWN, SHARED, Catalogue
+from localllm.cli.catalogue import ALIKE, APART, OWN, SHARED, Catalogue
 from localllm.cli.flags import typed
+from localllm.cli.naming import is_prompt
+from localllm.cli.options import ModelName
 from localllm.cli.presets import PRESETS
-from localllm.cli.tomlfile import TomlFile, read_toml
+from localllm.cli.tomlfile import TomlFile, parse_toml, read_toml
 from localllm.cli.values import value_of, value_of_text
 from localllm.options import DeclaredOption, OptionError
 
@@ -57,9 +59,25 @@ def filled(commands: Mapping[str, Command], line: CommandLine) -> CommandLine:
     if line.name == OWN:
         return line
     sources = Sources(commands, line.values.get("config", ""), os.environ)
-    found = sources.found(ALIKE.get(line.name, line.name), line.values)
+    name, given = ALIKE.get(line.name, line.name), dict(line.values)
+    if _takes_text(commands[name]) and given.get("words") and is_prompt(given["words"][0]):
+        del given["words"]  # no model, so that the configured one counts
+    found = sources.found(name, given)
     values = {option: each.value for option, each in found.items()}
+    if (name, "model") in APART:
+        values["default_model"] = default_model(sources, given)
     return CommandLine(line.name, {**values, **line.values}, {option: each.where for option, each in found.items()})
+
+
+def default_model(sources: Sources, given: Mapping[str, Any]) -> str:
+    """Return the model for commands without MODEL, or "". `given` may choose a preset."""
+    found = sources.found(SHARED, given).get("model")
+    return found.value if found is not None else ""
+
+
+def _takes_text(command: Command) -> bool:
+    """Return whether the arguments of a command are MODEL and a text."""
+    return any(issubclass(group, ModelName) and group is not ModelName for group in command.groups)
 
 
 def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
@@ -77,15 +95,19 @@ class Sources:
     invalid, or a variable names no option.
     """
 
-    def __init__(self, commands: Mapping[str, Command], config: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, commands: Mapping[str, Command], config: str, environ: Mapping[str, str], text: str | None = None
+    ) -> None:
+        """Read the sources. `text` replaces the content of the file."""
         self._commands = commands
         self.path, named = file_path(config, environ)
+        self.keys: dict[tuple[str, str], str] = {}  # keys as the file writes them, by table and option
         self._tables: dict[str, _Entries] = {}  # tables of the file by command; SHARED is the top level of the file
         self.presets = {  # built-in presets have no place
             name: {option: Configured(value, "file", "") for option, value in values.items()}
             for name, values in PRESETS.items()
         }
-        file = read_toml(self.path, named)
+        file = read_toml(self.path, named) if text is None else parse_toml(self.path, text)
         self.has_file = file is not None
         if file is not None and file.content:
             self._read(file)
@@ -170,6 +192,8 @@ class Sources:
             name = self.catalogue.option(command, key, place).name
             if name in entries:
                 raise UsageError(f"{place}: {key} is the same option as in {entries[name].where}; remove one of them")
+            if keys[:1] != (TABLE_OF_PRESETS,):
+                self.keys[command, name] = key
             if name == "preset" and keys[:1] == (TABLE_OF_PRESETS,):
                 raise UsageError(f"{place}: a preset cannot name another preset")
             entries[name] = Configured(raw, "file", place, f"{place}: {key}")

@@ -18,8 +18,10 @@ from typing import Any
 from localllm.base.notices import BeyondTraining, NotUsed
 from localllm.cli.app import CommandLine, UsageError, read_command_line
 from localllm.cli.flags import typed
-from localllm.cli.naming import with_command
+from localllm.cli.naming import model_words, with_command
+from localllm.cli.options import ModelName
 from localllm.cli.table import COMMANDS
+from localllm.cli.terminal.asking import on_terminal
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
@@ -96,7 +98,9 @@ def _dispatch(words: list[str]) -> None:
     if words in (["--version"], ["version"]):
         print(f"localllm {version()}")
         return
-    if not words or words[0] == "help":
+    if not words and on_terminal():
+        words = ["chat"]
+    elif not words or words[0] == "help":
         words = [*words[1:], "--help"]
     line = read_command_line(COMMANDS, with_command(words, COMMANDS))
     if line is not None:
@@ -127,10 +131,11 @@ def _configured(typed_line: CommandLine) -> CommandLine:
 
 
 def _lacks_prompt(values: Mapping[str, Any]) -> bool:
-    """Return whether `run` has a model but no prompt, on a terminal."""
-    named = bool(values.get("model") or values.get("hf_repo"))
-    words = values.get("words", ())
-    return len(words) == (not named) and not values.get("prompt") and not values.get("file") and sys.stdin.isatty()
+    """Return whether `run` has no prompt, on a terminal."""
+    if values.get("prompt") or values.get("file") or not sys.stdin.isatty():
+        return False
+    given = ModelName(*(values.get(key, default) for key, default in (("words", ()), ("model", ""), ("hf_repo", ""))))
+    return len(given.words) == model_words(given)
 
 
 def _explain(error: Exception) -> int:

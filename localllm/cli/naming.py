@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -10,9 +11,14 @@ from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
+from localllm.hub.errors import NotHere
+from localllm.hub.labels import ENDING
 from localllm.loading.resolve import BOX, is_model_folder, resolve
 
+BUNDLED = "demo"  # answers where no model is given and none is configured
 _MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
+_PLAIN = re.compile(r"[A-Za-z]+")  # a name or a word of a sentence
+_NAME = re.compile(r"[\w.:/\\@~+-]+", re.ASCII)  # characters of a model's name
 
 
 def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
@@ -34,23 +40,39 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 def _is_model(word: str) -> bool:
     """Return whether a word names a model, or has a form that only a path or a model name can have."""
     from localllm.cli.expand import own_names
-    from localllm.hub import StoreFolders, everything
     from localllm.hub.reference import REFERENCE
-    from localllm.hub.search import is_path, matches
+    from localllm.hub.search import is_path
     from localllm.hub.short_names import full_name
 
-    path = Path(word)
-    if (
-        path.is_file()
-        or is_model_folder(path)
-        or word in BOX
-        or is_path(word)
-        or REFERENCE.fullmatch(word)
-        or full_name(word)
-        or word.lower() in own_names()
-    ):
+    known = word in BOX or is_path(word) or REFERENCE.fullmatch(word) or full_name(word) or word.lower() in own_names()
+    return bool(known or _is_here(word))
+
+
+def _is_here(word: str) -> bool:
+    """Return whether a word is a file, a folder of a model, or a model in a store."""
+    from localllm.hub import StoreFolders, everything
+    from localllm.hub.search import matches
+
+    if os.path.isfile(word) or (os.path.isdir(word) and is_model_folder(Path(word))):
         return True
     return bool(matches(word, everything(StoreFolders.here())))
+
+
+def is_prompt(word: str) -> bool:
+    """Return whether the first word after `run`, `explain` or `embed` is a prompt for the default model, not MODEL.
+
+    A prompt has a character that names of models lack, such as a space, "?" or an accent. A misspelled name or path is
+    never a prompt, and neither is an existing file or model, whatever its name is.
+    """
+
+    if _NAME.fullmatch(word) or word.endswith(ENDING) or word.startswith(("/", "./", "../", "~/")):
+        return False
+    return not _is_here(word)
+
+
+def model_words(own: options.ModelName) -> int:
+    """Return how many of the words after a command that takes a text name the model: 1 or 0."""
+    return 0 if own.model or own.hf_repo or not own.words or is_prompt(own.words[0]) else 1
 
 
 def _nearest(word: str, commands: Collection[str]) -> str:
@@ -93,7 +115,19 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
     return tuple(names) or (one_model(options.ModelName()),)
 
 
-def model_and_words(own: options.ModelName) -> tuple[str, list[str]]:
-    """Return the model and the other arguments of a command. The model is the first argument unless a flag names it."""
-    count = 0 if own.model or own.hf_repo else 1
-    return one_model(options.ModelName(own.words[:count], own.model, own.hf_repo)), list(own.words[count:])
+def model_and_words(own: options.ModelName, required: bool = True) -> tuple[str, list[str]]:
+    """Return the model and the other arguments of a command. The model may be "" unless it is required."""
+    count = model_words(own)
+    given = options.ModelName(own.words[:count], own.model, own.hf_repo)
+    try:
+        name = one_model(given) if given.named or required else ""
+    except NotHere as error:
+        if not own.words[:count] or not _PLAIN.fullmatch(own.words[0]):
+            raise
+        raise NotHere(f"{error}; -p {own.words[0]} makes it a prompt") from None
+    return name, list(own.words[count:])
+
+
+def lasting(name: str) -> str:
+    """Return a model name that is valid in any working directory."""
+    return os.path.abspath(name) if os.path.exists(name) else name

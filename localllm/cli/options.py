@@ -43,17 +43,19 @@ class ModelName(Options):
 
     TITLE: ClassVar[str] = "Model"
     words: tuple[str, ...] = _words(
-        help="a GGUF file, a model's name (see localllm list), or a built-in model (demo, draft)",
+        help="a GGUF file, a model's name (see localllm list), or a bundled model (demo, draft)",
         metavar="MODEL",
         offers="models",
     )
     model: str = option("", "-m", "--model", metavar="MODEL", offers="models", help="same as MODEL")
     hf_repo: str = option(
         "", "-hf", "-hfr", "--hf-repo", kind=_REPO, offers="models",
-        help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
+        help="a model on the Hugging Face hub, USER/REPO[:QUANT]; downloaded if it is not on this computer",
     )  # fmt: skip
 
     own_names: Mapping[str, str] = option({}, kind=JSON, help="")  # from the configuration (own_names.py)
+    # From the configuration, for commands whose MODEL it does not replace
+    default_model: str = option("", help="")
 
     @property
     def named(self) -> bool:
@@ -70,7 +72,7 @@ class OpeningOptions(Options):
     force: bool = same(
         LoadOptions,
         "force",
-        help=f"{FORCED} using a harmful cache type, {NEAREST_RULE}, using a card that fails its check; "
+        help=f"{FORCED} using a harmful cache type, {NEAREST_RULE}, using a card that failed its check; "
         "with run, replacing a saved --prompt-cache; with explain, replacing the --html FILE",
     )
 
@@ -100,7 +102,7 @@ class KeepingOptions(Options):
     """How to keep a conversation in a file."""
 
     TITLE: ClassVar[str] = "Prompt cache"
-    prompt_cache: str = path("--prompt-cache", help="load text and cache from FILE, and save them there at the end")
+    prompt_cache: str = path("--prompt-cache", help="load text and cache from FILE and save them there at the end")
     prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the --prompt-cache file")
 
 
@@ -136,9 +138,9 @@ class DisplayOptions(Options):
 
     TITLE: ClassVar[str] = "Display"
     plain: bool = option(
-        False, "--plain", help="show answers as the model writes them (default on a terminal: Markdown, words wrapped)"
+        False, "--plain", help="show the model's text unchanged (default on a terminal: wrapped and formatted)"
     )
-    hide_think: bool = option(False, "--hide-think", help="show how long the model thinks, not what")
+    hide_think: bool = option(False, "--hide-think", help="show only the length of the model's reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,11 @@ class ConfigurationOptions(Options):
 
     TITLE: ClassVar[str] = "Configuration"
     preset: str = option(
-        "", "--preset", metavar="NAME", offers="presets", help="a set of options: creative, precise, coding, or yours"
+        "",
+        "--preset",
+        metavar="NAME",
+        offers="presets",
+        help="a set of options: creative, precise, coding, or yours",
     )
     config: str = path("--config", help="read this configuration file (default: see localllm config path)")
 
@@ -155,8 +161,9 @@ class ConfigurationOptions(Options):
 @dataclass(frozen=True, slots=True)
 class ConfigOptions(Options):
     words: tuple[str, ...] = _words(
-        help="show the options of one command; path: only the file's name; check: only whether all is well",
-        metavar="[COMMAND|path|check]",
+        help="show the options of one command; path: only the file's name; check: only whether all is well; set and "
+        "unset: change an option in the file, such as set model NAME, or set chat.no-history true",
+        metavar="[COMMAND|path|check|set KEY VALUE|unset KEY]",
     )
     json: bool = option(False, "--json", help="print everything as JSON")
     preset: str = same(ConfigurationOptions, "preset")
@@ -168,10 +175,10 @@ class ChatOptions(Options):
     context_shift: bool = option(
         False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
     )
-    no_stats: bool = option(False, "--no-stats", help="show no statistics after answers")
+    no_stats: bool = option(False, "--no-stats", help="do not show statistics after answers")
     stats: bool = option(False, "-v", "--verbose", "--stats", help="show all statistics after answers")
-    go_on: bool = option(False, "--continue", help="continue the last conversation, also after a crash")
-    no_history: bool = option(False, "--no-history", help="keep neither messages nor the conversation on disk")
+    go_on: bool = option(False, "--continue", help="continue the last conversation, even after a crash")
+    no_history: bool = option(False, "--no-history", help="do not store messages or the conversation on disk")
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -198,9 +205,9 @@ class RunOptions(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions(PromptOptions):
-    html: str = path("-o", "--html", help="also write one HTML page with every number")
-    candidates: int = option(8, "--candidates", kind=integer(1), help="candidates to list per token of the answer")
-    json: bool = option(False, "--json", help="print everything as JSON, without the answer before it")
+    html: str = path("-o", "--html", help="also write an HTML page with all details")
+    candidates: int = option(8, "--candidates", kind=integer(1), help="number of candidates to list per token")
+    json: bool = option(False, "--json", help="print everything, including the answer, as JSON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +216,8 @@ class EmbedOptions(ModelName):
     words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
     file: str = path("-f", "--file", help="read texts from a file, one per line")
     pooling: str = same(ServeOptions, "pooling")
-    query: str = option("", "--query", kind=TEXT, help="score how well each text answers this query (rerankers)")
-    no_normalize: bool = option(False, "--no-normalize", help="keep the length of vectors (default: 1)")
+    query: str = option("", "--query", kind=TEXT, help="score how well each text matches this query (rerankers)")
+    no_normalize: bool = option(False, "--no-normalize", help="do not scale vectors to length 1")
     json: bool = option(False, "--json", help="print everything as JSON")
 
 
@@ -218,6 +225,7 @@ class EmbedOptions(ModelName):
 class ShowOptions(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
     load: LoadOptions = group(LoadOptions, only=CACHE_OPTIONS)
+    speed: bool = option(False, "--speed", help="forecast the speed of decoding, as is done on a terminal")
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="list the supported weight formats (no MODEL)")
     archs: bool = option(False, "--archs", help="list the supported architectures (no MODEL)")
@@ -226,12 +234,14 @@ class ShowOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class PullOptions(Options):
-    words: tuple[str, ...] = _words(help="a repository of the hub, and which model of it", metavar="USER/REPO[:QUANT]")
+    words: tuple[str, ...] = _words(
+        help="a repository on the hub, and its model to download", metavar="USER/REPO[:QUANT]"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions(Options):
-    words: tuple[str, ...] = _words(help="words of the names", metavar="WORDS")
+    words: tuple[str, ...] = _words(help="words in the repository name", metavar="WORDS")
     own_names: Mapping[str, str] = same(ModelName, "own_names")
     limit: int = option(20, "-n", "--limit", kind=integer(1, 100), help="maximum number of models")
     json: bool = same(ShowOptions, "json")
@@ -244,7 +254,7 @@ class ListModelsOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions(Options):
-    words: tuple[str, ...] = _words(help="a name as localllm list shows it", metavar="NAME", offers="models")
+    words: tuple[str, ...] = _words(help="a name from localllm list", metavar="NAME", offers="models")
     yes: bool = option(False, "-y", "--yes", help="delete without asking")
 
 
@@ -257,8 +267,8 @@ class DevicesOptions(Options):
 class DoctorOptions(Options):
     clean: bool = option(False, "--clean", help="delete compiled code, and prefixes in --cache-dir; never models")
     yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
-    cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
-    gpu: bool = option(False, "--gpu", help="check every kernel on every card, and write a report to send")
+    cache_dir: str = same(ServeOptions, "cache_dir", help="also include this --cache-dir of localllm serve")
+    gpu: bool = option(False, "--gpu", help="check every kernel on every card and write a report that you can send us")
     output: str = path("-o", "--output", help="with --gpu: the report (default: localllm-gpu-DATE-TIME.json)")
     json: bool = same(ShowOptions, "json")
 
@@ -266,11 +276,11 @@ class DoctorOptions(Options):
 @dataclass(frozen=True, slots=True)
 class TopOptions(Options):
     words: tuple[str, ...] = _words(help="the server's address (default: http://127.0.0.1:8080)", metavar="URL")
-    once: bool = option(False, "--once", help="print the numbers once and end, as is done in a pipe anyway")
-    interval: int = option(2, "--interval", kind=integer(1), unit="seconds", help="time from one look to the next")
+    once: bool = option(False, "--once", help="print one screen and exit (default in a pipe)")
+    interval: int = option(2, "--interval", kind=integer(1), unit="seconds", help="time between updates")
     api_key: tuple[str, ...] = same(
         ServeOptions, "api_key",
-        help=Notice("the server's API key (other users of this machine see it: prefer ", Setting("api_key_file"), ")"),
+        help=Notice("the server's API key (other users can see it: prefer ", Setting("api_key_file"), ")"),
     )  # fmt: skip
     api_key_file: str = same(ServeOptions, "api_key_file", help="use the first API key in this file")
 
@@ -283,6 +293,6 @@ class ModelNames(Options):
     words: tuple[str, ...] = same(ModelName, "words")
     model: tuple[str, ...] = option(
         (), "-m", "--model", kind=several(TEXT), repeat=True, metavar="MODEL", offers="models",
-        help="same as MODEL; repeatable, one model after the other",
+        help="same as MODEL (repeatable)",
     )  # fmt: skip
     hf_repo: str = same(ModelName, "hf_repo")

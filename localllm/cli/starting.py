@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from localllm.cli import options, tool_options
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, asking
-from localllm.cli.naming import model_and_words, one_model, several_models
-from localllm.cli.terminal.console import room
+from localllm.cli.naming import BUNDLED, model_and_words, one_model, several_models
+from localllm.cli.terminal.asking import on_terminal
+from localllm.cli.terminal.console import room, say
 from localllm.options import ServeOptions
 
 Prompted = TypeVar("Prompted", bound=options.PromptOptions)
@@ -25,7 +26,11 @@ def chat(model: options.ModelName, own: options.ChatOptions, *rest: Any) -> None
 
     asked = asking({}, own, "", *rest)
     going_on = last_talked(own, asked.keeping)
-    chat(one_model(model, going_on.model if going_on is not None else "demo"), going_on, asked)
+    if going_on is None and not model.named and on_terminal():
+        from localllm.cli.commands.first_model import first_model
+
+        return chat(first_model() or BUNDLED, None, asked)
+    chat(one_model(model, going_on.model if going_on is not None else BUNDLED), going_on, asked)
 
 
 def run(where: Mapping[str, str], own: options.RunOptions, *rest: Any) -> None:
@@ -44,8 +49,11 @@ def _prompted(where: Mapping[str, str], own: Prompted, *rest: Any) -> tuple[str,
     """Return the model and the request of a command that answers one prompt."""
     from localllm.cli.commands.run import read_prompt
 
-    name, words = model_and_words(own)
-    return name, asking(where, own, read_prompt([" ".join(words), own.prompt], own.file), *rest)
+    name, words = model_and_words(own, required=False)
+    prompt = read_prompt([" ".join(words), own.prompt], own.file)
+    if not name:
+        say(f"note: no default model, so the bundled toy ({BUNDLED}) answers; `localllm pull` finds a real one")
+    return name or BUNDLED, asking(where, own, prompt, *rest)
 
 
 def embed(own: options.EmbedOptions, opening: options.OpeningOptions) -> None:
@@ -59,7 +67,8 @@ def serve(
 ) -> None:
     from localllm.cli.commands.serve import serve
 
-    serve(own, one_model(model) if model.named else "", opening, sampling, names=model.own_names)
+    name = one_model(model) if model.named else ""
+    serve(own, name, opening, sampling, default=model.default_model, names=model.own_names)
 
 
 def web(
@@ -69,7 +78,20 @@ def web(
 
     if own.no_web:
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
-    serve(own, one_model(model) if model.named else "", opening, sampling, browser=True, names=model.own_names)
+    name = one_model(model) if model.named else ""
+    serve(own, name, opening, sampling, browser=True, default=model.default_model, names=model.own_names)
+
+
+def pull(own: options.PullOptions) -> None:
+    """Download a model. Without a name, on a terminal, offer one that suits this computer."""
+    if not own.words and on_terminal():
+        from localllm.cli.commands.first_model import offer_again
+
+        offer_again()
+        return
+    from localllm.cli.commands.pull import pull
+
+    pull(own)
 
 
 def show(model: options.ModelName, own: options.ShowOptions) -> None:

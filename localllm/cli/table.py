@@ -23,26 +23,26 @@ _EXPLAINING = (options.OpeningOptions, AnswerOptions, options.FormatOptions, opt
 _COMMANDS: dict[str, Command] = {
     "chat": Command(
         "[MODEL]",
-        "chat with a model (default: the built-in demo)",
-        "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. From a pipe, every line is one turn.",
+        "chat with a model (default: the bundled demo)",
+        "Ctrl-C stops an answer, Ctrl-D quits, and /help lists the commands. From a pipe, every line is one turn.",
         (options.ModelName, options.ChatOptions, *_ANSWERING),
         "starting:chat",
     ),
     "run": Command(
         "MODEL [PROMPT]",
         "answer one prompt on stdout",
-        "The prompt is PROMPT, piped input, or both in this order. If the file has a chat template, the prompt is one\n"
-        "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text. A diffusion\n"
-        "model fills in the answer step by step; see docs/diffusion.md.",
+        "The prompt is PROMPT, piped input, or both in this order. If the model has a chat template, the prompt is\n"
+        "one turn of a chat. Otherwise, or with --raw, the model continues it as plain text. A diffusion model fills\n"
+        "in the answer step by step; see docs/diffusion.md.",
         (options.RunOptions, *_ANSWERING, DiffusionOptions),
         "starting:run",
         placed=True,
     ),
     "explain": Command(
         "MODEL [PROMPT]",
-        "show how an answer is made: tokens, time, bytes, candidates, drafts",
-        "Answers like run, with the same tokens for the same seed, and shows what happened. Every number comes from\n"
-        "this run. See docs/explain.md.",
+        "show how an answer is generated: tokens, time, bytes, candidates, drafts",
+        "Answers like run, with the same tokens for the same seed, and then explains the answer. Every number is\n"
+        "measured in this run. See docs/explain.md.",
         (options.ExplainOptions, *_EXPLAINING),
         "starting:explain",
         placed=True,
@@ -50,89 +50,90 @@ _COMMANDS: dict[str, Command] = {
     "embed": Command(
         "MODEL [TEXT...]",
         "print embeddings of texts, or rank documents",
-        "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
+        "Each TEXT, or each line of FILE or of piped input, is one text. With --query, a reranker scores the texts.",
         (options.EmbedOptions, options.OpeningOptions),
         "starting:embed",
     ),
     "serve": Command(
         "[MODEL]",
-        "answer programs over HTTP",
-        "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
-        "company. Without MODEL, offers every model that localllm list shows; each loads when a request names it.",
+        "serve models to other programs over HTTP",
+        "Supports the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request gives identical tokens whether it\n"
+        "runs alone or alongside others. Without MODEL, offers every model that localllm list shows, loaded on demand.",
         _SERVING,
         "starting:serve",
     ),
     "web": Command(
         "[MODEL]",
         "chat with the models on this computer on a web page",
-        "Runs the same server as localllm serve, and opens its page in the browser.",
+        "Starts the same server as localllm serve and opens its page in the browser.",
         _SERVING,
         "starting:web",
     ),
     "top": Command(
         "[URL]",
-        "watch a running localllm serve (default: http://127.0.0.1:8080)",
-        "Requests, tokens per second, cache, and percentiles of the time to the first token (TTFT) and between tokens\n"
-        "(ITL), estimated from the buckets of GET /metrics. Leave with q or Ctrl-C.",
+        "monitor a running localllm serve (default: http://127.0.0.1:8080)",
+        "Shows requests, tokens per second, cache use, and percentiles of the time to first token (TTFT) and between\n"
+        "tokens (ITL), estimated from the buckets of GET /metrics. Press q or Ctrl-C to quit.",
         (options.TopOptions,),
         "top.command:top",
     ),
     "pull": Command(
         "USER/REPO[:QUANT]",
-        "fetch a model from the Hugging Face hub",
-        "QUANT is a quantization (Q4_K_M), the beginning of one, or a file's name. Without QUANT, the largest usual\n"
-        "type that fits the free memory. An interrupted pull continues. HF_TOKEN, HF_ENDPOINT and HF_HOME are heeded.",
+        "download a model from the Hugging Face hub",
+        "QUANT is a quantization (Q4_K_M) or a prefix of one, or a file name. The default is the largest usual type\n"
+        "that fits in free memory. Without a name, a terminal shows a model that suits this computer.\n"
+        "Interrupted downloads resume. Respects HF_TOKEN, HF_ENDPOINT and HF_HOME.",
         (options.PullOptions,),
-        "commands.pull:pull",
+        "starting:pull",
     ),
     "search": Command(
         "WORDS",
         "find models on the Hugging Face hub",
-        "Lists repositories with GGUF files whose names contain all words, the most downloaded first.",
+        "Lists repositories with GGUF files whose names contain all words, most downloaded first.",
         (options.SearchOptions,),
         "commands.search:search",
     ),
     "list": Command(
         "",
         "list the models on this computer",
-        "Those that were pulled, and those of llama.cpp, Ollama and LM Studio. Each name can be given as MODEL.",
+        "Includes models downloaded by pull and by llama.cpp, Ollama and LM Studio. Use any of these names as MODEL.",
         (options.ListModelsOptions,),
         "commands.list:list_models",
     ),
     "rm": Command(
         "NAME",
-        "delete a model that pull has fetched",
+        "delete a model that was downloaded by pull",
         "Files of other programs are never deleted.",
         (options.RemoveOptions,),
         "commands.rm:remove",
     ),
     "show": Command(
         "MODEL",
-        "show what is in a model file and what memory it needs",
+        "show a model's properties and memory requirements",
         "",
         (options.ModelName, options.ShowOptions),
         "starting:show",
     ),
     "bench": Command(
         "MODEL...",
-        "measure speed, as llama-bench does",
+        "measure speed, like llama-bench",
         "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.\n"
-        "p50, p90, p99 ms: time from one decoded token to the next. load s: opening the model. peak: most memory used.",
+        "p50, p90, p99 ms: time between decoded tokens. load s: time to load the model. peak: highest memory use.",
         (options.ModelNames, tool_options.BenchOptions),
         "starting:bench",
     ),
     "devices": Command(
         "",
         "list the devices that can run models",
-        "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
+        "Shows the memory and copy speed of each device. If a kind of device is missing, the reason is on stderr.",
         (options.DevicesOptions,),
         "commands.devices:devices",
     ),
     "doctor": Command(
         "",
-        "show what a bug report needs to know about this computer",
-        "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.\n"
-        "With --gpu: whether every kernel computes on each device what the NumPy reference computes.",
+        "show details of this computer for a bug report",
+        "Shows versions, processor, kernels, memory, speed, devices and caches. Takes a few seconds. With --gpu,\n"
+        "compares every kernel on each device with the NumPy reference.",
         (options.DoctorOptions,),
         "commands.doctor:doctor",
     ),
@@ -145,8 +146,8 @@ _COMMANDS: dict[str, Command] = {
     ),
     "imatrix": Command(
         "MODEL",
-        "measure which weights matter on a text, for quantize --imatrix",
-        "Averages the squared inputs of every matrix over the text. llama.cpp can read the file.",
+        "measure which weights matter most, for quantize --imatrix",
+        "Averages the squared inputs of every matrix over a text. llama.cpp can read the file.",
         (options.ModelName, tool_options.ImatrixOptions, options.MeasuringOptions),
         "starting:imatrix",
     ),
@@ -154,8 +155,8 @@ _COMMANDS: dict[str, Command] = {
         "IN [OUT] TYPE",
         "make a smaller model file",
         "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
-        "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
-        "replace TYPE.",
+        "with the same formats; COPY keeps all formats. Without OUT, the file is written to IN's folder. --fit or\n"
+        "--max-kld can replace TYPE.",
         (tool_options.QuantizeOptions,),
         "commands.quantize:quantize",
     ),
@@ -163,10 +164,10 @@ _COMMANDS: dict[str, Command] = {
 
 
 _CONFIG = Command(
-    "[COMMAND|path|check]",
-    "show the value of every option and where it comes from",
+    "[COMMAND|path|check|set KEY VALUE|unset KEY]",
+    "show or change the configuration: the default model and every option",
     "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
-    "defaults.",
+    "defaults. `config set model NAME` chooses the default model, which commands without MODEL use.",
     (options.ConfigOptions,),
     "commands.config:config",
 )

@@ -48,7 +48,7 @@ class BenchOptions(Options):
     )
     pg: tuple[tuple[int, int], ...] = option(
         (), "-pg", kind=several(Kind(_prompt_and_answer, lambda value: "", "PP,TG")), repeat=True, unit="tokens",
-        help="also a prompt of PP tokens and TG decoded ones, timed together (repeatable)",
+        help="also time a prompt of PP tokens and the decoding of TG tokens together (repeatable)",
     )  # fmt: skip
     n_depth: tuple[int, ...] = option(
         (0,), "-d", "--n-depth", kind=listed(integer(0)), unit="tokens", shown="0", help="tokens already in the cache"
@@ -61,14 +61,12 @@ class BenchOptions(Options):
     )  # fmt: skip
     against: str = option(
         "", "--against", metavar="PROGRAM",
-        help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
+        help="alternate with llama-bench and show the ratio: a program on the PATH, or a path",
     )  # fmt: skip
     plot: str = path(
         "--plot", help="draw the results and the roofs of this machine: FILE.svg, .png or .html (needs matplotlib)"
     )
-    compare: str = path(
-        "--compare", metavar="OLD", help="show the ratio to an older run, which -o json or jsonl printed"
-    )
+    compare: str = path("--compare", metavar="OLD", help="show the ratio to an older run saved with -o json or jsonl")
     gpu_layers: tuple[int | str, ...] = _list("gpu_layers", default=("auto",), kind=listed(LAYERS))
     cache_type_k: tuple[str, ...] = _list("cache_type_k", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
     cache_type_v: tuple[str, ...] = _list("cache_type_v", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
@@ -77,7 +75,7 @@ class BenchOptions(Options):
     )
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --plot FILE, {NEAREST_RULE}")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
-    verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
+    verbose: bool = option(False, "-v", "--verbose", help="report on stderr what is not measured, and why")
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -115,7 +113,7 @@ class PerplexityOptions(Options):
     )
     ppl_stride: int = option(
         0, "--ppl-stride", kind=integer(0), unit="tokens", shown="off",
-        help="let windows overlap: start one every so many tokens, and score as many at its end (0: no overlap)",
+        help="start a window every N tokens and score only its last N (0: no overlap)",
     )  # fmt: skip
     kld: str = path("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
     save_base: str = path("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
@@ -141,25 +139,25 @@ class QuantizeOptions(Options):
         help="the input, the output, and the type to write",
     )  # fmt: skip
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting OUT, {NEAREST_RULE}")
-    dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
+    dry_run: bool = option(False, "--dry-run", help="only show the new format of every tensor and the resulting size")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"
     )
-    imatrix: str = path("--imatrix", help="importance matrix (ours or llama.cpp's), or auto: measure one on -f")
-    method: str = option(
-        "", "--method", kind=one_of("awq", "gptq"), help="awq or gptq: fit the weights to the text of -f"
+    imatrix: str = path(
+        "--imatrix", help="importance matrix from localllm or llama.cpp, or auto: measure one on the -f text"
     )
+    method: str = option("", "--method", kind=one_of("awq", "gptq"), help="awq or gptq: fit the weights to the -f text")
     fit: int = option(
         0, "--fit", kind=SIZE, unit="bytes", shown="",
         help="instead of TYPE: the best mix for this file size (6GB, 700MiB)",
     )  # fmt: skip
     max_kld: float = option(
-        0.0, "--max-kld", kind=above(0), shown="", help="instead of TYPE: the smallest file with this KL divergence"
+        0.0, "--max-kld", kind=above(0), shown="", help="instead of TYPE: the smallest file within this KL divergence"
     )
     pure: bool = option(False, "--pure", help="use one format for all matrices")
     tensor_type: tuple[tuple[str, str], ...] = option(
         (), "--tensor-type", kind=several(pair_of("REGEX=FORMAT")), repeat=True,
-        help="format of tensors whose names match (repeatable; the first match counts)",
+        help="format of tensors whose names match (repeatable; the first match is used)",
     )  # fmt: skip
     output_tensor_type: str = option("", "--output-tensor-type", metavar="FORMAT", help="format of output.weight")
     token_embedding_type: str = option("", "--token-embedding-type", metavar="FORMAT", help="format of the embeddings")
@@ -168,6 +166,6 @@ class QuantizeOptions(Options):
         False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
     )
     file: str = same(PerplexityOptions, "file", help="text to measure on")
-    test: str = path("--test", shown="that of -f", help="another text for perplexity and divergence")
+    test: str = path("--test", shown="the -f text", help="a separate text for perplexity and divergence")
     chunks: int = same(PerplexityOptions, "chunks")
     threads: int | None = same(LoadOptions, "threads")

@@ -119,7 +119,7 @@ class AnswerOptions(Options):
     )  # fmt: skip
     ignore_eos: bool = option(False, "--ignore-eos", help="continue past the end-of-text token")
     parse_special_in_content: bool = option(
-        False, "--parse-special-in-content", help="read control tokens in messages (unsafe)"
+        False, "--parse-special-in-content", help="interpret control tokens in messages (unsafe)"
     )
     chat_template_kwargs: Mapping[str, Any] = option(
         {}, "--chat-template-kwargs", kind=JSON,
@@ -135,18 +135,18 @@ class AnswerOptions(Options):
             "thinking before the answer: ",
             Written(
                 'True, False, a maximum of tokens, or "low", "medium" or "high"',
-                "on, off, N tokens at most, low, medium or high",
+                "on, off, a maximum of N tokens, low, medium or high",
             ),
-            ", if the model can",
+            " (if the model supports it)",
         ),
     )  # fmt: skip
     json_schema: Mapping[str, Any] | str | os.PathLike[str] | None = option(
         None, "--json-schema", "-jf", "--json-schema-file", kind=SCHEMA, offers="files",
-        help="hold the answer to a JSON schema",
+        help="constrain the answer to a JSON schema",
     )  # fmt: skip
     grammar: str = option(
         "", "--grammar", "--grammar-file", metavar="FILE", offers="files",
-        help="hold the answer to a grammar in GBNF or Lark",
+        help="constrain the answer to a grammar in GBNF or Lark",
     )  # fmt: skip
 
     @property

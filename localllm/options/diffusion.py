@@ -39,27 +39,27 @@ class DiffusionOptions(Options):
 
     TITLE: ClassVar[str] = "Diffusion"
     diffusion_steps: int | None = option(
-        None, "--diffusion-steps", kind=optional(integer(1)), shown=str(STEPS), help="steps in which the text settles"
+        None, "--diffusion-steps", kind=optional(integer(1)), shown=str(STEPS), help="number of denoising steps"
     )
     diffusion_algorithm: str | None = option(
         None, "--diffusion-algorithm", kind=_ALGORITHM, shown="confidence",
-        help="which tokens settle first: the most confident by confidence, entropy or margin, or any (random, origin)",
+        help="which tokens to fix first: the most confident by confidence, entropy or margin, or any (random, origin)",
     )  # fmt: skip
     diffusion_eps: float | None = option(
         None, "--diffusion-eps", kind=_EPS, shown=f"{EPS}, or blocks", metavar="N",
-        help="settle tokens anywhere; masked share at the last step",
+        help="fix tokens anywhere; masked share at the last step",
     )  # fmt: skip
     diffusion_block_length: int | None = option(
         None, "--diffusion-block-length", kind=optional(integer(1)), shown=f"{BLOCK_LENGTH} for LLaDA",
-        help="settle blocks of so many tokens, from left to right",
+        help="fix blocks of this size, from left to right",
     )  # fmt: skip
     diffusion_alg_temp: float | None = option(
         None, "--diffusion-alg-temp", kind=_AMOUNT, shown="0",
-        help="draw the tokens that settle at this temperature (0: the most confident)",
+        help="temperature for choosing the tokens to fix (0: the most confident)",
     )  # fmt: skip
     diffusion_cfg_scale: float | None = option(
         None, "--diffusion-cfg-scale", kind=_AMOUNT, shown="0",
-        help="strength of classifier-free guidance (0: off; else two passes a step)",
+        help="strength of classifier-free guidance (0: off; otherwise two passes per step)",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

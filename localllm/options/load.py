@@ -14,7 +14,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp
 CACHE_OPTIONS = ("cache_type_k", "cache_type_v")
 CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 FORCED = "override a refusal:"  # the meaning of --force, before the list of a command
-NEAREST_RULE = "taking the nearest known tokenizer rule"
+NEAREST_RULE = "using the most similar known tokenizer rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LoadOptions(Options):
     TITLE: ClassVar[str] = "Loading"
     ctx_size: int = option(
         0, "-c", "--ctx-size", "--ctx", kind=integer(0), unit="tokens", shown="",
-        help="context size in tokens (0: as trained, maximum 4096)",
+        help="context size in tokens (0: the model's own, up to 4096)",
     )  # fmt: skip
     threads: int | None = option(
         None, "-t", "--threads", kind=optional(integer(1)), help="CPU threads", shown="all processors"
@@ -35,7 +35,7 @@ class LoadOptions(Options):
     )  # fmt: skip
     gpu_layers: int | str = option(
         "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", kind=LAYERS, unit="layers",
-        help="layers on the GPU: the last N (the output counts as one), all, or auto (as many as fit)",
+        help="layers on the GPU: the last N, including the output; all; or auto (however many fit)",
     )  # fmt: skip
     n_cpu_moe: int = option(
         0, "-ncmoe", "--n-cpu-moe", kind=integer(0), unit="layers", shown="",
@@ -43,23 +43,23 @@ class LoadOptions(Options):
     )  # fmt: skip
     device: str = option(
         "", "-dev", "--device", metavar="DEVICE", flag="--device",
-        help="device: number or part of its name (see localllm devices)",
+        help="device: its number or part of its name (see localllm devices)",
     )  # fmt: skip
     cache_type_k: str = option(
         "f16", "-ctk", "--cache-type-k", kind=CACHE_TYPE,
-        help=f"format of the keys in the cache: {', '.join(CACHE_TYPES[:-1])}, or auto",
+        help=f"format of cached keys: {', '.join(CACHE_TYPES[:-1])}, or auto",
     )  # fmt: skip
     cache_type_v: str = option(
         "f16", "-ctv", "--cache-type-v", kind=CACHE_TYPE,
-        help="format of the values in the cache",
+        help="format of cached values",
     )  # fmt: skip
     check_tensors: bool = option(
-        False, "--check-tensors", help="read every weight first, and refuse a file with infinite or NaN values"
+        False, "--check-tensors", help="check every weight first, and refuse a file with infinite or NaN values"
     )
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
         False, "--force",
-        help=f"{FORCED} using a cache type that harms the model, {NEAREST_RULE}, using a card that fails its check",
+        help=f"{FORCED} using a cache type that harms the model, {NEAREST_RULE}, using a card that failed its check",
     )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")
 

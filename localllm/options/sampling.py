@@ -153,7 +153,7 @@ class SamplingOptions(Options):
     )  # fmt: skip
     repeat_last_n: int = option(
         64, "--repeat-last-n", kind=COUNT, unit="tokens", key="penalty_last_n",
-        help="last tokens that the next three penalties consider",
+        help="number of recent tokens considered by the next three penalties",
     )  # fmt: skip
     repeat_penalty: float = option(
         1.0, "--repeat-penalty", kind=DIVISOR, key="penalty_repeat", ollama=True, vllm="repetition_penalty",
@@ -163,7 +163,7 @@ class SamplingOptions(Options):
         0.0, "--presence-penalty", kind=NUMBER, ollama=True, help="subtract this from the logits of repeated tokens"
     )
     frequency_penalty: float = option(
-        0.0, "--frequency-penalty", kind=NUMBER, ollama=True, help="subtract this for each time a token was seen"
+        0.0, "--frequency-penalty", kind=NUMBER, ollama=True, help="subtract this for every occurrence of a token"
     )
     dry_multiplier: float = option(
         0.0, "--dry-multiplier", kind=AMOUNT, help="strength of DRY, a penalty on repeated phrases (0: off)"
@@ -171,10 +171,10 @@ class SamplingOptions(Options):
     dry_base: float = option(1.75, "--dry-base", kind=BASE, help="base of DRY's penalty, which grows with the phrase")
     dry_allowed_length: int = option(
         2, "--dry-allowed-length", kind=COUNT, unit="tokens",
-        help="length of a phrase that may repeat freely, in tokens",
+        help="maximum length of a phrase that may repeat freely",
     )  # fmt: skip
     dry_penalty_last_n: int = option(
-        64, "--dry-penalty-last-n", kind=COUNT, unit="tokens", help="last tokens that DRY considers"
+        64, "--dry-penalty-last-n", kind=COUNT, unit="tokens", help="number of recent tokens considered by DRY"
     )
     dry_sequence_breaker: Sequence[str] = option(
         ("\n", ":", '"', "*"), "--dry-sequence-breaker", kind=BREAKER, repeat=True, finish=_all_but_none,
@@ -182,7 +182,7 @@ class SamplingOptions(Options):
         help=Notice("text that ends a phrase (", Written("several; (): no text", "repeatable; none: no text"), ")"),
     )  # fmt: skip
     dynatemp_range: float = option(
-        0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, with entropy (0: off)"
+        0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, depending on entropy (0: off)"
     )
     dynatemp_exp: float = option(
         1.0, "--dynatemp-exp", kind=AMOUNT, field="dynatemp_exponent", help="exponent of the entropy in that range"
@@ -193,15 +193,15 @@ class SamplingOptions(Options):
     )  # fmt: skip
     adaptive_decay: float = option(
         0.9, "--adaptive-decay", kind=DECAY,
-        help="how slowly adaptive_p forgets the tokens chosen so far",
+        help="how slowly adaptive_p forgets earlier tokens",
     )  # fmt: skip
     mirostat: int = option(
         0, "--mirostat", kind=VERSION, key="mirostat", ollama=True,
-        help="hold the surprise of the text at a target, instead of other samplers: version 1 or 2 (0: off)",
+        help="Mirostat version, 1 or 2: keep the surprise at a target, instead of other samplers (0: off)",
     )  # fmt: skip
     mirostat_tau: float = option(
         5.0, "--mirostat-ent", kind=RATE, unit="bits", key="mirostat_tau", ollama=True,
-        help="Mirostat's target, the mean surprise of a token",
+        help="Mirostat's target: the average surprise per token",
     )  # fmt: skip
     mirostat_eta: float = option(
         0.1, "--mirostat-lr", kind=RATE, key="mirostat_eta", ollama=True, help="Mirostat's learning rate"
@@ -215,12 +215,12 @@ class SamplingOptions(Options):
     samplers: Sequence[str] = option(
         ORDER, "--samplers", "--sampling-seq", "--sampler-seq", kind=SAMPLERS, shown=";".join(ORDER),
         help=Notice(
-            "samplers, in order", Written("", ", with ; or , between them, or as letters (edskypmxt)"),
-            "; also infill and adaptive_p",
+            "samplers, in order", Written("", ", separated by ; or , or given as letters (edskypmxt)"),
+            "; infill and adaptive_p are also available",
         ),
     )  # fmt: skip
     min_keep: int = option(
-        0, kind=COUNT, unit="tokens", help="minimum candidates that typical_p, top_p, min_p and XTC keep"
+        0, kind=COUNT, unit="tokens", help="minimum number of candidates kept by typical_p, top_p, min_p and XTC"
     )
 
     @property

@@ -47,24 +47,24 @@ class ServeOptions(Options):
     TITLE: ClassVar[str] = "Server"
     host: str = option(
         "127.0.0.1", "--host", metavar="ADDRESS",
-        help="address to listen on, or several with commas (0.0.0.0: every network this machine is in)",
+        help="address to listen on, or several separated by commas (0.0.0.0: all networks of this machine)",
     )  # fmt: skip
     port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
     parallel: int = option(
-        4, "-np", "--parallel", kind=integer(1, MAX_PARALLEL), help="answers to write at the same time"
+        4, "-np", "--parallel", kind=integer(1, MAX_PARALLEL), help="number of answers to generate at the same time"
     )
-    max_tokens: int | None = same(AnswerOptions, "max_tokens", help="maximum answer length of requests that give none")
+    max_tokens: int | None = same(AnswerOptions, "max_tokens", help="maximum answer length, for requests that set none")
     alias: str = option(
-        "", "-a", "--alias", metavar="NAME,...", help="names of the model for clients (default: its file)"
+        "", "-a", "--alias", metavar="NAME,...", help="names of the model for clients (default: its file name)"
     )
-    tags: str = option("", "--tags", metavar="TAG,...", help="tags that /v1/models lists; they change nothing else")
+    tags: str = option("", "--tags", metavar="TAG,...", help="tags to list in /v1/models; they have no other effect")
     models: str = option(
         "", "--models", "--models-dir", kind=PATH, metavar="FOLDER", offers="files",
-        help="offer every GGUF file in this folder; each is loaded when a request names it",
+        help="offer every GGUF file in this folder and load it on demand",
     )  # fmt: skip
     memory_limit: int = option(
         0, "--memory-limit", kind=SIZE, shown="",
-        help="memory for models and their caches, such as 12GB; least recently used models are unloaded (0: no limit)",
+        help="memory for models and caches, such as 12GB; unloads the least recently used models (0: no limit)",
     )  # fmt: skip
     manage_models: str = option(
         "auto", "--manage-models", kind=one_of("auto", "on", "off"),
@@ -73,7 +73,7 @@ class ServeOptions(Options):
     )  # fmt: skip
     cache_dir: str = option(
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
-        help="keep the caches of prompts in this folder, so that they survive a restart",
+        help="store prompt caches in this folder, so that they survive a restart",
     )  # fmt: skip
     slot_save_path: str = option(
         "", "--slot-save-path", kind=PATH, metavar="FOLDER",
@@ -81,84 +81,85 @@ class ServeOptions(Options):
     )  # fmt: skip
     embeddings: bool = option(
         False, "--embeddings", "--embedding", "--rerank", "--reranking",
-        help="give embeddings or ranks instead of text (an encoder always does)",
+        help="serve embeddings or ranks instead of text (always on for encoders)",
     )  # fmt: skip
     pooling: str = option(
         "auto", "--pooling", kind=one_of("auto", "none", "mean", "cls", "last", "rank"),
-        help="how a text's tokens become one vector: auto (as the file says), none, mean, cls, last or rank",
+        help="how to pool token vectors: auto (as the file specifies), none, mean, cls, last or rank",
     )  # fmt: skip
     chat_template: str = option(
         "", "--chat-template", "--chat-template-file", metavar="FILE", offers="files",
-        help="use this chat template, not the model's: a file, a Jinja text, or a format such as chatml",
+        help="replace the model's chat template: a file, a Jinja text, or a format such as chatml",
     )  # fmt: skip
     chat_template_kwargs: Mapping[str, Any] = same(AnswerOptions, "chat_template_kwargs")
     think: bool | int | str | None = same(AnswerOptions, "think", flags=("--think", "-rea", "--reasoning"))
     reasoning_format: str = option(
         "auto", "--reasoning-format", kind=one_of("auto", "deepseek", "none"),
-        help="where thoughts go: auto or deepseek (a field of their own), or none (left in the content)",
+        help="where to put reasoning: auto or deepseek (a separate field), or none (in the content)",
     )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (), "--api-key", kind=KEYS, metavar="KEY", repeat=True,
-        help=Notice("require this key (repeatable; other users of this machine see it: prefer ",
+        help=Notice("require this key (repeatable; other users of this machine can see it: prefer ",
                     Setting("api_key_file"), ")"),
     )  # fmt: skip
     api_key_file: str = option(
-        "", "--api-key-file", kind=PATH, offers="files", help="require a key of this file, one per line"
+        "", "--api-key-file", kind=PATH, offers="files", help="require a key from this file, which has one per line"
     )
     allowed_host: tuple[str, ...] = _repeated(
         "--allowed-host", metavar="NAME",
-        help="host name that clients may use for this server, besides localhost and addresses (repeatable; *: any)",
+        help="host name under which clients may reach this server, in addition to localhost and IP addresses "
+        "(repeatable; *: any)",
     )  # fmt: skip
     cors: tuple[str, ...] = _repeated(
         "--cors", "--cors-origins", metavar="ORIGIN",
-        help="web pages that may use the server, such as https://chat.example.org (repeatable; *: any)",
+        help="web site whose pages may use the server, such as https://chat.example.org (repeatable; *: any)",
     )  # fmt: skip
     timeout: int = option(
         60, "-to", "--timeout", kind=SECONDS, unit="seconds",
-        help="disconnect a client that sends or takes nothing for this long",
+        help="disconnect a client that does not send or receive anything for this long",
     )  # fmt: skip
     drain_timeout: int = option(
         0, "--drain-timeout", kind=integer(0, MAX_SECONDS), unit="seconds",
-        help="when stopping, wait this long for running answers (0: until they end)",
+        help="when stopping, wait this long for running answers (0: until they finish)",
     )  # fmt: skip
     sse_ping_interval: int = option(
         15, "--sse-ping-interval", kind=integer(0, MAX_SECONDS), unit="seconds",
-        help="send a comment in a stream that is silent for this long (0: never)",
+        help="send a comment in a stream after this long without data (0: never)",
     )  # fmt: skip
     max_requests: int = option(
         256,
         "--max-requests",
         kind=integer(1, 100_000),
-        help="requests to accept at the same time, waiting ones included",
+        help="maximum number of open requests, including waiting ones",
     )
     max_client_requests: int = option(
         64,
         "--max-client-requests",
         kind=integer(1, 100_000),
-        help="the same for one client (an API key, or an address)",
+        help="the same per client (an API key or an address)",
     )
     max_client_parallel: int = option(
         0, "--max-client-parallel", kind=integer(0, MAX_PARALLEL), shown="",
-        help="answers of one client to write at the same time; its other requests wait (0: no limit)",
+        help="maximum number of running answers per client; its other requests wait (0: no limit)",
     )  # fmt: skip
     max_client_tokens: int = option(
         0, "--max-client-tokens", kind=integer(0, 1_000_000_000), unit="tokens", shown="",
-        help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
+        help="maximum number of tokens evaluated and generated per client and minute (0: no limit)",
     )  # fmt: skip
     allow_priority: bool = option(
-        False, "--allow-priority", help="let requests choose their priority (service_tier: flex, priority or fast)"
+        False, "--allow-priority", help="let requests set their priority (service_tier: flex, priority or fast)"
     )
     max_body: int = option(
-        32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
+        32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="maximum size of a request, such as 32MiB"
     )
-    no_slots: bool = option(False, "--no-slots", help="do not answer GET /slots")
-    no_metrics: bool = option(False, "--no-metrics", help="do not answer GET /metrics")
-    no_web: bool = option(False, "--no-web", "--no-ui", "--no-webui", help="serve no web page at /")
+    no_slots: bool = option(False, "--no-slots", help="disable GET /slots")
+    no_metrics: bool = option(False, "--no-metrics", help="disable GET /metrics")
+    no_web: bool = option(False, "--no-web", "--no-ui", "--no-webui", help="disable the web page at /")
     verbose: bool = option(
-        False, "-v", "--verbose", help="show in chat completions what the model was given (field __verbose)"
+        False, "-v", "--verbose", help="include the model's prompt in chat completions (field __verbose)"
     )
     log_prompts: bool = option(
-        False, "--log-prompts", help="write prompts and answers in the log (default: sizes only)"
+        False, "--log-prompts", help="write prompts and answers to the log (default: only their sizes)"
     )
 
     def __post_init__(self) -> None:

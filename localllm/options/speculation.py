@@ -33,7 +33,7 @@ class SpeculationOptions(Options):
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
-        help=f"maximum number of drafted tokens, {MOST_DRAFTED} or fewer", kind=integer(1), unit="tokens",
+        help=f"maximum number of drafted tokens per pass, up to {MOST_DRAFTED}", kind=integer(1), unit="tokens",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 
 def converse(talk: Talk, reader: LineReader) -> None:
     """Read and run the user's input until the user leaves."""
-    while (line := reader.read()) is not None:
+    while (line := reader.read(talk.begun())) is not None:
         text = line.strip()
         word, _, rest = text.partition(" ")
         rest = rest.strip()

@@ -49,9 +49,9 @@ class Editor:
         )
         self._session.app.renderer.cpr_not_supported_callback = None  # no warning: the editor works without CPR
 
-    def read(self) -> str | None:
+    def read(self, begun: str = "") -> str | None:
         try:
-            return unquoted(self._session.prompt())
+            return unquoted(self._session.prompt(default=begun))
         except EOFError:
             return None
 

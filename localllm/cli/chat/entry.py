@@ -20,8 +20,8 @@ _QUOTES = '"""'
 class LineReader(Protocol):
     """Reads messages."""
 
-    def read(self) -> str | None:
-        """Return the next message, or None at the end of input."""
+    def read(self, begun: str = "") -> str | None:
+        """Return the next message, or None at the end of input. An editor begins with the text `begun`."""
 
 
 def is_open(text: str) -> bool:
@@ -43,7 +43,7 @@ class Lines:
     def __init__(self, quiet: Quiet) -> None:
         self._quiet = quiet
 
-    def read(self) -> str | None:
+    def read(self, begun: str = "") -> str | None:
         with self._quiet.paused(interrupts=True):
             return self._read()
 
@@ -73,5 +73,5 @@ class Lines:
 class Piped:
     """Reads lines from a pipe. Each line is a message."""
 
-    def read(self) -> str | None:
+    def read(self, begun: str = "") -> str | None:
         return sys.stdin.readline() or None

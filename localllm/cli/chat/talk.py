@@ -17,6 +17,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.answer import (
     MeasuredRoof,
     explain_end,
+    explain_refusal,
     full_statistics,
     interruptible,
     statistics_line,
@@ -30,6 +31,7 @@ from localllm.cli.terminal.wrapping import width_of
 from localllm.engine import ContextFull
 from localllm.generation.statistics import Usage
 from localllm.model import Model
+from localllm.plan import summarize
 from localllm.reply import Reply
 from localllm.saved.prompt_cache import check_replaceable
 
@@ -39,6 +41,7 @@ CHOICES = (
     "last turn, /clear starts over"
 )
 STATS = ("off", "on", "full")
+EDITABLE = 4000  # maximum characters of a refused message that returns to the prompt; /edit opens any
 
 
 class Talk:
@@ -58,15 +61,23 @@ class Talk:
         self.stats, self.quiet, self.journal = stats, quiet, journal
         self._roof = MeasuredRoof(model)
         self._refused = ""  # text of a turn that did not fit in the context
+        self._again = False  # whether the next prompt begins with this text
         self._cut = False  # whether the last answer stopped at a full context
         self._attached: list[str] = []  # texts of files that precede the next message
 
-    def greet(self) -> None:
-        memory = self.model.executable.memory
-        say(
-            f"{self.name} on {self.model.device}, context {self.model.context}, cache "
-            f"{size(memory.cache)} ({_per_token(memory)}); /help lists the commands"
-        )
+    def greet(self, toy: bool) -> None:
+        """Print what the model is; `toy` is true for a bundled one. With all statistics, print its place too."""
+        count = summarize(self.model.plan).parameters if self.model.plan is not None else 0
+        held = f"{count / 1e9:.3g}B parameters" if count >= 1e9 else f"{count / 1e6:.3g}M parameters"
+        if toy:
+            say(f"{self.name}: a toy with {held}. For a real model, leave and type: localllm pull")
+        else:
+            say(f"{self.name}: {held}, a context of {self.model.context} tokens")
+        if self.stats == "full":
+            memory = self.model.executable.memory
+            cache = f"cache {size(memory.cache)} ({_per_token(memory)})"
+            say(f"on {self.model.device}, context {self.model.context}, {cache}")
+        say("/help lists the commands, Ctrl-D leaves")
 
     def ask(self, text: str) -> None:
         text = "\n\n".join((*self._attached, text))
@@ -77,6 +88,14 @@ class Talk:
         self._refused = text
         if self._answer(lambda cancel: self.conversation.say(text, cancel)):
             self._refused = ""
+        self._again = bool(self._refused)
+
+    def begun(self) -> str:
+        """Return the text that the next prompt begins with: a message that was refused just before, to shorten it."""
+        again, self._again = self._again, False
+        if not again or len(self._refused) > EDITABLE:
+            return ""
+        return f" {self._refused}" if self._refused.startswith("/") else self._refused  # a space: not a command
 
     def _answer(self, answer: Callable[[Event], Reply]) -> bool:
         """Print an answer and its statistics. Return False if the context has no room for the turn."""
@@ -87,7 +106,7 @@ class Talk:
                 with answer(cancel) as reply:  # if a signal ends the program, `finally` saves the partial answer
                     end = write(reply, self.settings.display, self.conversation)
             except ContextFull as error:
-                say(f"error: {typed(error)}", RED)
+                say(f"error: {explain_refusal(self.model, error)}", RED)
                 say(CHOICES, YELLOW)
                 return False
             except LocalLLMError as error:  # an error in this turn, such as a template error

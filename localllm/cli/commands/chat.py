@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from time import time
 
 from localllm import load
@@ -18,7 +17,7 @@ from localllm.cli.chat.settings import ChatSettings
 from localllm.cli.chat.state import state_folder
 from localllm.cli.chat.talk import Talk
 from localllm.cli.commands.asking import Asking
-from localllm.cli.naming import title
+from localllm.cli.naming import lasting, title
 from localllm.cli.options import ChatOptions, DisplayOptions, KeepingOptions
 from localllm.cli.terminal.answer import converse, tell
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
@@ -26,6 +25,7 @@ from localllm.cli.terminal.formatting import age
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.shown import shown_on
+from localllm.loading.resolve import BOX
 from localllm.model import Model
 from localllm.sandbox import Confined
 from localllm.template import renderer
@@ -79,7 +79,7 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     stats = "off" if own.no_stats else "full" if own.stats else "on"
     speculation = asked.opening.options.speculation
     settings = ChatSettings(model, conversation, asked.answering, asked.sampling, speculation, display)
-    journal = Journal(folder / "conversations", _lasting(name), going_on) if folder is not None else None
+    journal = Journal(folder / "conversations", lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)
         reader: LineReader = Piped() if not on_terminal else Lines(quiet)
@@ -88,7 +88,7 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
 
             reader = Editor(commands.offers(talk), HistoryFile(folder / "history.jsonl") if folder else None)
         if on_terminal:
-            talk.greet()
+            talk.greet(toy=name in BOX and not os.path.exists(name))
         try:
             commands.converse(talk, reader)
         finally:
@@ -109,8 +109,3 @@ def _can_edit() -> bool:
     """Return whether the terminal supports the line editor."""
     shown = sys.stdout.isatty() or sys.stderr.isatty()
     return sys.stdin.isatty() and shown and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-
-def _lasting(name: str) -> str:
-    """Return a model name that is valid in any working directory."""
-    return os.path.abspath(name) if Path(name).exists() else name

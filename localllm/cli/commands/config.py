@@ -11,7 +11,7 @@ from typing import Any
 from localllm.base.printable import printable
 from localllm.cli.app import UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
-from localllm.cli.configuration import Configured, Sources, file_path
+from localllm.cli.configuration import Configured, Sources, default_model, file_path
 from localllm.cli.flags import typed
 from localllm.cli.options import ConfigOptions
 from localllm.cli.table import COMMANDS
@@ -20,7 +20,7 @@ from localllm.cli.values import key_of
 from localllm.options import DeclaredOption
 from localllm.options.serve import KEYS
 
-PATH, CHECK = "path", "check"
+PATH, CHECK, SET, UNSET = "path", "check", "set", "unset"
 TITLE = "all commands"
 
 
@@ -28,7 +28,13 @@ _Rows = list[tuple[DeclaredOption, Configured]]  # each option with its value, w
 
 
 def config(own: ConfigOptions) -> None:
-    """Show the options of one or all commands, print the path of the configuration file, or only check the file."""
+    """Show the options of one or all commands, print the path of the configuration file, check it, or change it."""
+    if own.words[:1] in ((SET,), (UNSET,)):
+        from localllm.cli.commands.config_set import set_option, unset_option
+
+        change = set_option if own.words[0] == SET else unset_option
+        print(change(own.config, *own.words[1:]))
+        return
     wanted = " ".join(own.words)
     if wanted == PATH:
         print(file_path(own.config, os.environ)[0])
@@ -37,8 +43,8 @@ def config(own: ConfigOptions) -> None:
     known = sources.catalogue.commands
     wanted = ALIKE.get(wanted, wanted)
     if wanted not in ("", CHECK, *known):
-        hint = nearest_name(wanted, [*known, PATH, CHECK])
-        raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")
+        hint = nearest_name(wanted, [*known, PATH, CHECK, SET, UNSET])
+        raise UsageError(f"expected a command, path, check, set or unset, got {wanted!r}{hint}")
     given = {"preset": own.preset} if own.preset else {}
     found = {name: sources.found(name, given) for name in (SHARED, *known)}  # checks all values
     if wanted == CHECK:
@@ -68,8 +74,10 @@ def _shortened(sections: Mapping[str, _Rows]) -> dict[str, _Rows]:
 
 
 def _as_text(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> str:
+    model = default_model(sources, {"preset": preset} if preset else {})
     facts = (
         f"file: {sources.path}{'' if sources.has_file else ' (no such file)'}",
+        f"default model: {model or 'none (localllm config set model NAME chooses one)'}",
         f"preset: {preset or 'none'} (known: {', '.join(sources.presets)})",
     )
     parts = ["\n".join(printable(fact, None) for fact in facts)]
@@ -116,7 +124,9 @@ def _as_json(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> st
         for name, rows in sections.items()
     }
     presets = list(sources.presets)
-    facts = {"file": str(sources.path), "exists": sources.has_file, "preset": preset, "presets": presets}
+    model = default_model(sources, {"preset": preset} if preset else {})
+    facts = {"file": str(sources.path), "exists": sources.has_file, "model": model}
+    facts |= {"preset": preset, "presets": presets}
     return json.dumps({**facts, "options": options}, indent=2)
 
 

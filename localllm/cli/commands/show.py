@@ -6,6 +6,7 @@ A model that cannot run (unsupported architecture or format) is shown with the r
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,15 +19,14 @@ from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
 from localllm.base.errors import LocalLLMError
 from localllm.cli.flags import typed
+from localllm.cli.forecast import DecodeSpeed, cost_of, planned
 from localllm.cli.options import ShowOptions
 from localllm.cli.terminal.console import room
-from localllm.cli.terminal.formatting import in_columns, parameters, size
+from localllm.cli.terminal.formatting import in_columns, parameters, rate_text, size
 from localllm.engine.cache_types import choose_types, harm
 from localllm.gguf import GGUFFile, StringArray, open_gguf
-from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
 from localllm.loading.resolve import resolve
 from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_mtp_heads
-from localllm.options.diffusion import CANVAS
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.sandbox import Confined
@@ -41,7 +41,10 @@ def show(own: ShowOptions, name: str) -> None:
 
     with renderer() as confined, open_gguf(resolve(name)) as file:
         confined.start()  # start now; the result is needed later
-        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(*own.load.cache_types), confined)
+        cache = CacheTypes(*own.load.cache_types)
+        facts = describe(file, own.ctx_size, own.tensors, cache, confined)
+        if own.speed or (sys.stdout.isatty() and not own.json):
+            facts["speed"] = _told(lambda: _speed(file, own.ctx_size, cache))
     if own.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -164,11 +167,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     from localllm.backends.cpu.backend import default_threads
     from localllm.backends.cpu.budget import plan_memory
 
-    config = _config(file)
-    diffuses = architecture_of(file.metadata).diffusion
-    context = context_of(ctx_size, config, CANVAS if diffuses else DEFAULT_CONTEXT)
-    plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
-    limits = limits_of(context, plan, diffuses=diffuses)
+    _, plan, limits, context, _ = planned(file, ctx_size)
     counts = summarize(plan)
     choice = choose_types(asked, plan, limits, counts.weight_bytes, any_type=True)
     check_cache(choice.types, CACHE_TYPES)
@@ -193,6 +192,20 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
         "read_per_token": memory.weights_per_token + memory.state_per_token,
         "read_per_token_at_full_context": int(memory.read_after(context)),
     }
+
+
+def _speed(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
+    """Return the forecast tokens per second of decoding on the processor, which takes about half a second to
+    measure."""
+    if not file.tensors:
+        return {"problem": "nothing to run"}
+    _, plan, limits, context, diffuses = planned(file, ctx_size)
+    if diffuses or plan.encodes or not plan.causal:
+        return {"problem": "not a model that continues a text"}
+    types = choose_types(asked, plan, limits, summarize(plan).weight_bytes, any_type=True).types
+    with DecodeSpeed() as speed:
+        near, full = (speed.tokens_per_second(cost_of(plan, limits, types, tokens)) for tokens in (0, context))
+    return {"tokens_per_second": near, "tokens_per_second_at_full_context": full, "context": context}
 
 
 def _harm(types: CacheTypes, plan: Plan) -> str:
@@ -232,6 +245,9 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     memory = facts["memory"]
     yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
     yield in_columns(list(_memory_rows(memory)), room=room)
+    if "tokens_per_second" in facts.get("speed", {}):
+        near, full = (rate_text(facts["speed"][f"tokens_per_second{at}"]) for at in ("", "_at_full_context"))
+        yield f"\nabout {near} tokens/s on this computer, {full} with the context full (forecast, measured now)"
     if "tensors" in facts:
         yield "\ntensors"
         yield in_columns(

@@ -11,8 +11,10 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from localllm.cli.flags import typed
 from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.formatting import rate_text
 from localllm.cli.terminal.shown import shown_on
 from localllm.generation.statistics import Usage
 from localllm.model import Model
@@ -20,6 +22,7 @@ from localllm.options import AnswerOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from localllm.chat import Conversation
+    from localllm.engine import ContextFull
     from localllm.generation.request import Finished
     from localllm.reply import Reply
     from localllm.template import ChatTemplate
@@ -104,9 +107,24 @@ def converse(
 
 def explain_end(model: Model) -> str:
     """Explain why an answer stopped at a full context."""
-    trained = model.config.context_length if model.config is not None else model.context
-    larger = f"; the model was trained on {trained}" if trained != model.context else ""
-    return f"the context of {model.context} tokens is full and the answer ends here; -c N makes it larger{larger}"
+    return f"the context of {model.context} tokens is full and the answer ends here; {_larger(model)}"
+
+
+def explain_refusal(model: Model, error: ContextFull) -> str:
+    """Explain why a prompt does not fit. Advise a larger context only if the model was trained on one."""
+    counts = typed(error).partition("; ")[0]
+    return f"{counts}; shorten it, or {_larger(model)}" if _trained(model) > model.context else f"{counts}; shorten it"
+
+
+def _larger(model: Model) -> str:
+    trained = _trained(model)
+    if model.context >= trained:
+        return f"the model was trained on {'no more' if model.context == trained else trained}"
+    return f"-c N makes it larger, up to the {trained} that the model was trained on"
+
+
+def _trained(model: Model) -> int:
+    return model.config.context_length if model.config is not None else model.context
 
 
 def read_bandwidth(model: Model) -> float:
@@ -150,16 +168,16 @@ def statistics_line(s: Usage, used: int, context: int) -> str:
     if s.answer_tokens:
         parts.append(f"first token {s.first_token_seconds:.2f} s")
     if s.decode_steps:
-        parts.append(f"{_number(s.decode_rate)} tokens/s")
+        parts.append(f"{rate_text(s.decode_rate)} tokens/s")
     return ", ".join([*parts, f"{used} of {context} tokens"])
 
 
 def full_statistics(s: Usage, roof: MeasuredRoof) -> str:
     """Return all measured statistics in one line."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
-    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {rate_text(s.prompt_rate)} tokens/s"]
     if s.answer_tokens:
-        rate = f", {_number(s.decode_rate)} tokens/s" if s.decode_steps else ""
+        rate = f", {rate_text(s.decode_rate)} tokens/s" if s.decode_steps else ""
         parts += [f"answer {s.answer_tokens}{rate}", f"first token {s.first_token_seconds:.2f} s"]
     if s.decode_steps:
         share, of = roof.share(s.bandwidth)
@@ -178,7 +196,3 @@ def speculation_part(s: Usage) -> str:
         f"accepted {s.accepted} of {s.drafted} drafted tokens ({s.mean_accepted:.1f} a pass), "
         f"estimated x{s.speedup:.2f} of plain decoding"
     )
-
-
-def _number(rate: float) -> str:
-    return f"{rate:.{0 if rate >= 10 else 1}f}"

@@ -25,6 +25,11 @@ def parameters(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
 
+def rate_text(rate: float) -> str:
+    """Format tokens per second."""
+    return f"{rate:.{0 if rate >= 10 else 1}f}"
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
     """Return a Markdown table with aligned columns. Columns in `right` are right-aligned."""
     rows = [_cells(row) for row in rows]

@@ -76,7 +76,8 @@ def test_config_shows_where_every_option_comes_from(user: User, capsys: pytest.C
     assert main(["config"]) == 0
     out = capsys.readouterr().out
     facts = {tuple(re.split(" {2,}", line.strip())) for line in out.splitlines() if line.startswith("  ")}
-    assert f"file: {user.path}\npreset: precise (known: creative, precise, coding)\n" in out
+    none = "default model: none (localllm config set model NAME chooses one)"
+    assert f"file: {user.path}\n{none}\npreset: precise (known: creative, precise, coding)\n" in out
     assert facts >= {
         ("threads", "config.toml:1", "3"), ("threads", "config.toml:4", "2"), ("port", "config.toml:6", "9"),
         ("top-k", "environment LOCALLLM_TOP_K", "7"), ("raw", "environment LOCALLLM_RAW", "true"),

@@ -65,7 +65,7 @@ def test_another_file_is_named_by_flag_or_variable(user: User, tmp_path: Path) -
 
 
 def test_a_measurement_keeps_its_windows(user: User) -> None:
-    for command, _ in APART:
+    for command in [command for command, name in APART if name == "ctx_size"]:
         user.has("ctx-size = 8192", CTX_SIZE="4096")
         assert user.runs("chat")["ctx_size"] == 4096
         assert user.runs(command)["ctx_size"] == 512

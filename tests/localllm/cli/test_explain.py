@@ -209,7 +209,7 @@ def test_no_file_is_overwritten_unasked(shell: Shell, tmp_path: Path) -> None:
         (("demo", SAY, "-o", "nowhere/e.html"), 1, "no such folder: nowhere"),
         (("demo", SAY, "-o", "."), 1, "is a folder"),
         (("missing.gguf", SAY), 1, "missing.gguf"),
-        ((), 2, "MODEL is required"),
+        ((), 2, "no prompt: "),
         (("demo",), 2, "no prompt"),
         (("demo", SAY, "--candidates", "0"), 2, "--candidates"),
         (("demo", SAY, "--raw", "-sys", "Be brief."), 1, "needs a chat template"),

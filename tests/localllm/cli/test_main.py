@@ -62,7 +62,7 @@ def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None
 
 WRONG = [
     (["frobnicate"], "'frobnicate' is neither a command nor a model on this computer"),
-    (["run"], "MODEL is required"),
+    (["run"], "no prompt: "),
     (["run", "demo"], "no prompt: give one after MODEL"),
     (["run", "-hf", "llama"], "-hf/-hfr/--hf-repo: llama is not of the form USER/REPO or USER/REPO:QUANT"),
     (["run", "-hf", "u/r", "-m", "demo", "hi"], "expected one MODEL, got 2: demo, u/r"),

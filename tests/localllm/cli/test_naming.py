@@ -187,7 +187,7 @@ def test_a_chat_says_the_name_of_a_model_whose_file_has_none(
     digest = json.loads(manifest.read_text())["layers"][1]["digest"]
     (tmp_path / ".ollama/models/blobs" / digest.replace(":", "-")).write_bytes(tiny.read_bytes())
     terminal = Terminal("tiny", *QUICK, environ=environ)
-    terminal.wait_for("tiny on cpu")
+    terminal.wait_for(r"tiny: [\d.]+M parameters")
     terminal.wait_for(">>> ")
     terminal.type("/bye\r")
     assert terminal.end() == 0

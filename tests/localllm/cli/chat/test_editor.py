@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import termios
@@ -31,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def talk(tiny: Path) -> Iterator[Terminal]:
     """A chat shared by several tests. Each test starts and ends at an empty prompt."""
     terminal = Terminal("chat", tiny, *QUICK, columns=100)
-    assert "tiny.gguf on cpu" in terminal.wait_for(READY)
+    assert re.search(r"tiny\.gguf: 0\.\d+M parameters, a context of 128 tokens", terminal.wait_for(READY))
     yield terminal
     terminal.type("/bye" + ENTER)
     assert terminal.end() == 0
@@ -112,6 +113,19 @@ def test_a_terminal_changes_its_width(talk: Terminal) -> None:
     talk.resize(100)
     talk.type("/help" + ENTER)
     talk.wait_for("show this list")
+    talk.wait_for(READY)
+
+
+def test_a_message_that_does_not_fit_returns_to_the_prompt(talk: Terminal) -> None:
+    talk.type("begin " + "one " * 150 + "end" + ENTER)
+    talk.wait_for(r"the context holds 128; shorten it")
+    talk.wait_for(r"(?s)>>> begin.*one end$")
+    talk.type(CTRL_C)  # clears the line
+    talk.type("short" + ENTER)
+    talk.wait_for("of 128 tokens")
+    talk.wait_for(READY)
+    talk.type("/undo" + ENTER)
+    talk.wait_for("removed: short")
     talk.wait_for(READY)
 
 

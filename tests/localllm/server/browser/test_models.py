@@ -23,7 +23,8 @@ from tests.localllm.support import write_model
 
 NAMES = "#models-list .name"
 OTHER = Model("user/other-GGUF:Q8_0", state="unloaded", quantization="Q8_0", file_bytes=3 << 30, parameters=3 * 10**9)
-MODELS = (Model(), OTHER, Model("vectors", capabilities=("embedding",)), Model("broken", state="failed", capabilities=()))
+BROKEN = Model("broken", state="failed", capabilities=())
+MODELS = (Model(), OTHER, Model("vectors", capabilities=("embedding",)), BROKEN)
 QWEN = Model("unsloth/Qwen3-0.6B-GGUF:Q4_K_M", state="unloaded")
 SUCCESS = {"status": "success"}
 GIB = 1 << 30

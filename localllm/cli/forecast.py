@@ -1,0 +1,206 @@
+"""Forecast the tokens per second of decoding on the processor, before a model is loaded.
+
+The time of a token is the time to multiply by each matrix, to read the cache, and to start the kernels. `DecodeSpeed`
+measures these speeds with the kernels that decode, in a tenth of a second for each weight format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Limits
+from localllm.base.machine.memory import memory as system_memory
+from localllm.gguf import GGUFFile
+from localllm.hub.short_names import KnownModel
+from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
+from localllm.models import ARCHITECTURES, Config, architecture_of, read_config, record
+from localllm.options.diffusion import CANVAS
+from localllm.plan import Batch, Embed, Plan, Recorder
+from localllm.quant import FORMATS, row_bytes
+
+if TYPE_CHECKING:
+    from localllm.backends.cpu.backend import CpuExecutable
+
+READ, LEAST = 128 << 20, 1 << 20  # bytes of the measured matrices together, but not more than a token reads
+WIDTHS = (4096, 2048, 1024, 512, 256)  # of the square matrices that are measured, one after the other
+MATRICES = 8  # minimum number of measured matrices
+PASSES = 12
+CHAIN, NARROW = 64, 96  # small products in a row, to time kernel calls, and their width
+CALLS = 500  # kernel calls of a token in a model with 30 layers, where no plan is known
+_DISTINCT = 64  # random rows, which repeat
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The work of decoding one token."""
+
+    weights: Mapping[str, int]  # bytes of matrices that are read, by format; of experts, those of one token
+    cache: int = 0  # bytes of keys, values and recurrent states
+    calls: int = CALLS  # kernel calls
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.weights.values()) + self.cache
+
+
+class Planned(NamedTuple):
+    """The plan of a model file for a context of `context` tokens."""
+
+    config: Config
+    plan: Plan
+    limits: Limits
+    context: int
+    diffuses: bool
+
+
+def planned(file: GGUFFile, ctx_size: int) -> Planned:
+    """Return the plan of a file, whose weights are not read. Raise ModelError if the architecture is not supported."""
+    architecture = architecture_of(file.metadata)
+    config, diffuses = read_config(file.metadata, architecture.name), architecture.diffusion
+    context = context_of(ctx_size, config, CANVAS if diffuses else DEFAULT_CONTEXT)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
+    return Planned(config, plan, limits_of(context, plan, diffuses=diffuses), context, diffuses)
+
+
+def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> TokenCost:
+    """Return the cost of a token after `tokens` tokens in the cache. Raise BackendError if the CPU cannot run the
+    plan."""
+    from localllm.backends.cpu import bind
+    from localllm.backends.cpu.backend import default_threads
+    from localllm.backends.cpu.budget import memory
+    from localllm.backends.cpu.isa import host
+
+    threads = default_threads()
+    program = bind.program(plan, limits, threads, host(), cache)
+    found = memory(plan, program, limits, threads, cache)
+    weights: dict[str, int] = {}
+    for op in plan.operations:
+        for read in () if isinstance(op, Embed) else op.reads:
+            if read.weight.name in program.panels:
+                held = weights.get(read.weight.format, 0)
+                weights[read.weight.format] = held + read.share(read.weight.bytes)
+    return TokenCost(weights, int(found.read_after(tokens)) - found.weights_per_token, len(program.calls))
+
+
+def cost_of_known(model: KnownModel) -> TokenCost:
+    """Return the cost of a token of a model that is not on this computer. All matrices count in their main format."""
+    format_ = max((name for name in FORMATS if model.quant.startswith(name)), key=len, default="Q8_0")
+    return TokenCost({format_: int(model.bytes * model.read)})
+
+
+class DecodeSpeed:
+    """Measures what decoding takes on this computer with all threads. Results are kept for further models.
+
+    Raises BackendError if the kernels cannot run here.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        from localllm.backends.cpu.backend import CpuBackend
+
+        self._backend = CpuBackend(threads)
+        self._products: dict[tuple[str, int], float] = {}
+        self._reads = self._call = self._step = 0.0
+
+    def tokens_per_second(self, cost: TokenCost) -> float:
+        """Return the forecast for a model. Its first call for a format takes about a tenth of a second."""
+        self._measure_calls()
+        size = max(LEAST, min(_most(), sum(cost.weights.values())))
+        seconds = sum(held / self._product(name, size) for name, held in cost.weights.items())
+        seconds += cost.cache / self._read() if cost.cache else 0.0
+        return 1 / (seconds + cost.calls * self._call + self._step)
+
+    def _product(self, format_: str, size: int) -> float:
+        """Return the bytes per second at which products read matrices of this size together."""
+        if (format_, size) not in self._products:
+            block = FORMATS[format_].block_values
+            held = {width: width * row_bytes(format_, width) for width in WIDTHS if width % block == 0}
+            width = next((each for each in held if held[each] * MATRICES <= size), min(held))
+            count = max(size // held[width], 1)
+            seconds, calls = self._timed(_products(format_, width, count))
+            self._products[format_, size] = count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
+        return self._products[format_, size]
+
+    def _read(self) -> float:
+        """Return the bytes per second of plain reading."""
+        from localllm.backends.cpu.memory import Arena
+        from localllm.backends.cpu.roofs import read_rates
+
+        if not self._reads:
+            arena = Arena(max(LEAST, _most()), "a measurement of bandwidth")
+            at = arena.take(arena.size)
+            arena.view(at, arena.size)[:] = 1  # unwritten pages all map to one cached zero page
+            backend = self._backend
+            self._reads = max(read_rates(backend.library, backend.pool, at, arena.size, PASSES))
+        return self._reads
+
+    def _measure_calls(self) -> None:
+        """Measure the seconds of a step without work, and of each kernel call in a step."""
+        if not self._step:
+            (one, few), (long, many) = (self._timed(_products("F32", NARROW, count)) for count in (1, CHAIN))
+            self._call = max(long - one, 0.0) / (many - few)
+            self._step = one
+
+    def _timed(self, plan: Plan) -> tuple[float, int]:
+        """Return the seconds of a step, and its kernel calls. Only fast steps count, since other programs slow some."""
+        executable, batch = self._backend.bind(plan, Limits(1, 1, 1, 1)), _one_row()
+        try:
+            times = sorted(_seconds(executable, batch) for turn in range(PASSES))
+            return times[PASSES // 4], len(executable.labels)
+        finally:
+            executable.close()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _most() -> int:
+    """Return the maximum bytes of a measurement: a small part of the free memory."""
+    return min(READ, system_memory().free // 8 or READ)
+
+
+def _seconds(executable: CpuExecutable, batch: Batch) -> float:
+    began = perf_counter()
+    executable.step(batch)
+    return perf_counter() - began
+
+
+def _one_row() -> Batch:
+    zero = np.zeros(1, np.int32)
+    return Batch(zero, zero, zero, zero, zero[None], zero)
+
+
+def _products(format_: str, width: int, count: int) -> Plan:
+    """Return a plan with `count` products in a row, each with a matrix (width, width) of random weights."""
+    recorder = Recorder()
+    x = recorder.embed(_Random("embedding", "F32", 1, width))
+    for number in range(count):
+        x = recorder.linear(x, _Random(f"matrix {number}", format_, width, width))
+    return recorder.finish(x)
+
+
+class _Random:
+    """A matrix of random bytes. A few rows repeat."""
+
+    def __init__(self, name: str, format_: str, rows: int, columns: int) -> None:
+        self.name, self.format, self.shape = name, format_, (rows, columns)
+        random = np.random.default_rng(0)
+        self._rows = random.integers(0, 256, (_DISTINCT, row_bytes(format_, columns)), np.uint8)
+        self._rows &= 0xBF  # keeps scales finite in every format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._rows[np.arange(start, stop) % _DISTINCT]
