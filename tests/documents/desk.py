@@ -9,9 +9,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,21 +87,25 @@ FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def hub() -> dict[str, Repo]:
-    """Return the repositories of the short names, each with the bundled model under the name of its file."""
-    data = resolve("demo").read_bytes()
+def hub(names: Iterable[str]) -> dict[str, Repo]:
+    """Return the repositories of `names` (USER/REPO:LABEL), each with a model under the name of its file."""
     repos: dict[str, Repo] = {}
-    for known in KNOWN:
-        repo, _, label = known.reference.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        unquantized = Path(folder, "model.gguf")
+        _unquantized(unquantized)
+        data = {"F16": unquantized.read_bytes()}
+    bundled = resolve("demo").read_bytes()
+    for name in names:
+        repo, _, label = name.partition(":")
         title = repo.split("/")[1].removesuffix("-GGUF")
-        repos.setdefault(repo, Repo({})).files[f"{title}-{label}.gguf"] = data
+        repos.setdefault(repo, Repo({})).files[f"{title}-{label}.gguf"] = data.get(label, bundled)
     return repos
 
 
 @contextmanager
-def network() -> Iterator[HubServer]:
-    """Run the hub."""
-    with serving(hub()) as server:
+def network(names: Iterable[str]) -> Iterator[HubServer]:
+    """Run a hub with the models of `names`, and of the short names."""
+    with serving(hub([*(known.reference for known in KNOWN), *names])) as server:
         yield server
 
 
@@ -196,13 +201,14 @@ class Desk:
         return process, found[1]
 
     def _provide(self, command: str) -> None:
-        """Make the files that a command names. `quantize` and `imatrix` write their last file anew."""
+        """Make the files that a command names, except the one that `quantize` writes."""
         words = shlex.split(command, comments=True)
         if "git" in words:
             self._repository()
         files = [word for word in words if word in FILES]
-        if "quantize" in words and len(files) > 1 and words.index(files[1]) == words.index(files[0]) + 1:
-            (self.folder / files.pop(1)).unlink(missing_ok=True)
+        if "quantize" in words and (written := words[words.index("quantize") + 2]) in files:
+            (self.folder / written).unlink(missing_ok=True)
+            files.remove(written)
         for file in files:
             path = self.folder / file
             if not path.exists():

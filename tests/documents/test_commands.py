@@ -25,7 +25,8 @@ NOT_RUN = {
     "uvx ": "needs uv and a network",
     "pipx ": "needs pipx and a network",
     "uv ": "needs uv and a network",
-    "python3 -m venv ": ".ci/run runs these as they are written",
+    "python3 -m venv ": ".ci/run runs these",
+    ". .venv/bin/activate": "needs the environment that .ci/run makes",
     "localllm doctor --gpu": "compiles every kernel, which takes minutes",
     "localllm chat model.gguf --backend opencl": "needs a graphics card",
     "localllm chat model.gguf -ngl 20": "needs a graphics card",
@@ -34,6 +35,7 @@ NOT_RUN = {
     "localllm chat --continue": "continues a chat of a terminal; tests/localllm/cli/chat runs it",
 }
 OTHERS = {"yaml": "other programs' settings", "toml": "settings; tests/localllm/cli/test_documents.py reads ours"}
+ON_HUB = re.compile(r"\b[\w.-]+/[\w.-]+-GGUF:\w+")
 SERVERS = re.compile(r"(?:[A-Z_]+=\S+ )*localllm (?:serve|web)\b")
 MEASURED = re.compile(r"\d[\d.,]*(?= ?(?:s|ms|tokens/s|t/s|GB/s|GiB|MiB|GB|%))")
 BROKEN = "threads = 4\n\nthread = 5\n"  # the file of the error that docs/configuration.md shows
@@ -48,7 +50,8 @@ def reason(example: Example) -> str:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubServer]:
-    with network() as server:
+    named = {each for found in FOUND.values() for example in found for each in ON_HUB.findall(example.text)}
+    with network(sorted(named)) as server:
         yield server
 
 
@@ -119,6 +122,12 @@ def test_examples_are_found() -> None:
         Example(19, "python", "print(1)"),
     ]
     assert sum(len(each) for each in FOUND.values()) > 80
+
+
+def test_pip_s_commands_are_the_two_that_ci_runs() -> None:
+    chat, tests = (each.text for each in FOUND[PAGES[0]] if each.text.startswith("python3 -m venv "))
+    assert chat.endswith("&& .venv/bin/localllm chat")
+    assert tests.endswith("&& .venv/bin/python -m pytest -n auto")
 
 
 def test_the_commands_that_install_name_the_project_s_url() -> None:
