@@ -1,4 +1,4 @@
-"""The installed files form one complete import package, from the wheel, the sdist, and checkouts with and
+"""The installed files form one complete import package, from the wheel, the sdist, a git URL, and checkouts with and
 without symbolic links.
 """
 
@@ -17,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("localllm", "tests"))
-SUFFIXES = (".py", ".cl", ".gguf", ".typed", ".html", ".css", ".js", ".svg", ".LICENSE")
 SOURCES = ("localllm", *ROOMS, "pyproject.toml", "README.md", "LICENSE", "tests/__init__.py")
 OTHERS = ("tests", "benchmarks", "docs", "mine")  # folders next to the package that are not part of it
 HELLO = (
@@ -84,16 +83,21 @@ def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def modules(names: list[str]) -> list[str]:
-    ours = [name for name in names if name.startswith("localllm/")]  # not the metadata
-    return sorted(name for name in ours if name.endswith(SUFFIXES))
+def files(names: list[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("localllm/"))  # not the metadata
 
 
 def expected(checkout: Path) -> list[str]:
     """Return the files that the wheel must contain: the checkout's files, with every room inside localllm."""
-    files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
-    inside = [Path("localllm", f) if f.parts[0] in ROOMS else f for f in files]
-    return modules([path.as_posix() for path in inside])
+    found = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
+    inside = [Path("localllm", f) if f.parts[0] in ROOMS else f for f in found]
+    return files([path.as_posix() for path in inside])
+
+
+def install(source: str | Path, target: Path) -> None:
+    """Install into an empty folder, with this environment's packages and build backend."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*command, "--target", target, source], check=True, timeout=120)
 
 
 def talk(home: Path, folder: Path) -> str:
@@ -136,13 +140,27 @@ def test_the_wheel_holds_every_module_once_and_nothing_beside_localllm(
     wheel = build("wheel", request.getfixturevalue(kind), tmp_path)
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target"]
-    subprocess.run([*install, tmp_path / "installed", wheel], check=True, timeout=120)
-    assert modules(names) == expected(checkout)
+    install(wheel, tmp_path / "installed")
+    assert files(names) == expected(checkout)
     assert {name.split("/")[0] for name in names} == {"localllm", f"{wheel.name.split('-py3')[0]}.dist-info"}
     installed = (tmp_path / "installed").resolve()
     assert str(installed) in talk(installed, tmp_path)
     assert found(installed, tmp_path) == {room: installed / "localllm" / room for room in ROOMS}
+
+
+def test_a_git_url_installs_every_file(checkout: Path, linked: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "localllm.git"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-C", linked]
+    for step in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "All"], ["clone", "-q", "--bare", ".", bare]):
+        subprocess.run([*git, *step], check=True, timeout=60)
+    shutil.rmtree(linked / ".git")
+    install(f"git+{bare.as_uri()}", tmp_path / "installed")
+    installed = (tmp_path / "installed").resolve()
+    found = [path.relative_to(installed) for path in installed.rglob("*") if path.is_file()]
+    assert files([path.as_posix() for path in found if path.parent.name != "__pycache__"]) == expected(checkout)
+    assert str(installed) in talk(installed, tmp_path)
+    told = python("from localllm.__main__ import main; main()", "--version", path=[installed], folder=tmp_path)
+    assert told.startswith("localllm ")
 
 
 def test_the_sdist_makes_the_same_wheel(checkout: Path, linked: Path, tmp_path: Path) -> None:
@@ -151,7 +169,7 @@ def test_the_sdist_makes_the_same_wheel(checkout: Path, linked: Path, tmp_path: 
         file.extractall(tmp_path, filter="data")
     wheel = build("wheel", tmp_path / source.name.removesuffix(".tar.gz"), tmp_path)
     with zipfile.ZipFile(wheel) as file:
-        assert modules(file.namelist()) == expected(checkout)
+        assert files(file.namelist()) == expected(checkout)
     home = (tmp_path / source.name.removesuffix(".tar.gz")).resolve()
     assert (home / "tests" / "__init__.py").exists()
     assert found(home, tmp_path) == {room: home / room for room in ROOMS}
