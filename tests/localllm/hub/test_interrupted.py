@@ -92,7 +92,7 @@ def test_a_server_that_falls_silent_is_asked_again(
         hub, Reference("ann/Toy-GGUF", "Q8_0"), client.cache, GIB, FetchHooks(lambda *step: None, told, wait)
     )
     assert done.path.read_bytes() == DATA["Q8_0"]
-    assert client.told == ["nothing came for some time at 21 % of Toy-Q8_0.gguf; trying again in 1 s"]
+    assert client.told == ["no data for some time at 21 % of Toy-Q8_0.gguf; trying again in 1 s"]
 
 
 def test_a_busy_server_is_asked_again(client: Client, server: HubServer) -> None:

@@ -48,7 +48,7 @@ def test_a_file_that_fits_is_copied_and_not_measured(tmp_path: Path, capsys: pyt
     # the source is already quantized
     assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0
     said = capsys.readouterr()
-    assert said.err == "note: m.gguf fits as it is, so every tensor keeps its format\n"
+    assert said.err == "note: m.gguf already fits, so every tensor keeps its format\n"
     assert "(as it was)" in said.out
     assert "divergence" not in said.out
     assert formats(tmp_path / "o.gguf") == formats(source)
