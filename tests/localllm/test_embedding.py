@@ -165,7 +165,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
                 "pooling 'best' is not one of auto, none, mean, cls, last, rank",
             ),
             (lambda: model.embed("a", pooling="none"), 'pooling "none" gives a vector for every token'),
-            (lambda: model.rank("a", ["b"]), 'pooling "rank" needs a classifier, which the file does not hold'),
+            (lambda: model.rank("a", ["b"]), 'pooling "rank" needs a classifier, which this file lacks'),
             (lambda: next(model.generate("a")), "gives embeddings, not tokens; use `localllm embed`"),
             (lambda: model.logits([1]), "gives embeddings, not tokens"),
         ):

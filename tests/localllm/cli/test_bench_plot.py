@@ -197,8 +197,8 @@ def test_results_of_llama_bench_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "there is none"),
-        ("[]", "there is none"),
+        ("", "it contains no results"),
+        ("[]", "it contains no results"),
         ("hello", "not JSON"),
         ("\xff\xfe", "not JSON"),
         ("3", "result 1 is not an object"),

@@ -32,7 +32,7 @@ def limits_of(blocks: int, window_blocks: int = 0) -> Limits:
     [
         (8, "q8_0", "f16", 'cache_type_k="q8_0": heads of 8 values do not fill its blocks of 32'),
         (8, "f16", "q4_0", 'cache_type_v="q4_0": heads of 8 values'),
-        (24, "q4_0", "f16", 'cache_type_k="q4_0": heads of 24 values are too few to spread'),
+        (24, "q4_0", "f16", 'cache_type_k="q4_0": heads of 24 values are too short for the rotation that spreads'),
         (64, "q4_0", "q4_0", ""),
         (8, "fp8", "bf16", ""),
     ],

@@ -75,9 +75,9 @@ def test_a_name_that_means_several_lists_them(client: Client, server: HubServer)
     ("free", "chosen", "reason"),
     [
         (16 * GIB, "Q8_0", "the largest usual type that fits in 16.00 GiB of free memory with room for the cache"),
-        (8 * GIB, "Q4_K_M", "the largest usual type that fits 8.00 GiB"),
-        (5 * GIB, "Q2_K", "the largest usual type that fits 5.00 GiB"),
-        (4 * GIB, "IQ1_S", "the largest type that fits 4.00 GiB"),
+        (8 * GIB, "Q4_K_M", "the largest usual type that fits in 8.00 GiB"),
+        (5 * GIB, "Q2_K", "the largest usual type that fits in 5.00 GiB"),
+        (4 * GIB, "IQ1_S", "the largest type that fits in 4.00 GiB"),
         (1 * GIB, "IQ1_S", "the smallest, but too large for 1.00 GiB of free memory"),
     ],
 )

@@ -82,8 +82,8 @@ def test_a_divergence_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--fit", "10KB"], "10,000 are allowed; allow more"),
         (["--max-kld", "1e-9", "--token-embedding-type", "Q4_0"], "allow"),
         (["--fit", "1MB", "Q4_K_M"], "--fit replaces TYPE; omit Q4_K_M"),
-        (["--fit", "1MB", "--max-kld", "1"], "--max-kld and --fit exclude each other"),
-        (["--fit", "1MB", "--pure"], "--fit and --pure exclude each other"),
+        (["--fit", "1MB", "--max-kld", "1"], "--max-kld and --fit cannot be combined"),
+        (["--fit", "1MB", "--pure"], "--fit and --pure cannot be combined"),
     ],
 )
 def test_a_goal_that_cannot_be_reached_is_one_line(

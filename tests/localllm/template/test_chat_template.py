@@ -169,7 +169,7 @@ def test_messages_in_a_row_are_joined_where_the_template_wants_turns() -> None:
     twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     rendered = ChatTemplate(TURNS, "", "").render(twice)
     assert rendered.text == "user:a\n\nb;"
-    assert "in turn" in rendered.notes[0]
+    assert "alternating" in rendered.notes[0]
     assert len(ChatTemplate(TURNS, "", "").render([TALK[0], *twice]).notes) == 2
 
 

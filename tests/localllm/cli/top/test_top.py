@@ -259,9 +259,9 @@ def slowly(request: http.server.BaseHTTPRequestHandler) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (page(200, b"<html>hello</html>"), "is not localllm serve: its /metrics has no numbers"),
-        (page(200, b"# TYPE up gauge\nup 1\n"), "is not localllm serve: its /metrics has no numbers"),
-        (page(200, b"\xff\x00" * 1000), "is not localllm serve: its /metrics has no numbers"),
+        (page(200, b"<html>hello</html>"), "is not localllm serve: its /metrics has no localllm metrics"),
+        (page(200, b"# TYPE up gauge\nup 1\n"), "is not localllm serve: its /metrics has no localllm metrics"),
+        (page(200, b"\xff\x00" * 1000), "is not localllm serve: its /metrics has no localllm metrics"),
         (page(404, b"no"), "is not localllm serve: GET /metrics has status 404"),
         (page(302, b"", Location="http://example.org/"), "is not localllm serve: GET /metrics has status 302"),
         (page(403, b"\x1b[31m"), "start it with --allowed-host"),
