@@ -129,7 +129,7 @@ class Conversation:
     def again(self, cancel: threading.Event | None = None) -> Reply:
         """Replace the last answer with a new one."""
         self._close_last()
-        return self._reply(self._asked("no answer to write again"), [], cancel)
+        return self._reply(self._asked("no answer to regenerate"), [], cancel)
 
     def go_on(self, cancel: threading.Event | None = None) -> Reply:
         """Continue the last answer; return the new part."""
@@ -308,7 +308,7 @@ class Conversation:
             return None
         constraint = make()
         if constraint.validate(answered) < begun:
-            raise LocalLLMError("the answer does not match what answers are held to, so it cannot be continued")
+            raise LocalLLMError("the answer does not match the grammar or schema, so it cannot be continued")
         for token in answered:
             constraint.accept(token)
         return constraint

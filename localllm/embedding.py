@@ -43,7 +43,7 @@ class Embedder:
             raise LocalLLMError(f"pooling {asked!r} is not one of {', '.join(POOLINGS)}")
         found: Pooling = self.config.pooling if asked == "auto" else asked  # type: ignore[assignment]
         if found == "rank" and not self.pooler.ranks:
-            raise LocalLLMError('pooling "rank" needs a classifier, which the file does not hold; it is no reranker')
+            raise LocalLLMError('pooling "rank" needs a classifier, which this file lacks; it is not a reranker')
         return found
 
     def vectors(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> Iterator[F32]:

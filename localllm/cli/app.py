@@ -110,7 +110,7 @@ def _known_words(ctx: Any, args: list[str]) -> list[str]:
     if ignored:
         from localllm.cli.terminal.console import say
 
-        say(f"note: ignored, as localllm does not need it: {', '.join(ignored)}")
+        say(f"note: ignored, because localllm does not need it: {', '.join(ignored)}")
     return kept
 
 

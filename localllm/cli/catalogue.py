@@ -57,7 +57,7 @@ class Catalogue:
         if having:
             tables = ", ".join(having[:_SHOWN]) + (" and others" if len(having) > _SHOWN else "")
             all_ = f"{command} does not have {key}" if command else f"not all commands share {key}"
-            raise UsageError(f"{place}: {all_}; it belongs into {tables}")
+            raise UsageError(f"{place}: {all_}; it belongs in {tables}")
         tables_here = [] if command else [*self.commands, "presets"]
         hint = nearest_name(plain_key(key), [*self._by_key[command], *tables_here])
         raise UsageError(f"{place}: unknown option {key}{hint}")
@@ -81,7 +81,7 @@ class Catalogue:
 
 def _check_each_time(key: str, place: str) -> None:
     if plain_key(key) in EACH_TIME:
-        raise UsageError(f"{place}: {key} is given with a command, each time it is meant")
+        raise UsageError(f"{place}: {key} cannot be configured; give it on the command line each time")
 
 
 def _by_name(groups: Iterable[type[Options]]) -> dict[str, DeclaredOption]:

@@ -151,7 +151,7 @@ class Sources:
     def _preset(self, chosen: Configured, command: str) -> _Entries:
         name = chosen.value
         if name not in self.presets:
-            hint = nearest_name(name, self.presets) or f"; known are {', '.join(self.presets)}"
+            hint = nearest_name(name, self.presets) or f"; known presets: {', '.join(self.presets)}"
             raise UsageError(f"{chosen.where}: unknown preset {name!r}{hint}")
         return {
             option: each._replace(source="preset", where=", ".join(filter(None, (f"preset {name}", each.where))))

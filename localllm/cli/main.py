@@ -146,7 +146,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, MemoryError):
         fail(f"not enough memory: {typed(error) or 'none is left'}; use a smaller model or context (-c)")
     elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own message
-        fail("not enough memory, or too low a limit, for this many threads; use fewer (-t)")
+        fail("not enough memory, or the limit is too low, for this many threads; use fewer (-t)")
     else:
         fail(_text(error) if isinstance(error, _users()) else _bug(error))
     return ERROR

@@ -29,7 +29,7 @@ def constrained(
     """
     structure = asked.structure
     if structure is not None and asked.tools and asked.forced:
-        raise StructureError("an answer cannot have a structure and be a call of a tool; ask for one of them")
+        raise StructureError("a structured answer cannot also be a forced tool call; request only one of them")
     state = reasoning_state(format_, prompt_tail)
     grammar: Grammar | None = None
     make: Callable[[], Constraint] | None = None

@@ -54,9 +54,9 @@ def harm(name: str, plan: Plan) -> str:
     widths = [width for layer in plan.attention_layers for width in (layer.head_dim, layer.value_dim) if width]
     least = min(widths, default=QUERY_BLOCK)  # an indexer caches only keys
     if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
-        return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
+        return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more memory than f16"
     if type_.rotated and least < QUERY_BLOCK:
-        return f"heads of {least} values are too few to spread the error of {type_.format.name} over"
+        return f"heads of {least} values are too short for the rotation that spreads the error of {type_.format.name}"
     return ""
 
 
@@ -65,7 +65,7 @@ def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: in
     for setting in asked.settings:
         reason = harm(setting.value, plan)
         if reason and not any_type:
-            advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
+            advice = ("; use f16 or q8_0, or ", Setting("force"), " it")
             raise LocalLLMError(Notice(setting, f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):
         return CacheChoice(asked, "")
@@ -73,7 +73,5 @@ def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: in
     reason = harm(SMALL, plan)
     best = SMALL if share >= WORTH and not reason else "f16"
     types = CacheTypes(*(best if name == AUTO else name for name in (asked.keys, asked.values)))
-    why = (
-        reason or f"in f16 it takes {share:.0%} of what the weights do, from {WORTH:.0%} on a smaller type is worth it"
-    )
+    why = reason or f"f16 would take {share:.0%} of the weights' size; from {WORTH:.0%}, a smaller type is worth it"
     return CacheChoice(types, f"cache: keys {types.keys}, values {types.values} ({why})")

@@ -68,7 +68,7 @@ class LogitsFile:
             raise LocalLLMError(f"{self._path}: has {found} bytes, but its header requires {size}; it is truncated")
         tokens = np.frombuffer(self._file.read(4 * ctx * count), "<i4").astype(np.int32).reshape(count, ctx)
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            raise LocalLLMError(f"{self._path}: holds a token outside its vocabulary; it is damaged")
+            raise LocalLLMError(f"{self._path}: contains a token outside its vocabulary; it is damaged")
         return Windows(tokens), vocabulary
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:

@@ -75,12 +75,12 @@ def cut_windows(model: Model, text: str, ctx_size: int, limit: int | None = None
     overlap."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
-        raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
+        raise LocalLLMError(Notice(f"windows of {ctx_size} tokens leave nothing to score; use at least 4", *named))
     tokens = np.array(model.tokenize(text.removesuffix("\n")), np.int32)
     count = len(tokens) // ctx_size
     if count < 2:
         counts = f"the text has {len(tokens)} tokens and {2 * ctx_size} are needed for windows of {ctx_size}"
-        raise TextTooShort(Notice(counts, "; give more text, or a smaller window", *named))
+        raise TextTooShort(Notice(counts, "; use a longer text or a smaller window", *named))
     if not stride:
         count = min(count, limit) if limit else count
         return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))

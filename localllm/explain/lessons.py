@@ -53,7 +53,7 @@ def _decoding(account: Account) -> Iterator[str]:
     if phase.whole.bound == "memory" and phase.whole.compute_seconds:
         rows = phase.whole.memory_seconds / phase.whole.compute_seconds
         if rows >= 2:
-            yield f"While one row is read, {rows:.0f} could be multiplied: the gain of drafts, batches and prompts."
+            yield f"While one row is read, {rows:.0f} could be multiplied. Drafts, batches and prompts gain from this."
     if account.clocked:
         inside = phase.whole.seconds / phase.seconds
         yield f"Kernels ran {share(inside)} of this time; the rest is the Python around them."
@@ -77,7 +77,7 @@ def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
     limits = f"Reading alone takes {reading} at this machine's best, multiplying alone {multiplying}"
     if whole.bound == "waiting":
         waited = share(whole.waited / whole.seconds)
-        yield f"{limits}; but threads waited for each other {waited} of the time, so {what} is bound by waiting."
+        yield f"{limits}; but threads waited for each other {waited} of the time, so {what} is limited by waiting."
     else:
         yield f"{limits}, so {what} is bound by {whole.bound}."
 
@@ -127,7 +127,7 @@ def _sampling(account: Account) -> Iterator[str]:
     left = [choice.stages[-1].left if choice.stages else choice.others for choice in choices]
     likeliest = sum(choice.candidates[0].token == choice.token for choice in choices)
     tokens = plural(len(choices), "token")
-    yield f"Of {tokens} chosen, {likeliest} were the model's likeliest; on average it gave them {share(_mean(sure))}."
+    yield f"Of {tokens} chosen, {likeliest} were the model's top choice; average probability {share(_mean(sure))}."
     whole = choices[0].others + len(choices[0].candidates)
     yield f"The samplers left {_mean(left):.1f} of {whole} candidates on average."
     if len(sure) > 1:

@@ -32,8 +32,8 @@ def page(it: Explanation) -> str:
 
 def _opening(it: Explanation) -> Iterator[Node]:
     record = it.account.record
-    yield element("h1", "How this answer was made")
-    yield element("p", f"{it.model} on {it.device}. Every number is of this one run.", cls="soft")
+    yield element("h1", "How this answer was generated")
+    yield element("p", f"{it.model} on {it.device}. Every number is from this run.", cls="soft")
     said = (("Prompt", it.question), ("Answer", it.answer))
     facts = (
         ("Ended by", it.ended_by),
@@ -71,7 +71,7 @@ def _tokens(it: Explanation) -> Iterator[Node]:
     yield element("h2", f"The answer: {plural(len(record.choices), 'token')}")
     yield element(
         "p",
-        "The line below a token is green if the model gave it at least a half, orange from a tenth, red below. "
+        "The line below a token is green from a probability of 50 %, orange from 10 %, and red below. "
         "A token leads to its candidates.",
         cls="soft",
     )
@@ -198,7 +198,7 @@ def _step(it: Explanation, number: int, choice: TokenChoice) -> Node:
             element("span", f" {', '.join(part for part in told if part)}", cls="soft"),
         ),
         html_table("Candidates", ("token", "bytes", "model", "", "drawn from", ""), rows, right=(2, 4)),
-        html_table("Samplers", ("what each did",), [Row((stage_line(stage),)) for stage in choice.stages]),
+        html_table("Samplers", ("effect of each",), [Row((stage_line(stage),)) for stage in choice.stages]),
         element("p", where + drafted, cls="soft"),
         id=f"step-{number}",
     )

@@ -61,7 +61,7 @@ class Scheduler(Closing):
             if left <= 0:
                 raise QueueFull(f"{self._open} answers are running or waiting; try again later")
             if not within_share(mine, left):
-                message = f"{mine} answers of yours are running or waiting, and the rest of the queue is for others"
+                message = f"{mine} of your answers are running or waiting, and the rest of the queue is for others"
                 raise QueueFull(f"{message}; wait for some to end")
             self._open += 1
             self._accounts[request.account] += 1
@@ -116,7 +116,7 @@ class Scheduler(Closing):
         except BaseException as error:  # on a bug, end all requests, so that no client waits forever
             traceback.print_exc()
             with self._lock:
-                self._stopped = Stopped(f"the scheduler ended by an error: {error}")
+                self._stopped = Stopped(f"the scheduler stopped after an error: {error}")
         finally:
             with suppress(LocalLLMError):  # the model was closed, which already ended all requests
                 self._stepper.run(lambda: self._running.end(self._stopped))

@@ -66,7 +66,7 @@ class _Shard:
                 raise GGUFError(self.path, what, f"cannot be read: {_reason(error)}") from None
             if not count:
                 problem = f"cannot be read: the file was cut at {offset} while in use"
-                raise GGUFError(self.path, what, f"{problem}; put the whole file back, and load the model again")
+                raise GGUFError(self.path, what, f"{problem}; restore the complete file and load the model again")
             target = target[count:]
             offset += count
 
@@ -193,7 +193,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
                 raise GGUFError(
                     first.path,
                     f"key '{_SPLIT_COUNT}'",
-                    f"the model has {count} parts, and part {index + 1} is missing: put {shard_path.name} beside it",
+                    f"the model has {count} parts, and part {index + 1} is missing: put {shard_path.name} next to it",
                 )
             shards.append(_Shard(shard_path))
             _check_split(shards[-1], index, count)

@@ -43,7 +43,7 @@ def choose_variant(
         return VariantChoice(found[0], "" if quant else "the only model in the repository")
     known = [each for each in found if each.label in here]
     if known:
-        return VariantChoice(max(known, key=size_of), "the one that is on this computer")
+        return VariantChoice(max(known, key=size_of), "already on this computer")
     fitting = [each for each in found if needed(size_of(each)) <= SHARE * free]
     usual = [each for each in fitting if each.label in USUAL]
     memory = f"{size(free)} of free memory"
@@ -51,7 +51,7 @@ def choose_variant(
         return VariantChoice(min(found, key=size_of), f"the smallest, but too large for {memory}")
     kind = "usual type" if usual else "type"
     return VariantChoice(
-        max(usual or fitting, key=size_of), f"the largest {kind} that fits {memory} with room for the cache"
+        max(usual or fitting, key=size_of), f"the largest {kind} that fits in {memory} with room for the cache"
     )
 
 

@@ -269,7 +269,7 @@ def _lost(error: Exception) -> str:
         case "ConnectError" | "ConnectTimeout" | "ProxyError":
             return f"cannot connect ({_reason(error)})"
         case "ReadTimeout" | "PoolTimeout" | "WriteTimeout":
-            return "nothing came for some time"
+            return "no data for some time"
     return "the connection was lost"
 
 

@@ -98,7 +98,7 @@ def fetch(hub: Hub, listing: Listing, wanted: Remote, blobs: Path, watch: FetchH
         _read_all(hub, listing, wanted, part, watch)
         good = part.matches()
         if not good and resumed:
-            watch.tell(f"what was here of {printable(name)} is damaged; fetching it from the beginning")
+            watch.tell(f"the downloaded part of {printable(name)} is damaged; starting over")
             part.restart()
             _read_all(hub, listing, wanted, part, watch)
             good = part.matches()
@@ -141,7 +141,7 @@ def _read_all(hub: Hub, listing: Listing, wanted: Remote, part: _Partial, watch:
             place = f"at {100 * part.size // wanted.size} % of {printable(name)}"
             if failures >= TRIES:
                 raise StoreError(
-                    f"{hub.host}: {reason} {place}, {TRIES} times in a row; the same command continues there"
+                    f"{hub.host}: {reason} {place}, {TRIES} times in a row; run the same command to resume"
                 ) from None
             seconds = 2**failures
             watch.tell(f"{reason} {place}; trying again in {seconds} s")
@@ -163,7 +163,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
         except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}; what came is kept") from None
+            raise StoreError(f"{path} cannot be written: {error.strerror}; the downloaded part is kept") from None
 
 
 def check_room(folder: Path, needed: int, spare: int = 0) -> None:

@@ -56,9 +56,9 @@ def _layer(manifest: dict[str, Any]) -> object:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Unusable(f"has {len(found)} GGUF files, and only models of one can be read")
+        raise Unusable(f"has {len(found)} GGUF files, and only models with one file are supported")
     if any(each.get("mediaType") == _TENSOR for each in given):
-        raise Unusable("is kept as single tensors, which only Ollama reads")
+        raise Unusable("is stored as separate tensors, which only Ollama can read")
     raise Unusable("has no weights on this computer")
 
 

@@ -59,7 +59,7 @@ def remove_model(model: StoredModel, hub: Path) -> int:
     """Delete a model that `pull` downloaded, or a derived one, and return the bytes freed; raise StoreError for a model
     of another program."""
     if not is_owned(model, hub):
-        raise StoreError(f"{model.name} was not fetched by `localllm pull`, so it stays; {_who(model)}")
+        raise StoreError(f"{model.name} was not downloaded by `localllm pull`, so it is kept; {_who(model)}")
     if model.store == DERIVED:
         return delete_derived(StoreFolders(hub).derived, model.name)
     repo = hub / repo_folder(model.repo)
@@ -91,7 +91,7 @@ def _names(model: StoredModel, repo: Path) -> list[str]:
 
 def _who(model: StoredModel) -> str:
     if model.store == HUB:
-        return f"`hf cache rm model/{model.repo}` removes all of its repository"
+        return f"`hf cache rm model/{model.repo}` removes its whole repository"
     return _OTHERS.get(model.store, "delete {path} yourself").format(name=model.name, path=model.path)
 
 

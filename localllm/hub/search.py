@@ -134,15 +134,15 @@ def _unknown(name: str, models: Sequence[StoredModel]) -> NotHere:
         file = beside(Path(name))
         return NotHere(f"No such file: {shown}{f'; did you mean {printable(file, None)}?' if file else hint}")
     if reference is None and full_name(name):
-        return NotHere(f"{shown} ({full_name(name)}) is not on this computer; `localllm pull {shown}` fetches it")
+        return NotHere(f"{shown} ({full_name(name)}) is not on this computer; `localllm pull {shown}` downloads it")
     if reference is None:
         return NotHere(
             f"No such file or model: {shown}{hint or ';'} `localllm list` shows the models on this computer, "
-            "`localllm pull USER/REPO` fetches one"
+            "`localllm pull USER/REPO` downloads one"
         )
     others = [each.name for each in models if each.repo.lower() == reference[1].lower()]
     here = f"; here is {', '.join(printable(each) for each in others[:_SHOWN])};" if others else hint or ";"
-    return NotHere(f"{shown} is not on this computer{here} `localllm pull {shown}` fetches it")
+    return NotHere(f"{shown} is not on this computer{here} `localllm pull {shown}` downloads it")
 
 
 def beside(path: Path) -> str:

@@ -96,7 +96,9 @@ class LoadedModel(Closing):
         self.batch_rows = bound.engine.limits.rows
         asked = options.ctx_size and not options.any_cache  # measurements (`any_cache`) may use any context size
         if asked and self.context > bound.config.context_length > 0:
-            trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
+            trained = (
+                f"the model was trained on {bound.config.context_length} tokens; beyond that, answers may be nonsense"
+            )
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
 
     def speculation_target(self) -> SpeculationTarget:
@@ -152,7 +154,7 @@ class LoadedModel(Closing):
             )
             raise LocalLLMError(Notice(problem, Written("model.diffuse", "`localllm run`")))
         if self.plan is not None and not self.plan.causal and not self.encodes:
-            problem = "its tokens see later ones, so it cannot continue a text"
+            problem = "its attention is bidirectional, so it cannot continue a text"
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
         return engine
 
@@ -242,7 +244,7 @@ class LoadedModel(Closing):
     def refuse_chat(self) -> None:
         """Raise LocalLLMError for an encoder-decoder model, which does not support chats."""
         if self.encodes:
-            problem = "has an encoder, which reads one text and no chat; use "
+            problem = "has an encoder, which reads a single text and cannot chat; use "
             instead = Written("model.generate", "`localllm run`")
             raise LocalLLMError(Notice(f"{self.file.path}: {problem}", instead))
 

@@ -237,7 +237,7 @@ def _within_positions(context: int, file: GGUFFile, options: LoadOptions) -> int
     positions = int(table.shape[0]) if table is not None and len(table.shape) == 2 else context
     if not 0 < positions < context or not options.ctx_size or options.any_cache:
         return context
-    told = f": the model has embeddings of {positions} positions, so this is its context"
+    told = f": the model has only {positions} position embeddings, which limits its context"
     note = Notice(Setting("ctx_size", context), told)
     warnings.warn(note, NotUsed, stacklevel=2)
     return positions

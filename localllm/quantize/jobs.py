@@ -119,13 +119,13 @@ def check_jobs(jobs: Sequence[Job], important: Collection[str], allow_requantize
             advice = ("start from F16, BF16 or F32, or add ", Setting("allow_requantize", True))
             raise QuantizeError(Notice(problem, "; ", *advice))
         if (job.needs_imatrix or job.after in IMPOSSIBLE_WITHOUT) and job.name not in important:
-            lacks = "the one given does not have it" if important else "there is none"
+            lacks = "the given one does not include it" if important else "there is none"
             problem = f"{job.name}: {job.after} requires an importance matrix, and {lacks}"
             ways = (Setting("imatrix", FILE), ", or ", Setting("imatrix", "auto"), " to measure one")
             raise QuantizeError(Notice(problem, "; give ", *ways))
         if FORMATS[job.after].quantize is None:
             can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
-            raise QuantizeError(f"{job.name}: {job.after} unsupported for writing; supported: {can}")
+            raise QuantizeError(f"{job.name}: {job.after} cannot be written; supported: {can}")
 
 
 def metadata(

@@ -206,7 +206,7 @@ def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
     if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
     if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
-        return "its cache keeps another window"
+        return "its cache keeps a different window"
     if header["layout"] != executable.cache_layout or tuple(header["block_bytes"]) != executable.block_bytes:
         return f"its cache is {header['layout'][:80]}, this one {executable.cache_layout}"
     return ""

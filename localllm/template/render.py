@@ -29,10 +29,12 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys for a message
 _RUN = re.compile(rb"(?s)(.)\1*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_NOTE_PARTS = "the chat template wants message contents as lists of parts; they were given so"
-_NOTE_MERGED = "the chat template takes no system message; it was put before the first user message"
-_NOTE_TURNS = "the chat template wants user and assistant in turn; messages of one role in a row were joined"
-_NOTE_LEFT_OUT = "the chat template leaves the {} message out; the model does not see it"
+_NOTE_PARTS = "the chat template expects message contents as lists of parts; they were converted"
+_NOTE_MERGED = "the chat template does not support system messages; it was put before the first user message"
+_NOTE_TURNS = (
+    "the chat template requires alternating user and assistant messages; adjacent messages of a role were joined"
+)
+_NOTE_LEFT_OUT = "the chat template omits the {} message; the model does not see it"
 
 _environment = ChatEnvironment()
 _compiled: dict[str, CodeType] = {}
@@ -159,7 +161,7 @@ def _render(code: CodeType, variables: dict[str, Any], now: datetime) -> Text:
     except TemplateError as error:
         raise type(error)(f"{_place(error)}: {error}") from None
     except RecursionError as error:
-        raise TemplateError(f"{_place(error)}: it calls itself without end") from None
+        raise TemplateError(f"{_place(error)}: endless recursion") from None
     except MemoryError:
         raise
     except Exception as error:  # any exception in a template is the template's fault

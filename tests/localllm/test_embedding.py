@@ -165,7 +165,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
                 "pooling 'best' is not one of auto, none, mean, cls, last, rank",
             ),
             (lambda: model.embed("a", pooling="none"), 'pooling "none" gives a vector for every token'),
-            (lambda: model.rank("a", ["b"]), 'pooling "rank" needs a classifier, which the file does not hold'),
+            (lambda: model.rank("a", ["b"]), 'pooling "rank" needs a classifier, which this file lacks'),
             (lambda: next(model.generate("a")), "gives embeddings, not tokens; use `localllm embed`"),
             (lambda: model.logits([1]), "gives embeddings, not tokens"),
         ):
@@ -222,7 +222,7 @@ def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
 def test_a_context_beyond_the_embedded_positions_is_clamped_with_a_note(tmp_path: Path) -> None:
     """llama-server limits the context to the trained length."""
     path = write_embedder(tmp_path / "m.gguf", "bert-mean")
-    with pytest.warns(NotUsed, match="ctx_size=5000: the model has embeddings of 256 positions"):
+    with pytest.warns(NotUsed, match="ctx_size=5000: the model has only 256 position embeddings"):
         model = localllm.load(path, ctx_size=5000)
     with model, localllm.load(path) as usual:
         assert model.context == 256

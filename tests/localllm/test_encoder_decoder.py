@@ -77,8 +77,8 @@ def test_the_command_line(path: Path, tmp_path: Path) -> None:
         again = run("run", str(path), LONG, *greedy, "--prompt-cache", str(kept), "--prompt-cache-all")
         assert again.stdout == run("run", str(path), LONG, *greedy).stdout
     refusals = {
-        ("chat", str(path)): "has an encoder, which reads one text and no chat; use `localllm run`",
-        ("run", str(path), "a", "--spec", "ngram"): "a model with an encoder takes no drafts; leave --spec out",
+        ("chat", str(path)): "has an encoder, which reads a single text and cannot chat; use `localllm run`",
+        ("run", str(path), "a", "--spec", "ngram"): "a model with an encoder does not support drafts; leave --spec out",
         ("perplexity", str(path), "-f", __file__): "answers a text, and cannot score or continue one",
         ("bench", str(path), "-p", "8", "-n", "0"): "has an encoder, and bench measures models that continue a text",
     }
@@ -130,7 +130,9 @@ def test_wrong_steps_change_nothing(model: Model) -> None:
         assert (sequence.length, sequence.border) == (0, 0)
     with pytest.raises(LocalLLMError, match="cannot score or continue one"):
         model.logits(ids)
-    with pytest.raises(LocalLLMError, match=r"has an encoder, which reads one text and no chat; use model\.generate"):
+    with pytest.raises(
+        LocalLLMError, match=r"has an encoder, which reads a single text and cannot chat; use model\.generate"
+    ):
         next(model.chat("hello"))
 
 

@@ -46,7 +46,7 @@ class Energy:
 def find_energy(powercap: Path = POWERCAP) -> Energy:
     """Return the counters that can be read."""
     if sys.platform != "linux":
-        return Energy((), "this system does not tell the energy of its processor")
+        return Energy((), "this system does not report the energy of its processor")
     found = []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         counter = zone / "energy_uj"
@@ -56,9 +56,9 @@ def find_energy(powercap: Path = POWERCAP) -> Energy:
             int(counter.read_text())
             found.append(EnergyCounter(counter, int((zone / "max_energy_range_uj").read_text())))
         except PermissionError:
-            return Energy((), f"only root may read {counter} (sudo chmod a+r {counter} allows it to all)")
+            return Energy((), f"only root may read {counter} (sudo chmod a+r {counter} lets everyone read it)")
         except (OSError, ValueError):
             continue
     if not found:
-        return Energy((), f"the processor has no counters in {powercap}; virtual machines have none")
+        return Energy((), f"the processor has no counters in {powercap}; virtual machines lack them")
     return Energy(tuple(found))

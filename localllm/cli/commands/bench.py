@@ -102,7 +102,7 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
     with printer as show:
         for number, (name, load_options, threads) in enumerate(product(names, own.loads, own.threads)):
             if not reset_peak() and own.verbose and number:
-                say("peak memory counts the models before too: this system does not forget a peak")
+                say("peak memory includes earlier models: this system cannot reset the peak")
             options = load_options.changed({"any_cache": True, "force": own.force})
             began = perf_counter_ns()
             with LoadProgress() as progress:

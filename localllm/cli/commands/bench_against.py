@@ -186,7 +186,7 @@ def _run(command: Sequence[str], name: str) -> dict[str, Any]:
     except OSError as error:
         raise LocalLLMError(f"{name} cannot be run: {error.strerror}") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+        last = (done.stderr.strip().splitlines() or ["it printed no message"])[-1].removeprefix("error: ")
         raise LocalLLMError(f"{name} ended with code {done.returncode}: {last}")
     try:
         (result,) = json.loads(done.stdout)

@@ -73,7 +73,7 @@ def _drawn(runs: Sequence[Run], kind: str) -> bytes:
 def _print_ratios(new: Run, old: Run, tell: Callable[[str], None]) -> None:
     found = matched(new, old)
     if not found:
-        tell(f"{old.name} contains no run of these tests (model file, test, threads, cache types)")
+        tell(f"{old.name} has no results for these tests (same model file, test, threads and cache types)")
         return
     columns = ("model", "threads", "test", "now t/s", "before t/s", "ratio", "")
     for line in text_table(columns, [_cells(each) for each in found], columns[3:6], room()).splitlines():

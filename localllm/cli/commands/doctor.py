@@ -25,11 +25,11 @@ from localllm.template.chat_template import renderer
 Rows = list[tuple[str, str]]
 WIDTH = 80  # columns of a report that is not written to a terminal
 _DOTS = {
-    "vnni512": "AVX-512 VNNI, 64 products of bytes in one instruction",
-    "vnni256": "AVX-VNNI, 32 products of bytes in one instruction",
-    "maddubs": "AVX2, 32 products of bytes in two instructions",
-    "sdot": "Arm dot product, 16 products of bytes in one instruction",
-    "plain": "no instruction for products of bytes; LLVM compiles plain code, which is slow",
+    "vnni512": "AVX-512 VNNI, 64 byte products per instruction",
+    "vnni256": "AVX-VNNI, 32 byte products per instruction",
+    "maddubs": "AVX2, 32 byte products per two instructions",
+    "sdot": "Arm dot product, 16 byte products per instruction",
+    "plain": "no instruction for byte products; LLVM compiles portable code, which is slow",
 }
 
 
@@ -132,12 +132,12 @@ def _kernels(facts: dict[str, Any]) -> Rows:
     ]
     rows += [(f"not {name}", f"lacks {', '.join(features)}") for name, features in facts["lacking"].items()]
     rows += [("overridden", f"{name}={value}") for name, value in facts["overridden"].items()]
-    return [*rows, ("features", " ".join(facts["features"]) or "LLVM tells none")]
+    return [*rows, ("features", " ".join(facts["features"]) or "unknown to LLVM")]
 
 
 def _memory(main: SystemMemory) -> Rows:
     if not main.total:
-        return [("total", "the system does not tell")]
+        return [("total", "unknown")]
     limit = [("container", f"may use {size(main.limit)}")] if main.limit else []
     return [("total", size(main.total)), ("free", size(main.free)), *limit]
 
@@ -158,7 +158,7 @@ def _usable(device: dict[str, Any]) -> str:
     if device["unmeasured"]:
         return f"in doubt: {device['unmeasured']}"
     if device["backend"] == "opencl" and device["compute"] == "CPU":
-        return "yes, with --backend opencl; it is the processor, which --backend cpu uses better"
+        return "yes, with --backend opencl; this is the processor, for which --backend cpu is faster"
     return "yes"
 
 
@@ -197,6 +197,6 @@ def _clean(own: DoctorOptions) -> None:
     if own.json:
         print(json.dumps({"removed": removed, "bytes": freed}))
     elif removed:
-        say(f"deleted {_files(removed)}: {size(freed)} freed; what is needed is compiled again at the next start")
+        say(f"deleted {_files(removed)}: {size(freed)} freed; code is compiled again when it is needed")
     else:
         say("nothing was deleted" if caches else "nothing to delete")

@@ -119,7 +119,7 @@ def _check(device: Device, rows: list[dict[str, Any]]) -> str:
                 "limit": verdict.limit, "problem": verdict.problem or verdict.skipped,
             })  # fmt: skip
             if verdict.lost:
-                return f"{verdict.operation}: {verdict.problem}; what follows was not checked"
+                return f"{verdict.operation}: {verdict.problem}; later operations were not checked"
     return "" if any(row["status"] != "skipped" for row in rows) else "no operation could be checked"
 
 

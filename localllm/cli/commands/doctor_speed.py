@@ -103,4 +103,4 @@ def _load() -> str:
         waiting = os.getloadavg()[0]
     except (AttributeError, OSError):
         return ""
-    return f"{waiting:.1f} programs wanted to run in the last minute" if waiting > LOAD else ""
+    return f"the 1-minute load average was {waiting:.1f}" if waiting > LOAD else ""

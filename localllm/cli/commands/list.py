@@ -34,7 +34,7 @@ def list_models(own: ListModelsOptions) -> None:
         if each.problem:
             say(f"{printable(each.name)} ({each.store}): {each.problem}", YELLOW)
     if not whole:
-        say("no models here yet; `localllm pull USER/REPO` fetches one, `localllm chat` talks with the built-in one")
+        say("no models here yet; `localllm pull USER/REPO` downloads one, `localllm chat` uses the bundled one")
 
 
 def _row(each: StoredModel, places: StoreFolders) -> tuple[str, ...]:

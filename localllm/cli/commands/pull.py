@@ -45,7 +45,7 @@ def _pull(asked: Reference) -> tuple[str, Path]:
         with DownloadProgress() as progress:
             done = pull_model(hub, asked, places.hub, free_memory(), FetchHooks(progress, say))
     except KeyboardInterrupt:
-        say("stopped; the same command continues here")
+        say("stopped; run the same command to resume")
         raise
     say(f"{'fetched' if done.fetched else 'already here'}: {size(done.bytes)}, {done.path}")
     return done.name, done.path

@@ -77,7 +77,7 @@ def quantize(own: QuantizeOptions) -> None:
             )
             note = f", KL divergence {kld:.5f} on {own.file}" if kld is not None else ""
             if kld is None:
-                say(f"note: {source.path.name} fits as it is, so every tensor keeps its format", YELLOW)
+                say(f"note: {source.path.name} already fits, so every tensor keeps its format", YELLOW)
         if own.dry_run:
             show_report(source, jobs, imatrix, own)
             return
@@ -151,7 +151,7 @@ def _asked(own: QuantizeOptions) -> _Asked:
     words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
     if goals:
         if len(goals) > 1 or own.pure:
-            raise UsageError(f"{goals[-1]} and {goals[0] if len(goals) > 1 else '--pure'} exclude each other; omit one")
+            raise UsageError(f"{goals[-1]} and {goals[0] if len(goals) > 1 else '--pure'} cannot be combined; omit one")
         if len(words) == 3 or (len(words) == 2 and _is_type(words[1])):
             raise UsageError(f"{goals[0]} replaces TYPE; omit {words[-1]}")
         if not words:

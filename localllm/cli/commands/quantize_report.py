@@ -50,8 +50,8 @@ def summary(jobs: Sequence[Job]) -> str:
     """Return the total tensor size, the bits per weight, and the formats."""
     before, after = sum(s.bytes_before for s in jobs), sum(s.bytes_after for s in jobs)
     values = sum(s.values for s in jobs)
-    formats = sorted({job.after for job in jobs if job.changes}) or ["as it was"]
-    return f"{size(before)} -> {size(after)}, {8 * after / values:.2f} bits a weight ({', '.join(formats)})"
+    formats = sorted({job.after for job in jobs if job.changes}) or ["unchanged"]
+    return f"{size(before)} -> {size(after)}, {8 * after / values:.2f} bits per weight ({', '.join(formats)})"
 
 
 def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: QuantizeOptions) -> Iterator[str]:

@@ -22,9 +22,9 @@ def remove(own: RemoveOptions) -> None:
     """Delete a model after asking. Raise LocalLLMError if `pull` did not download it."""
     name, places = one_word(own.words, "NAME"), StoreFolders.here()
     if name in BOX:
-        raise LocalLLMError(f"{name} comes with localllm and stays")
+        raise LocalLLMError(f"{name} is part of localllm and cannot be deleted")
     if os.path.lexists(name):
-        raise LocalLLMError(f"{name} is a file of yours; rm deletes what `localllm pull` has fetched")
+        raise LocalLLMError(f"{name} is one of your own files; rm deletes only models downloaded by `localllm pull`")
     model = models_named(name, everything(places))
     if (
         is_owned(model, places.hub)

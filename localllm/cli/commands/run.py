@@ -77,7 +77,7 @@ def _loaded(name: str, asked: Asking[RunOptions]) -> Model:
             return load(name, options, progress=progress)
     except NoDrafts as problem:
         names = [each for each in ("spec", "model_draft") if options.values()[each]]
-        asked.leave_out(names, f"{problem.what} takes no drafts", problem.what)
+        asked.leave_out(names, f"{problem.what} does not support drafts", problem.what)
     with LoadProgress() as progress:
         return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
 

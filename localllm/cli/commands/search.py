@@ -34,8 +34,8 @@ def search(own: SearchOptions) -> None:
     rows = []
     for each in found:
         known = not each.architecture or each.architecture in ARCHITECTURES
-        note = ["" if known else "not supported", "gated: accept its terms at the hub" if each.gated else ""]
+        note = ["" if known else "not supported", "gated: accept its terms on the hub" if each.gated else ""]
         count = parameters(each.parameters) if each.parameters else ""
         rows.append((each.repo, count, each.architecture, f"{each.downloads:,}", ", ".join(filter(None, note))))
     print(in_columns([_HEADER, *rows], indent=0, room=room()))
-    say("`localllm pull NAME` fetches one")
+    say("`localllm pull NAME` downloads one")

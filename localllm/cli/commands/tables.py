@@ -32,8 +32,8 @@ def formats(room: int = 0) -> str:
         for each in quant.FORMATS.values()
         if each.name not in INTEGERS
     ]
-    header = ("format", "bits a weight", "block", "read", "write", "cpu kernels")
-    return text_table(header, rows, right=("bits a weight",), room=room)
+    header = ("format", "bits per weight", "block", "read", "write", "cpu kernels")
+    return text_table(header, rows, right=("bits per weight",), room=room)
 
 
 def architectures(room: int = 0) -> str:
@@ -68,7 +68,7 @@ def architectures(room: int = 0) -> str:
         "norms",
         "rotated dimensions",
         "experts chosen by",
-        "what the cache holds",
+        "cache contents",
     )
     return text_table(header, rows, room=room)
 

@@ -91,7 +91,7 @@ def _curves(axes: Any, panel: Panel, picture: Picture) -> None:
         )  # fmt: skip
     left = len({series.label for series in panel.series}) - len(labels)
     axes.set_title(panel.title + (f" ({left} more curves not shown)" if left else ""))
-    axes.set(xlabel=panel.axis, ylabel="tokens a second")
+    axes.set(xlabel=panel.axis, ylabel="tokens per second")
     rates = [rate for series in shown for _, rate, _ in series.points]
     if max(rates) > 8 * min(rates):
         axes.set_yscale("log")
@@ -130,7 +130,9 @@ def _rates(axes: Any, picture: Picture) -> None:
     axes.set_yticks(range(len(bars)), [short(bar.label) for bar in picture.bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     rates = [rate for bar in picture.bars for rate in bar.rates if rate]
-    axes.set(xscale="log", xlabel="tokens a second", xlim=(min(rates) / 1.3, max(rates) * 2.5))  # with room for labels
+    axes.set(
+        xscale="log", xlabel="tokens per second", xlim=(min(rates) / 1.3, max(rates) * 2.5)
+    )  # with room for labels
     plain_axis(axes.xaxis)
     rest = f" ({picture.left_out} more not shown)" if picture.left_out else ""
     axes.set_title(f"All tests{rest}")

@@ -24,7 +24,7 @@ th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: l
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HEADER = (
-    "model", "test", "threads", "tokens a second", "±", "GOP per run", "GB per run", "operations per byte", "GOP/s",
+    "model", "test", "threads", "tokens per second", "±", "GOP per run", "GB per run", "operations per byte", "GOP/s",
     "GB/s measured", "placed",
 )  # fmt: skip
 
@@ -46,8 +46,8 @@ def page(title: str, svg: bytes, runs: Sequence[Run]) -> bytes:
 <figure role="img" aria-label="Roofline and rates; the tables below have the numbers">
 {inline}</figure>
 {chr(10).join(parts)}
-<p>Operations are two for each weight of a matrix product. A prompt is taken to read each weight and each cached row
-once a pass.</p>
+<p>Operations are two for each weight of a matrix product. For a prompt, each weight and each cached row
+counts once per pass.</p>
 </html>
 """
     return html.encode()

@@ -19,7 +19,7 @@ _PLACES = ((6, 3), (6, -9), (-6, 3), (-6, -9), (6, 13), (6, -19), (-6, 13), (-6,
 
 def draw_roofline(axes: Any, picture: Picture) -> None:
     """Draw the roofs and the tests. The markers of the older run are hollow and have no labels."""
-    axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="billions of operations a second")
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="billions of operations per second")
     axes.set_title("Roofline")
     at = [point.intensity for point in picture.points] + [roof.ridge for roof in picture.roofs if roof.ridge]
     low, high = min(at, default=1.0) / 3, max(at, default=100.0) * 4
@@ -57,7 +57,7 @@ def draw_roofline(axes: Any, picture: Picture) -> None:
 
 def _told(picture: Picture, roof: Roof) -> str:
     computes = f", {roof.gop:,.0f} GOP/s, ridge {roof.ridge:.3g}" if roof.gop else ""
-    computes += ", products disturbed by other programs" if roof.disturbed else ""
+    computes += ", measured while other programs ran" if roof.disturbed else ""
     return f"{roof.gb:.3g} GB/s{computes}" + (f" ({picture.runs[roof.run]})" if len(picture.runs) > 1 else "")
 
 

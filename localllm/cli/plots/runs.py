@@ -120,7 +120,7 @@ def read_run(path: Path) -> Run:
         reason = "not JSON" if isinstance(error, ValueError | RecursionError) else str(error)
         raise RunError(f"{problem}: {reason}") from None
     if not run.rows:
-        raise RunError(f"{problem}: there is none in it")
+        raise RunError(f"{problem}: it contains no results")
     return run
 
 

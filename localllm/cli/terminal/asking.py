@@ -10,7 +10,7 @@ from localllm.cli.app import UsageError
 def agrees(question: str) -> bool:
     """Return whether the user answers yes. Raise UsageError if stdin is not a terminal."""
     if not sys.stdin.isatty():
-        raise UsageError("give --yes to delete without being asked")
+        raise UsageError("use --yes to delete without confirmation")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

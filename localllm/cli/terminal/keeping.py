@@ -61,7 +61,10 @@ class PromptCache:
         if self._path is None or not self._write or list(tokens) == self._tokens:
             return
         if self._messages and not self._overwrite:
-            say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
+            say(
+                f"note: {self._path} has a conversation and was not overwritten; give another name, or --force",
+                YELLOW,
+            )
             return
         keep_in_file(self._path, self._model, tokens, messages, overwrite=self._found)
 

@@ -65,7 +65,7 @@ def stoppable(progress: RunningProgress) -> Iterator[Callable[[], bool]]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
-        progress.value = "stopping after this window; Ctrl-C again stops now and keeps nothing"
+        progress.value = "stopping after this window; press Ctrl-C again to stop now without a result"
 
     before = signal.signal(signal.SIGINT, stop)
     try:

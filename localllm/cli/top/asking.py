@@ -112,7 +112,7 @@ class Client:
             raise TopError(self._refusal(status))
         samples = samples_of(data)
         if not any(name.startswith(OURS) for name in samples):
-            raise TopError(f"{self.address} is not localllm serve: its /metrics has no numbers of localllm")
+            raise TopError(f"{self.address} is not localllm serve: its /metrics has no localllm metrics")
         at = monotonic()
         status, data = self._get("/slots")
         places, slots = slots_of(data) if status == 200 else (0, ())
@@ -135,7 +135,7 @@ class Client:
                 raise TopError(f"{self.address} is not localllm serve: it sends more than {MOST_BYTES >> 20} MiB")
             return response.status, bytes(data)
         except TimeoutError:
-            raise TopError(f"{self.address} does not answer in time") from None
+            raise TopError(f"{self.address} did not answer in time") from None
         except (http.client.HTTPException, UnicodeError):
             raise TopError(f"{self.address} does not speak HTTP; is it localllm serve?") from None
         except socket.gaierror:
@@ -154,15 +154,13 @@ class Client:
         """Return the reason why /metrics did not answer."""
         match status:
             case 401 if self._key:
-                return f"{self.address} does not know this API key"
+                return f"{self.address} does not accept this API key"
             case 401:
                 return Notice(f"{self.address} requires an API key; give it with ", Setting("api_key_file"))
             case 403:
-                return Notice(
-                    f"{self.address} does not answer to this host name; start it with ", Setting("allowed_host")
-                )
+                return Notice(f"{self.address} does not accept this host name; start it with ", Setting("allowed_host"))
             case 501:
-                return Notice(f"{self.address} tells no numbers: it was started with ", Setting("no_metrics"))
+                return Notice(f"{self.address} reports no metrics: it was started with ", Setting("no_metrics"))
             case _:
                 return f"{self.address} is not localllm serve: GET /metrics has status {status}"
 

@@ -105,9 +105,7 @@ def _times(times: tuple[Times, ...]) -> Table:
 def _answers(view: View, width: int, most: int) -> Table | Text:
     """Return a line for each running request, as far as they fit."""
     if not view.writing:
-        return _line(
-            "no answer is being written" if view.slot_count else "the server does not tell of its slots", "dim"
-        )
+        return _line("no answers are running" if view.slot_count else "the server does not report its slots", "dim")
     names = ("slot", "state", "prompt", "cached", "written", "left", "t/s")
     shown = names if width >= WIDE else tuple(n for n in names if n != "left") if width >= MEDIUM else _NARROW
     table = _grid(len(shown), left=(0, 1))

@@ -14,5 +14,5 @@ class NoDrafts(SpeculationError):
     """The model does not support speculative decoding. `what` names the kind of model in the message."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(Notice(f"{what} takes no drafts; leave ", Setting("spec"), " out"))
+        super().__init__(Notice(f"{what} does not support drafts; leave ", Setting("spec"), " out"))
         self.what = what

@@ -78,7 +78,7 @@ class Speculation:
         """Notices about options that are not applied as given, with the reasons."""
         given, most = self.options.draft_max, self.options.most_drafted
         clamped = Notice(
-            Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass verifies no more"
+            Setting("draft_max", given), f": at most {most} tokens are drafted, because a pass cannot verify more"
         )
         return (*((clamped,) if given > most else ()), *((self.unused,) if self.unused else ()))
 
@@ -90,7 +90,7 @@ class Speculation:
             return self.refused or f"the draft model saves no time: {_ITSELF}"
         if self._too_short:
             what, instead = ("the draft model", "draft") if self._draft is not None else ("speculation", "ngram")
-            reason = f"{what} is not used: a pass of the model takes only {one}, too little for drafting to pay"
+            reason = f"{what} is not used: a pass of the model takes only {one}, so drafting would not save time"
             return Notice(f"{reason}; use it anyway with ", Setting("spec", instead))
         if self._draft_costs is None:
             return ""

@@ -190,7 +190,7 @@ def read_imatrix(path: Path) -> Imatrix:
     for name, entry in found.entries.items():
         if not np.isfinite(entry.sums).all() or (entry.sums < 0).any() or (entry.counts < 0).any():
             raise LocalLLMError(
-                f"{path}: {printable(name)} holds negative numbers, NaN or infinity; make the file again"
+                f"{path}: {printable(name)} contains negative numbers, NaN or infinity; create the file again"
             )
     return found
 

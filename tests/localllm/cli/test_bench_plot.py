@@ -197,8 +197,8 @@ def test_results_of_llama_bench_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "there is none"),
-        ("[]", "there is none"),
+        ("", "it contains no results"),
+        ("[]", "it contains no results"),
         ("hello", "not JSON"),
         ("\xff\xfe", "not JSON"),
         ("3", "result 1 is not an object"),
@@ -309,9 +309,9 @@ def test_the_same_picture_is_the_same_svg() -> None:
     assert "<script" not in text
     shown = [unescape(found).strip() for found in re.findall(r"<text[^>]*>([^<]*)</text>", text)]
     assert "operations per byte read" in shown
-    assert "billions of operations a second" in shown
+    assert "billions of operations per second" in shown
     assert "tokens in the cache" in shown
-    assert shown.count("tokens a second") == 3
+    assert shown.count("tokens per second") == 3
     named = '_<script>alert("$x_1$ & y")</script>\\x1b['
     assert any(each.startswith(named) for each in shown)  # the legend shows names that begin with "_", too
     assert "640.0, before 640.0 = 1.00x" in shown

@@ -66,7 +66,7 @@ def test_search_lists_the_hub_s_models(shell: Shell, server: HubServer) -> None:
     code, out, err = shell("search", "tiny")
     assert code == 0
     assert re.search(r"^ann/Tiny-GGUF +1\.00 M +strange +1,234 +not supported, gated: accept its", out, re.MULTILINE)
-    assert err == "`localllm pull NAME` fetches one\n"
+    assert err == "`localllm pull NAME` downloads one\n"
     assert json.loads(shell("search", "Tiny", "--json")[1])["models"][0]["downloads"] == 1234
     assert shell("search", "no such thing")[:2] == (0, "")
     code, out, err = shell("search")
@@ -78,7 +78,7 @@ def test_search_lists_the_hub_s_models(shell: Shell, server: HubServer) -> None:
 def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
     code, out, err = shell("list")
     assert (code, out) == (0, "")
-    assert "no models here yet; `localllm pull USER/REPO` fetches one" in err
+    assert "no models here yet; `localllm pull USER/REPO` downloads one" in err
 
     code, out, err = shell("pull", "ann/tiny-gguf:q8")
     assert (code, out) == (0, "ann/Tiny-GGUF:Q8_0\n")
@@ -94,7 +94,7 @@ def test_pull_list_show_run_rm(shell: Shell, tiny: Path) -> None:
         assert "architecture   llama" in shell("show", name)[1]
     assert shell("run", "-m", "ann/tiny-gguf", "hi", *QUICK) == shell("run", tiny, "hi", *QUICK)
 
-    assert shell("rm", "ann/Tiny-GGUF") == (2, "", "error: give --yes to delete without being asked\n")
+    assert shell("rm", "ann/Tiny-GGUF") == (2, "", "error: use --yes to delete without confirmation\n")
     code, out, err = shell("rm", "ann/Tiny-GGUF", "--yes")
     assert (code, out) == (0, "")
     assert err.startswith("deleted ann/Tiny-GGUF:Q8_0: ")
@@ -129,9 +129,9 @@ def test_rm_asks_on_a_terminal(shell: Shell, environ: dict[str, str]) -> None:
 def test_rm_keeps_what_is_not_its_own(shell: Shell, tiny: Path, tmp_path: Path) -> None:
     manifest = ollama_model(tmp_path, "registry.ollama.ai/library/tiny/1b")
     for name, told in (
-        ("tiny:1b", "tiny:1b was not fetched by `localllm pull`, so it stays; `ollama rm tiny:1b` removes it"),
-        ("demo", "demo comes with localllm and stays"),
-        (tiny, "is a file of yours"),
+        ("tiny:1b", "tiny:1b was not downloaded by `localllm pull`, so it is kept; `ollama rm tiny:1b` removes it"),
+        ("demo", "demo is part of localllm and cannot be deleted"),
+        (tiny, "is one of your own files"),
         ("nothing", "No such file or model: nothing"),
     ):
         code, _, err = shell("rm", name, "--yes")
@@ -160,7 +160,7 @@ def test_a_pull_that_is_stopped_goes_on(shell: Shell, environ: dict[str, str], s
     terminal = Terminal("pull", "ann/Tiny-GGUF:Q4_K_M", environ=environ, columns=100)
     terminal.wait_for(r"Tiny-Q4_K_M\.gguf .* KiB/s")
     os.killpg(terminal.process.pid, signal.SIGINT)
-    terminal.wait_for("stopped; the same command continues here")
+    terminal.wait_for("stopped; run the same command to resume")
     assert terminal.end() == 130
     server.faults.pause = 0
     code, _, err = shell("pull", "ann/Tiny-GGUF:Q4_K_M")
@@ -232,7 +232,7 @@ def test_a_folder_says_the_next_step(shell: Shell, tmp_path: Path) -> None:
         (["docter"], 2, "unknown command 'docter'; did you mean doctor? ("),
         (["docs"], 2, "'docs' is neither a command nor a model on this computer"),  # a folder without models
         (["llama3.gguf"], 1, "No such file: llama3.gguf"),
-        (["new/Tiny-GGUF"], 1, "new/Tiny-GGUF is not on this computer; `localllm pull new/Tiny-GGUF` fetches it"),
+        (["new/Tiny-GGUF"], 1, "new/Tiny-GGUF is not on this computer; `localllm pull new/Tiny-GGUF` downloads it"),
         (["run", "demo", "hi", "-md", "new/Tiny"], 1, "new/Tiny is not on this computer; `localllm pull new/Tiny`"),
         (["perplexity", "demo", "--kld", "new/Tiny", "-f", "README.md"], 1, "new/Tiny is not on this computer"),
     ],

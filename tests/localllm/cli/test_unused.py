@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], model: Path, *words: object, code: i
 
 
 def test_a_context_beyond_training(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "note: the model was trained on 512 tokens; answers may make no sense beyond (-c 600)"
+    told = "note: the model was trained on 512 tokens; beyond that, answers may be nonsense (-c 600)"
     assert run(capsys, tiny, "-c", 600)[1] == [told]
     assert run(capsys, tiny, "-c", 600)[1] == [told]  # reported on every run, even in one process
     assert run(capsys, tiny, "-c", 512)[1] == []

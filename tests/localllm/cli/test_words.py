@@ -62,7 +62,7 @@ def test_what_is_unknown_is_named_with_the_nearest(
 def test_harmless_options_of_llama_cpp_are_ignored_with_a_note(words: list[str], ignored: str) -> None:
     done = program("run", "demo", "-n", "1", *words)
     assert done.returncode == 0
-    note = f"note: ignored, as localllm does not need it: {ignored}\n" if ignored else ""
+    note = f"note: ignored, because localllm does not need it: {ignored}\n" if ignored else ""
     assert "".join(line for line in done.stderr.splitlines(True) if line.startswith("note")) == note
 
 

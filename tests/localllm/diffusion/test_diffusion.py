@@ -194,7 +194,7 @@ def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
         (("chat", files["llada"]), "a diffusion model, which fills in a text and cannot"),
         (("serve", files["llada"], "--port", "0"), "a diffusion model, which fills in a text and cannot be served"),
         (("bench", files["llada"], "-p", "4", "-n", "2"), "use `localllm run`"),
-        (("run", files["llada"], "--spec", "ngram", "a"), "takes no drafts; leave --spec out"),
+        (("run", files["llada"], "--spec", "ngram", "a"), "does not support drafts; leave --spec out"),
         (("run", files["llada"], "--prompt-cache", tmp_path / "x", "a"), "leave --prompt-cache out"),
     ):
         told = run(*words)

@@ -32,7 +32,7 @@ def limits_of(blocks: int, window_blocks: int = 0) -> Limits:
     [
         (8, "q8_0", "f16", 'cache_type_k="q8_0": heads of 8 values do not fill its blocks of 32'),
         (8, "f16", "q4_0", 'cache_type_v="q4_0": heads of 8 values'),
-        (24, "q4_0", "f16", 'cache_type_k="q4_0": heads of 24 values are too few to spread'),
+        (24, "q4_0", "f16", 'cache_type_k="q4_0": heads of 24 values are too short for the rotation that spreads'),
         (64, "q4_0", "q4_0", ""),
         (8, "fp8", "bf16", ""),
     ],
@@ -40,7 +40,7 @@ def limits_of(blocks: int, window_blocks: int = 0) -> Limits:
 def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: str, told: str) -> None:
     plan, asked = plan_of(head_dim), CacheTypes(keys, values)
     if told:
-        with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or force it$"):
+        with pytest.raises(LocalLLMError, match=f"^{told}.*; use f16 or q8_0, or force it$"):
             choose_types(asked, plan, limits_of(2), 1000, any_type=False)
     assert choose_types(asked, plan, limits_of(2), 1000, any_type=bool(told)).types == asked
     assert choose_types(asked, plan, limits_of(2), 1000, any_type=bool(told)).note == ""
@@ -68,8 +68,7 @@ def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> Non
     small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, any_type=False) for blocks in (1, 2))
     assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))
     assert large.note == (
-        "cache: keys q8_0, values q8_0 "
-        "(in f16 it takes 10% of what the weights do, from 10% on a smaller type is worth it)"
+        "cache: keys q8_0, values q8_0 (f16 would take 10% of the weights' size; from 10%, a smaller type is worth it)"
     )
     mixed = choose_types(CacheTypes("auto", "q4_0"), plan, limits_of(2), 512, any_type=False)
     assert mixed.types == CacheTypes("q8_0", "q4_0")

@@ -167,7 +167,7 @@ def test_a_file_holds_the_window_alone(
     monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", CONTEXT)
     with api.load(path, ctx_size=CONTEXT) as whole:  # a full KV cache, because the GGUF's windows are too small for it
         found = read_prompt_cache(tmp_path / "c", whole)
-        assert found.problem == "its cache keeps another window"
+        assert found.problem == "its cache keeps a different window"
 
 
 @pytest.mark.parametrize("rows", [128, 512])

@@ -83,7 +83,7 @@ def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) ->
         "try: read_header(shard.path, shard.size, shard.read_into)\n"
         "except localllm.LocalLLMError as error: print(error)"
     )
-    cut = "the file was cut at 5000 while in use; put the whole file back, and load the model again"
+    cut = "the file was cut at 5000 while in use; restore the complete file and load the model again"
     assert _run(code, vocabulary) == f"{vocabulary}: magic: cannot be read: {cut}\n"
 
 
@@ -108,5 +108,5 @@ def test_a_table_that_stays_in_the_file_is_missed_in_one_line_and_no_step_is_hal
     )
     error, held, same = _run(code, path).splitlines()
     assert error.startswith(f"{path}: tensor 'per_layer_token_embd.weight': cannot be read: the file was cut at ")
-    assert error.endswith("; put the whole file back, and load the model again")
+    assert error.endswith("; restore the complete file and load the model again")
     assert (held, same) == ("3", "True")

@@ -215,7 +215,7 @@ def test_a_list_of_owned_files_that_lies_deletes_nothing_else(tmp_path: Path) ->
         (folder / RECORD).write_text(json.dumps({"files": {"x-Q4_0.gguf": blob}}))
         assert owned(folder) == {}
         assert not is_owned(found, hub)
-        with pytest.raises(StoreError, match="was not fetched by `localllm pull`"):
+        with pytest.raises(StoreError, match="was not downloaded by `localllm pull`"):
             remove_model(found, hub)
     (folder / RECORD).unlink()
     (folder / RECORD).symlink_to(victim)

@@ -69,7 +69,7 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(client: Client,
 
 def test_a_connection_that_always_breaks_gives_up_and_keeps_what_came(client: Client, server: HubServer) -> None:
     server.faults.cuts, server.faults.cut_at, server.faults.deaf = 999, 150_000, True
-    with pytest.raises(StoreError, match=r"at 49 % of Toy-Q8_0\.gguf, 5 times in a row; the same command continues"):
+    with pytest.raises(StoreError, match=r"at 49 % of Toy-Q8_0\.gguf, 5 times in a row; run the same command"):
         client.pull("ann/Toy-GGUF:Q8_0")
     assert client.waited == [1, 2, 4, 8, 16]
     (left,) = client.partials()
@@ -92,7 +92,7 @@ def test_a_server_that_falls_silent_is_asked_again(
         hub, Reference("ann/Toy-GGUF", "Q8_0"), client.cache, GIB, FetchHooks(lambda *step: None, told, wait)
     )
     assert done.path.read_bytes() == DATA["Q8_0"]
-    assert client.told == ["nothing came for some time at 21 % of Toy-Q8_0.gguf; trying again in 1 s"]
+    assert client.told == ["no data for some time at 21 % of Toy-Q8_0.gguf; trying again in 1 s"]
 
 
 def test_a_busy_server_is_asked_again(client: Client, server: HubServer) -> None:
@@ -104,7 +104,7 @@ def test_a_busy_server_is_asked_again(client: Client, server: HubServer) -> None
 def test_a_full_disk_keeps_what_came(client: Client) -> None:
     with (
         full_disk(100_000),
-        pytest.raises(StoreError, match="cannot be written: File too large; what came"),
+        pytest.raises(StoreError, match="cannot be written: File too large; the downloaded part"),
     ):
         client.pull("ann/Toy-GGUF:Q8_0")
     assert client.pull("ann/Toy-GGUF:Q8_0").path.read_bytes() == DATA["Q8_0"]

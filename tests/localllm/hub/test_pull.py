@@ -74,10 +74,10 @@ def test_a_name_that_means_several_lists_them(client: Client, server: HubServer)
 @pytest.mark.parametrize(
     ("free", "chosen", "reason"),
     [
-        (16 * GIB, "Q8_0", "the largest usual type that fits 16.00 GiB of free memory with room for the cache"),
-        (8 * GIB, "Q4_K_M", "the largest usual type that fits 8.00 GiB"),
-        (5 * GIB, "Q2_K", "the largest usual type that fits 5.00 GiB"),
-        (4 * GIB, "IQ1_S", "the largest type that fits 4.00 GiB"),
+        (16 * GIB, "Q8_0", "the largest usual type that fits in 16.00 GiB of free memory with room for the cache"),
+        (8 * GIB, "Q4_K_M", "the largest usual type that fits in 8.00 GiB"),
+        (5 * GIB, "Q2_K", "the largest usual type that fits in 5.00 GiB"),
+        (4 * GIB, "IQ1_S", "the largest type that fits in 4.00 GiB"),
         (1 * GIB, "IQ1_S", "the smallest, but too large for 1.00 GiB of free memory"),
     ],
 )
@@ -97,12 +97,12 @@ def test_without_a_type_the_memory_decides(free: int, chosen: str, reason: str) 
     assert found.variant.label == chosen
     assert found.reason.startswith(reason)
     kept = choose_variant("u/r", given, "", lambda each: sizes[each.label] * GIB, free, ["Q4_K_M"])
-    assert (kept.variant.label, kept.reason) == ("Q4_K_M", "the one that is on this computer")
+    assert (kept.variant.label, kept.reason) == ("Q4_K_M", "already on this computer")
 
 
 def test_the_choice_is_told_in_one_line(client: Client) -> None:
     assert client.pull("ann/Toy-GGUF").name == "ann/Toy-GGUF:Q8_0"
-    told = "the largest usual type that fits 16.00 GiB of free memory with room for the cache"
+    told = "the largest usual type that fits in 16.00 GiB of free memory with room for the cache"
     assert client.told == [f"ann/Toy-GGUF:Q8_0 (294.92 KiB): {told}"]
     assert client.pull("ann/Toy-GGUF", free=0).name == "ann/Toy-GGUF:Q8_0"  # the cached file is preferred
     client.pull("ann/One")

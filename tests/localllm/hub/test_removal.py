@@ -37,7 +37,7 @@ def test_what_another_program_fetched_stays(client: Client, server: HubServer) -
     client.pull("ann/Toy-GGUF:Q4_K_M")
     mine, theirs = client.models()
     assert (is_owned(mine, client.cache), is_owned(theirs, client.cache)) == (True, False)
-    with pytest.raises(StoreError, match=r"not fetched by `localllm pull`, so it stays; `hf cache rm model/ann/T"):
+    with pytest.raises(StoreError, match=r"not downloaded by `localllm pull`, so it is kept; `hf cache rm model/ann/T"):
         remove_model(theirs, client.cache)
     remove_model(mine, client.cache)
     assert [each.name for each in client.models()] == ["ann/Toy-GGUF:Q8_0"]

@@ -117,7 +117,7 @@ def test_an_ambiguous_name_lists_what_it_may_mean(home: Path) -> None:
             "ann/Small-GGUF:Q2_K",
             "ann/Small-GGUF:Q2_K is not on this computer; here is ann/Small-GGUF:Q4_K_M, ann/Small",
         ),
-        ("new/Model-GGUF", "new/Model-GGUF is not on this computer; `localllm pull new/Model-GGUF` fetches it"),
+        ("new/Model-GGUF", "new/Model-GGUF is not on this computer; `localllm pull new/Model-GGUF` downloads it"),
         ("lama3.2:1b", "did you mean llama3.2:1b?"),
         ("nothing", "No such file or model: nothing; `localllm list` shows"),
         (":", "No such file or model: :; `localllm list`"),

@@ -85,7 +85,7 @@ def test_the_digest_that_is_printed_is_that_of_the_file(tmp_path: Path, capsys: 
     assert main(["quantize", "demo", str(target), "F16", "--allow-requantize"]) == 0
     out = capsys.readouterr().out
     assert f"sha256 {hashlib.sha256(target.read_bytes()).hexdigest()}\n" in out
-    assert "6.73 MiB -> 21.02 MiB, 16.01 bits a weight (F16)" in out
+    assert "6.73 MiB -> 21.02 MiB, 16.01 bits per weight (F16)" in out
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -318,7 +318,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path: Path, capsys:
     assert main(["quantize", str(source), "IQ2_XS", "--dry-run"]) == 0
     said = capsys.readouterr()
     assert "| blk.0.ffn_up.weight | 4 x 288 | F32  | IQ4_NL (rows do not fit IQ2_XS) |" in said.out
-    assert "5.62 KiB -> 1.76 KiB, 10.00 bits a weight (IQ4_NL)" in said.out
+    assert "5.62 KiB -> 1.76 KiB, 10.00 bits per weight (IQ4_NL)" in said.out
     assert "imatrix" not in said.err
     assert main(["quantize", "demo", "Q4_0", "--dry-run"]) == 0
     assert capsys.readouterr().err.endswith("or add --allow-requantize\n")  # the command line's spelling, not Python's

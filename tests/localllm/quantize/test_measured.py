@@ -48,7 +48,7 @@ def test_a_file_that_fits_is_copied_and_not_measured(tmp_path: Path, capsys: pyt
     # the source is already quantized
     assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0
     said = capsys.readouterr()
-    assert said.err == "note: m.gguf fits as it is, so every tensor keeps its format\n"
+    assert said.err == "note: m.gguf already fits, so every tensor keeps its format\n"
     assert "(as it was)" in said.out
     assert "divergence" not in said.out
     assert formats(tmp_path / "o.gguf") == formats(source)
@@ -82,8 +82,8 @@ def test_a_divergence_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--fit", "10KB"], "10,000 are allowed; allow more"),
         (["--max-kld", "1e-9", "--token-embedding-type", "Q4_0"], "allow"),
         (["--fit", "1MB", "Q4_K_M"], "--fit replaces TYPE; omit Q4_K_M"),
-        (["--fit", "1MB", "--max-kld", "1"], "--max-kld and --fit exclude each other"),
-        (["--fit", "1MB", "--pure"], "--fit and --pure exclude each other"),
+        (["--fit", "1MB", "--max-kld", "1"], "--max-kld and --fit cannot be combined"),
+        (["--fit", "1MB", "--pure"], "--fit and --pure cannot be combined"),
     ],
 )
 def test_a_goal_that_cannot_be_reached_is_one_line(

@@ -338,7 +338,7 @@ def test_run_keeps_the_prompt_or_all(file: Path, tmp_path: Path) -> None:
     assert f"{cache}: 2 turns" in talked.stderr
     kept = cache.read_bytes()
     spared = localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache)
-    assert "holds a conversation and was not replaced; give another name, or --force" in spared.stderr
+    assert "has a conversation and was not overwritten; give another name, or --force" in spared.stderr
     assert cache.read_bytes() == kept
     assert localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache, "--force").stderr == ""
     assert cache.read_bytes() != kept

@@ -156,7 +156,9 @@ PARTS = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }
 def test_a_system_message_that_is_refused_or_left_out_goes_before_the_first_user_message(source: str) -> None:
     rendered = ChatTemplate(source, "", "").render(TALK[:2])
     assert "<|im_start|>user\nBe brief.\n\nHi<|im_end|>" in rendered.text
-    assert rendered.notes == ("the chat template takes no system message; it was put before the first user message",)
+    assert rendered.notes == (
+        "the chat template does not support system messages; it was put before the first user message",
+    )
 
 
 def test_a_system_message_alone_becomes_the_users() -> None:
@@ -167,7 +169,7 @@ def test_messages_in_a_row_are_joined_where_the_template_wants_turns() -> None:
     twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     rendered = ChatTemplate(TURNS, "", "").render(twice)
     assert rendered.text == "user:a\n\nb;"
-    assert "in turn" in rendered.notes[0]
+    assert "alternating" in rendered.notes[0]
     assert len(ChatTemplate(TURNS, "", "").render([TALK[0], *twice]).notes) == 2
 
 
@@ -180,7 +182,7 @@ def test_contents_are_given_as_parts_where_the_template_wants_them() -> None:
 def test_what_a_template_leaves_out_is_said() -> None:
     rendered = ChatTemplate("constant", "", "").render(TALK)
     assert rendered.text == "constant"
-    assert rendered.notes == ("the chat template leaves the system message out; the model does not see it",)
+    assert rendered.notes == ("the chat template omits the system message; the model does not see it",)
 
 
 def test_a_conversation_is_not_changed_by_rendering_it() -> None:

@@ -71,5 +71,5 @@ def test_without_counters_the_reason_is_told(tmp_path: Path, monkeypatch: pytest
     assert f"no counters in {tmp_path}/none" in find_energy(tmp_path / "none").missing
     monkeypatch.setattr(sys, "platform", "darwin")
     energy = find_energy()
-    assert energy.missing == "this system does not tell the energy of its processor"
+    assert energy.missing == "this system does not report the energy of its processor"
     assert energy.joules(energy.read(), energy.read()) == 0

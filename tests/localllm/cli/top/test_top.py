@@ -103,7 +103,7 @@ def test_the_numbers_are_those_of_the_answers(server: str, capsys: pytest.Captur
     assert re.search(rf"^answers +{view.answers:.0f} +cached +{view.cached_share:.0%}$", out, re.M)
     assert re.search(rf"^ITL +\S+ m?s +\S+ m?s +\S+ m?s +{view.times[1].count:.0f}$", out, re.M)
     assert "since the start (from histograms)" in out
-    assert "no answer is being written" in out
+    assert "no answers are running" in out
     assert "\x1b" not in out
     assert max(map(len, lines)) <= 80
 
@@ -181,7 +181,7 @@ def test_a_wrong_key_or_none_is_one_line(
     with served(ScriptedService(), ServerSettings(port=0, keys=frozenset({digest(KEY)}))) as port:
         url = f"127.0.0.1:{port}"
         assert "requires an API key; give it with --api-key-file" in one_line(capsys, url)
-        assert "does not know this API key" in one_line(capsys, url, "--api-key", "wrong")
+        assert "does not accept this API key" in one_line(capsys, url, "--api-key", "wrong")
         (tmp_path / "keys").write_text("\n")
         assert "has no API keys" in one_line(capsys, url, "--api-key-file", str(tmp_path / "keys"))
         monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
@@ -194,7 +194,7 @@ def test_a_server_that_hides_its_numbers_is_one_line(capsys: pytest.CaptureFixtu
         assert "it was started with --no-metrics" in one_line(capsys, f"127.0.0.1:{port}")
     with served(ScriptedService(), ServerSettings(port=0, slots=False)) as port:
         assert main(["top", "--once", f"127.0.0.1:{port}"]) == 0
-        assert "the server does not tell of its slots" in capsys.readouterr().out
+        assert "the server does not report its slots" in capsys.readouterr().out
 
 
 def test_nothing_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,14 +259,14 @@ def slowly(request: http.server.BaseHTTPRequestHandler) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (page(200, b"<html>hello</html>"), "is not localllm serve: its /metrics has no numbers"),
-        (page(200, b"# TYPE up gauge\nup 1\n"), "is not localllm serve: its /metrics has no numbers"),
-        (page(200, b"\xff\x00" * 1000), "is not localllm serve: its /metrics has no numbers"),
+        (page(200, b"<html>hello</html>"), "is not localllm serve: its /metrics has no localllm metrics"),
+        (page(200, b"# TYPE up gauge\nup 1\n"), "is not localllm serve: its /metrics has no localllm metrics"),
+        (page(200, b"\xff\x00" * 1000), "is not localllm serve: its /metrics has no localllm metrics"),
         (page(404, b"no"), "is not localllm serve: GET /metrics has status 404"),
         (page(302, b"", Location="http://example.org/"), "is not localllm serve: GET /metrics has status 302"),
         (page(403, b"\x1b[31m"), "start it with --allowed-host"),
         (forever, "it sends more than 8 MiB"),
-        (slowly, "does not answer in time"),
+        (slowly, "did not answer in time"),
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n\r\n"), "does not speak HTTP"),
         (lambda request: None, "does not speak HTTP"),
     ],
