@@ -1,6 +1,6 @@
 """Short names of popular models, such as `llama3.2:1b`, in Ollama's style.
 
-File sizes on the hub in November 2025, rounded. A pull reports the actual size.
+File sizes on the hub in November 2026, rounded. A pull reports the actual size.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _LLAMA, _GEMMA, _APACHE, _MIT = "Llama community licence", "Gemma terms of use",
 _MB = 10**6
 # The first model of a family is also found without its tag.
 KNOWN = (
+    KnownModel("qwen3.5:2b", "unsloth/Qwen3.5-2B-GGUF", "Q4_K_M", 1281 * _MB, _APACHE),
+    KnownModel("qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF", "Q4_K_M", 2740 * _MB, _APACHE),
+    KnownModel("qwen3.5:9b", "unsloth/Qwen3.5-9B-GGUF", "Q4_K_M", 5680 * _MB, _APACHE),
+    KnownModel("qwen3.5:35b", "unsloth/Qwen3.5-35B-A3B-GGUF", "Q4_K_M", 22016 * _MB, _APACHE, 0.1),
     KnownModel("qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF", "Q4_K_M", 397 * _MB, _APACHE),
     KnownModel("qwen3:1.7b", "unsloth/Qwen3-1.7B-GGUF", "Q4_K_M", 1107 * _MB, _APACHE),
     KnownModel("qwen3:4b", "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2497 * _MB, _APACHE),

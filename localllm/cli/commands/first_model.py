@@ -32,15 +32,19 @@ from localllm.models import ModelError
 from localllm.tokenizer import has_tokenizer
 
 COMFORTABLE = 7.0  # tokens per second, about the speed of reading
-# Models for conversation, the best first (November 2025): larger is better, then younger.
+# Models for conversation, the best first (November 2026): larger is better, then younger.
 WORTH = (
+    "qwen3.5:35b",
     "qwen3:30b",
     "gpt-oss:20b",
     "qwen3:14b",
     "gemma3:12b",
+    "qwen3.5:9b",
     "qwen3:8b",
+    "qwen3.5:4b",
     "qwen3:4b",
     "llama3.2:3b",
+    "qwen3.5:2b",
     "qwen3:1.7b",
     "llama3.2:1b",
     "qwen3:0.6b",
