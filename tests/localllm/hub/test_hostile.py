@@ -60,7 +60,7 @@ def test_a_digest_that_is_no_digest(tmp_path: Path, digest: object) -> None:
         (b'{"layers": "all"}', "has no weights"),
         (b'{"layers": [1, null, []]}', "has no weights"),
         (b'{"layers": [{"mediaType": ["x"], "digest": 1}]}', "has no weights"),
-        (b'{"layers": [{"mediaType": "application/vnd.ollama.image.tensor"}]}', "which only Ollama reads"),
+        (b'{"layers": [{"mediaType": "application/vnd.ollama.image.tensor"}]}', "which only Ollama can read"),
         (json.dumps({"layers": [{"mediaType": WEIGHTS, "digest": "sha256:" + "0" * 64}] * 2}).encode(), "2 GGUF files"),
         (json.dumps({"layers": [{"mediaType": WEIGHTS, "digest": "sha256:" + "0" * 64}]}).encode(), "file is missing"),
     ],

@@ -49,7 +49,7 @@ def test_a_file_that_fits_is_copied_and_not_measured(tmp_path: Path, capsys: pyt
     assert main(["quantize", str(source), str(tmp_path / "o.gguf"), "--fit", "1GB", *TEXT]) == 0
     said = capsys.readouterr()
     assert said.err == "note: m.gguf already fits, so every tensor keeps its format\n"
-    assert "(as it was)" in said.out
+    assert "(unchanged)" in said.out
     assert "divergence" not in said.out
     assert formats(tmp_path / "o.gguf") == formats(source)
     with open_gguf(source) as before, open_gguf(tmp_path / "o.gguf") as after:
