@@ -1,4 +1,4 @@
-"""Write a float32 model that computes what the bundled model computes, with weights that lie on no block's grid.
+"""Write a float32 model that computes what the bundled model computes, with weights that fit no block's grid.
 
 The bundled model is a Q4_K_M file, and its training checkpoint was not kept. Its dequantized weights are multiples of
 their block's scale, and Q4_K stores them again with almost no error: a comparison of types would favour Q4_K_M. Here

@@ -81,6 +81,27 @@ def test_the_page_on_caches_shows_the_stored_distances(monkeypatch) -> None:  # 
         sys.modules.pop(name, None)
 
 
+def test_the_pages_on_quality_show_the_stored_rows_of_the_model_that_ships(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bundled
+    import quality_table
+
+    found, caches = quality_table.stored(), quality_table.stored_caches()
+    for page, sections in quality_table.pages(found, caches).items():
+        for name, text in sections.items():
+            assert shown(page, name) == text
+    ships = bundled.identity()
+    assert ships["bytes"] == bundled.DEMO.stat().st_size
+    assert ships["type"] == "Q4_K_M"
+    assert found.keys() >= set(quality_table.PLAIN)
+    chats = [found[kind]["files"]["ours"]["texts"][quality_table.CHATS] for kind in quality_table.PLAIN]
+    assert all(text["kld_error"] < 0.02 * text["kld"] for text in chats)  # as docs/quantizing.md says
+    shown_rows = [*found.values(), *(row for row in caches if row["text"] == quality_table.CHATS)]
+    assert {json.dumps(row.get("identity") or row["model"]) for row in shown_rows} == {json.dumps(ships)}
+    for name in ("quality_table", "quality_base", "bundled", "cache_quality", "llama_logits", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_the_base_of_the_quality_table_computes_what_ships_and_favours_no_type(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """The logits are those of the file that ships, and errors by type are those of weights on no grid."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
