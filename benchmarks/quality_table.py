@@ -280,6 +280,9 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write the tables from the stored rows")
     arguments = parser.parse_args()
     if not arguments.table:
+        for path in (arguments.texts, arguments.llama_quantize):
+            if path is not None and not path.exists():
+                parser.error(f"no such file or folder: {path}")
         with tempfile.TemporaryDirectory() as folder:
             for row in rows(arguments, Path(folder)):
                 append(OUT, row)
