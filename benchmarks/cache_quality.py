@@ -8,10 +8,12 @@
 to the logits with a float32 cache, in both programs: the normalized mean squared error over --tokens. The weights are
 converted to float32, because llama.cpp rounds activations to the type of smaller weights.
 
-A window is as long as the model's training context. Only its second half counts, as in llama.cpp's perplexity. Models
-without a tokenizer (random weights, but every feature of their architecture) get random tokens. One JSON line per model
-and pair of types goes to benchmarks/results/cache_quality.jsonl. The rules of `localllm/engine/cache_types.py` are
-based on these results.
+A window is as long as the model's training context. Only its second half counts, as in llama.cpp's perplexity. TEXT is
+a file, "chats" (for the bundled model: chats that training left out), or "random" (random tokens, for models that have
+no tokenizer and random weights, but every feature of their architecture). One JSON line per model and pair of types
+goes to benchmarks/results/cache_quality.jsonl, and the newest line of each counts. The rules of
+`localllm/engine/cache_types.py` are based on these results. `quality_table.py` measures the bundled model and writes
+the table of docs/cache.md.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from bundled import DEMO, TEXTS, held_out, identity
 from compare import RESULTS, ROOT
 from llama_logits import build, cached
 
@@ -34,9 +37,13 @@ sys.path.insert(0, str(ROOT))
 
 from localllm import load
 from localllm.backends.cache import CACHE_TYPES
+from localllm.base.units import size
+from localllm.cli.terminal.formatting import markdown
 from localllm.evaluation import ModelSource, Scores, Windows, cut_windows, evaluate, statistics
 
 DATA = ROOT.parent / "shared" / "data"
+OUT = RESULTS / "cache_quality.jsonl"
+KEY = ("model", "text", "keys", "values", "type")  # what tells one measurement from another
 PAIRS = [
     *((name, name) for name in CACHE_TYPES if name != "f16"),
     *(("q8_0", name) for name in ("f16", "q5_1", "q5_0", "q4_1", "q4_0")),
@@ -45,8 +52,7 @@ PAIRS = [
     ("f16", "q4_0"),
 ]
 DEFAULT = [
-    f"{ROOT / 'models/demo/demo.gguf'}={DATA / 'text/dialog_sgd_dev.txt'}",
-    f"{ROOT / 'models/demo/demo.gguf'}={DATA / 'text/tinystories_smallGPT.txt'}",
+    f"{DEMO}=chats",
     f"{DATA / 'models/babyllama-969K-tok361-f32.gguf'}={DATA / 'text/tinystories_smallGPT.txt'}",
     f"{DATA / 'models/stories260K-f32.gguf'}={DATA / 'text/tinystories_smallGPT.txt'}",
     *(f"{DATA / 'archs' / name}.gguf=random" for name in ("gpt-oss-moe", "llama-dense", "gemma3-dense")),
@@ -57,51 +63,58 @@ ARCHS = (
     "llama-dense", "llama-moe", "qwen2-dense", "qwen3-dense", "gemma2-dense", "gemma3-dense", "phi3-dense",
     "gpt-oss-moe", "olmo2-dense", "glm4-dense", "stablelm-dense",
 )  # fmt: skip
-FLOAT = [DEFAULT[0], *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # head dimensions 64 and 128
+DIALOGUE = f"{DEMO}={TEXTS / 'dialog_sgd_dev.txt'}"
+FLOAT = [DIALOGUE, *(f"{DATA / 'archs' / name}.gguf=random" for name in ARCHS)]  # head dimensions 64 and 128
 QUANTIZED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
-def windows_of(path: str, text: str, count: int) -> Windows:
+def windows_of(path: str, text: str, count: int, texts: Path = TEXTS) -> Windows:
     with load(path, ctx_size=64) as model:
         assert model.config is not None
         context = min(model.config.context_length, 4096)
         if text == "random":
             tokens = np.random.default_rng(0).integers(0, model.config.vocabulary, (count, context))
             return Windows(tokens.astype(np.int32))
+        if text == "chats":
+            return held_out(model, texts, context, count)
         return cut_windows(
             model, Path(text).read_text(encoding="utf-8", errors="replace")[: 40 * count * context], context, count
         )
 
 
-def measure(path: str, text: str, count: int) -> list[dict[str, object]]:
-    windows = windows_of(path, text, count)
+def measure(path: str, text: str, count: int, texts: Path = TEXTS) -> list[dict[str, object]]:
+    windows = windows_of(path, text, count, texts)
     rows = []
     for keys, values in PAIRS:
         with ExitStack() as opened:
-            base, other = (
-                ModelSource(
-                    opened.enter_context(
-                        load(path, ctx_size=windows.ctx_size, cache_type_k=k, cache_type_v=v, force=True)
-                    ),
-                    windows,
-                )
+            model, other_model = (
+                opened.enter_context(load(path, ctx_size=windows.ctx_size, cache_type_k=k, cache_type_v=v, force=True))
                 for k, v in (("f16", "f16"), (keys, values))
             )
+            bytes_per_token = [each.executable.memory.cache_per_token for each in (model, other_model)]
+            base, other = ModelSource(model, windows), ModelSource(other_model, windows)
             own, divergence = statistics(Scores.join(list(evaluate(windows, other, base))))
         assert divergence is not None
         row = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": Path(path).name,
+            "identity": identity(Path(path)),
             "text": Path(text).name,
             "context": windows.ctx_size,
+            "bytes_per_token": bytes_per_token[1],
+            "bytes_per_token_f16": bytes_per_token[0],
             "predictions": own.tokens,
             "keys": keys,
             "values": values,
             "perplexity": own.perplexity.value,
             "perplexity_f16": divergence.base.perplexity.value,
+            "change": divergence.log_ratio.value,
+            "change_error": divergence.log_ratio.error,
             "kld": divergence.kld.value,
+            "kld_error": divergence.kld.error,
             "kld_99": divergence.kld_percentiles["99"],
             "same_top": divergence.same_top.value,
+            "same_top_error": divergence.same_top.error,
         }
         print(line(row), flush=True)
         rows.append(row)
@@ -175,6 +188,31 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def stored(path: Path = OUT) -> list[dict[str, Any]]:
+    """Return the newest row of every measurement."""
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    return list({tuple(row.get(key) for key in KEY): row for row in rows}.values())
+
+
+def costs(rows: list[dict[str, Any]]) -> str:
+    """Return the table for docs/cache.md: what each type for keys and values costs the bundled model."""
+    measured = {row["keys"]: row for row in rows if row["text"] == "chats" and row.get("keys") == row.get("values")}
+    lines = []
+    for name, row in sorted(measured.items(), key=lambda item: -item[1]["bytes_per_token"]):
+        lines.append(
+            (
+                f"`{name}`",
+                size(row["bytes_per_token"]),
+                f"{row['bytes_per_token'] / row['bytes_per_token_f16']:.2f}",
+                f"{100 * row['change']:+.2f} ± {100 * row['change_error']:.2f} %",
+                f"{row['kld']:.5f} ± {row['kld_error']:.5f}",
+                f"{100 * row['same_top']:.1f} %",
+            )
+        )
+    header = ("type", "a token", "of f16", "perplexity", "KL divergence", "same top token")
+    return markdown(header, lines, right=header[1:])
+
+
 DISTANCES = """| model | tokens | cache | NMSE | llama.cpp | ratio of means | ratio of medians |
 |---|---:|---|---:|---:|---:|---:|"""
 HEADER = """| model | text | context | keys | values | perplexity | against f16 | KL divergence | same top token |
@@ -201,13 +239,12 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, help="a llama.cpp tree: measure the distance from float32 caches")
     parser.add_argument("--tokens", type=int, default=2048, help="with --llama; a multiple of the context")
     parser.add_argument("--types", nargs="+", default=list(QUANTIZED), help="with --llama")
-    parser.add_argument("--out", type=Path, default=RESULTS / "cache_quality.jsonl")
+    parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     if arguments.table:
-        rows = [json.loads(text) for text in arguments.out.read_text().splitlines()]
-        newest = {(row["model"], row["text"], row.get("keys"), row.get("values"), row.get("type")): row for row in rows}
-        print("\n".join([HEADER, *(line(row) for row in newest.values() if "keys" in row)]), end="\n\n")
-        print("\n".join([DISTANCES, *(distance_line(row) for row in newest.values() if "type" in row)]), end="\n\n")
+        rows = stored(arguments.out)
+        print("\n".join([HEADER, *(line(row) for row in rows if "keys" in row)]), end="\n\n")
+        print("\n".join([DISTANCES, *(distance_line(row) for row in rows if "type" in row)]), end="\n\n")
         print(summary(rows))
         return
     if arguments.llama is not None:

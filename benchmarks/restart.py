@@ -2,8 +2,8 @@
 
     python benchmarks/restart.py MODEL.gguf [--words 2000] [--rounds 3]
 
-Each round starts three servers in turn: one with an empty `--cache-dir`, which fills it, then one without, then one with
-it. Prints medians in seconds, and the tokens that came from the cache.
+Each round starts three servers in turn: one with an empty `--cache-dir`, which fills it, then one without, then one
+with it. Prints medians in seconds, and the tokens that came from the cache.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main() -> None:
             for name, options in zip(rows, (("--cache-dir", folder), (), ("--cache-dir", folder)), strict=True):
                 rows[name].append(first_token(given.model, prompt, *options))
     for name, found in rows.items():
-        print(f"{name}: {median(each[0] for each in found):.2f} s, {found[0][2]} of {found[0][1]} tokens from the cache")
+        seconds, cached = median(each[0] for each in found), f"{found[0][2]} of {found[0][1]} tokens from the cache"
+        print(f"{name}: {seconds:.2f} s, {cached}")
 
 
 if __name__ == "__main__":

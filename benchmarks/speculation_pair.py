@@ -30,8 +30,8 @@ from localllm.quant import dequantize, quantize
 
 FORMAT = "Q4_0"
 BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])  # a Q4_0 block
-HEAD, WIDTH, LAYERS = 64, 256, 4  # geometry of the bundled model
-HEADS, KV_HEADS, FFN = 4, 2, 768
+HEAD, WIDTH, LAYERS = 64, 512, 4  # geometry of the bundled model
+HEADS, KV_HEADS = 8, 2
 Floats = NDArray[np.float32]
 
 PROMPTS = {
@@ -63,7 +63,7 @@ class Shape:
 
 
 TARGET = Shape(2048, 8192, 32, 8, 12)
-DRAFT = Shape(1024, 2048, 16, 8, 0)
+DRAFT = Shape(1024, 2048, 16, 4, 0)
 
 
 def numbers(box: GGUFFile, name: str) -> Floats:
@@ -91,8 +91,8 @@ def layer_tensors(box: GGUFFile, shape: Shape, layer: int) -> Iterator[tuple[str
     def read(name: str) -> Floats:
         return numbers(box, f"blk.{layer}.{name}.weight")
 
-    group = shape.heads // shape.kv_heads
-    q_at = [h // 2 * group + h % 2 for h in range(HEADS)]
+    group, own = shape.heads // shape.kv_heads, HEADS // KV_HEADS
+    q_at = [h // own * group + h % own for h in range(HEADS)]
     width, q_rows, kv_rows = shape.width, shape.heads * HEAD, shape.kv_heads * HEAD
     yield "attn_q", into(read("attn_q"), q_rows, width, q_at)
     yield "attn_k", into(read("attn_k"), kv_rows, width)
@@ -112,7 +112,7 @@ def widened(norm: Floats, width: int) -> Floats:
 
 
 def random_tensors(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """Yield the tensors of a random layer that writes to the 256 dimensions in use."""
+    """Yield the tensors of a random layer that writes to the dimensions in use."""
     kv = shape.kv_heads * HEAD
     for name, rows, columns in (
         ("attn_q", shape.width, shape.width), ("attn_k", kv, shape.width), ("attn_v", kv, shape.width),

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +77,62 @@ def test_the_page_on_caches_shows_the_stored_distances(monkeypatch) -> None:  # 
     rows = [json.loads(text) for text in stored]
     assert shown("docs/cache.md", "distance") == cache_quality.summary(rows)
     assert all(row["tokens"] >= 2000 for row in rows if row.get("type") == "q8_0")
-    for name in ("cache_quality", "llama_logits", "compare"):
+    for name in ("cache_quality", "bundled", "llama_logits", "compare"):
+        sys.modules.pop(name, None)
+
+
+def test_the_pages_on_quality_show_the_stored_rows_of_the_model_that_ships(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bundled
+    import quality_table
+
+    found, caches = quality_table.stored(), quality_table.stored_caches()
+    for page, sections in quality_table.pages(found, caches).items():
+        for name, text in sections.items():
+            assert shown(page, name) == text
+    ships = bundled.identity()
+    assert ships["bytes"] == bundled.DEMO.stat().st_size
+    assert ships["type"] == "Q4_K_M"
+    assert found.keys() >= set(quality_table.PLAIN)
+    chats = [found[kind]["files"]["ours"]["texts"][quality_table.CHATS] for kind in quality_table.PLAIN]
+    assert all(text["kld_error"] < 0.02 * text["kld"] for text in chats)  # as docs/quantizing.md says
+    shown_rows = [*found.values(), *(row for row in caches if row["text"] == quality_table.CHATS)]
+    assert {json.dumps(row.get("identity") or row["model"]) for row in shown_rows} == {json.dumps(ships)}
+    for name in ("quality_table", "quality_base", "bundled", "cache_quality", "llama_logits", "compare"):
+        sys.modules.pop(name, None)
+
+
+def test_the_base_of_the_quality_table_computes_what_ships_and_favours_no_type(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """The logits are those of the file that ships, and errors by type are those of weights on no grid."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bundled
+    import quality_base
+
+    import localllm
+    from localllm.gguf import NewTensor, open_gguf, write_gguf
+    from localllm.quant import dequantize, quantize
+
+    quality_base.write_base(bundled.DEMO, tmp_path / "base.gguf")
+    with open_gguf(bundled.DEMO) as file, open_gguf(tmp_path / "base.gguf") as base:
+        plain = {name: dequantize(t.read(0, t.rows), t.format) for name, t in file.tensors.items()}
+        tensors = [NewTensor(name, "F32", file.tensors[name].shape, w.tobytes()) for name, w in plain.items()]
+        write_gguf(tmp_path / "plain.gguf", file.stored, tensors)
+        for name, tensor in base.tensors.items():
+            if len(tensor.shape) == 1:
+                continue
+            w = dequantize(tensor.read(0, tensor.rows), "F32")
+            errors = [
+                float(np.linalg.norm(dequantize(quantize(w, kind), kind) - w) / np.linalg.norm(w))
+                for kind in ("Q6_K", "Q5_K", "Q4_K", "Q3_K")
+            ]
+            assert 0.016 < errors[0] < errors[1] / 1.9 < errors[2] / 3.6 < errors[3] / 7.2, (name, errors)
+    logits = []
+    for name in ("plain.gguf", "base.gguf"):
+        with localllm.load(tmp_path / name, ctx_size=128, cache_type_k="f32", cache_type_v="f32") as model:
+            logits.append(model.logits(np.random.default_rng(0).integers(0, 4096, 100).tolist()))
+    assert logits[0].std() > 2
+    assert np.abs(logits[0] - logits[1]).max() < 1e-4
+    for name in ("quality_base", "bundled", "compare"):
         sys.modules.pop(name, None)
 
 

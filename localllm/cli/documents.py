@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from localllm.base.files.outputs import new_file
@@ -99,21 +99,25 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def brought_up_to_date(document: str) -> str:
+def brought_up_to_date(document: str, sections: Mapping[str, Callable[[], str]] = SECTIONS) -> str:
     """Return `document` with every section regenerated."""
-    for name, section in SECTIONS.items():
+    for name, section in sections.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):
             document = document.replace(old, f"{start}{section()}\n{end}")
     return document
 
 
+def update(path: Path, sections: Mapping[str, Callable[[], str]] = SECTIONS) -> None:
+    """Regenerate every section of the document at `path`."""
+    old = path.read_text(encoding="utf-8")
+    text = brought_up_to_date(old, sections)
+    if text == old:
+        return
+    with new_file(path, overwrite=True) as file:
+        file.write(text.encode())
+
+
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        path = Path(argument)
-        old = path.read_text(encoding="utf-8")
-        text = brought_up_to_date(old)
-        if text == old:
-            continue
-        with new_file(path, overwrite=True) as file:
-            file.write(text.encode())
+        update(Path(argument))
