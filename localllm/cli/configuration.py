@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from localllm.cli import own_names
@@ -20,11 +19,11 @@ from localllm.cli.flags import typed
 from localllm.cli.naming import is_prompt
 from localllm.cli.options import ModelName
 from localllm.cli.presets import PRESETS
-from localllm.cli.tomlfile import TomlFile, parse_toml, read_toml
+from localllm.cli.tomlfile import FILE_VARIABLE, TomlFile, file_path, parse_toml, read_toml
 from localllm.cli.values import value_of, value_of_text
 from localllm.options import DeclaredOption, OptionError
 
-PREFIX, FILE_VARIABLE = "LOCALLLM_", "LOCALLLM_CONFIG"
+PREFIX = "LOCALLLM_"
 TABLE_OF_PRESETS = "presets"
 RIVALS = (  # an option overrides its rivals from sources of lower precedence
     {"words", "model", "hf_repo", "models"},  # each names the model
@@ -78,16 +77,6 @@ def default_model(sources: Sources, given: Mapping[str, Any]) -> str:
 def _takes_text(command: Command) -> bool:
     """Return whether the arguments of a command are MODEL and a text."""
     return any(issubclass(group, ModelName) and group is not ModelName for group in command.groups)
-
-
-def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the path of the configuration file, and whether the user named it."""
-    named = given or environ.get(FILE_VARIABLE, "")
-    if named:
-        return Path(os.path.expanduser(named)), True
-    from platformdirs import user_config_path
-
-    return user_config_path("localllm", appauthor=False) / "config.toml", False
 
 
 class Sources:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 
 from localllm.cli.app import CommandLine, UsageError
-from localllm.cli.configuration import file_path
-from localllm.cli.own_names import names_in
-from localllm.cli.tomlfile import read_toml
+from localllm.cli.own_names import own_names
 from localllm.hub.errors import StoreError
 from localllm.hub.short_names import wanted_reference
 
-_TEXTS = ("search", "config", "top")  # commands whose arguments are not models
+_TEXTS = ("search", "top")  # commands whose arguments are not models
 _SEVERAL = ("bench",)  # commands whose arguments are all models
-
-
-def own_names(config: str = "") -> dict[str, str]:
-    """Return the names in the configuration file, which `config` may name."""
-    return names_in(read_toml(*file_path(config, os.environ)))
 
 
 def expanded(line: CommandLine) -> CommandLine:
     """Return a command line with the user's short names replaced. Raise UsageError if -hf names no repository."""
+    if line.name == "config":  # its arguments are no models, and it may make the file
+        return line
     names, values = own_names(line.values.get("config", "")), dict(line.values)
 
     def full(word: str) -> str:

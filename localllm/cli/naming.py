@@ -39,7 +39,7 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
 
 def _is_model(word: str) -> bool:
     """Return whether a word names a model, or has a form that only a path or a model name can have."""
-    from localllm.cli.expand import own_names
+    from localllm.cli.own_names import own_names
     from localllm.hub.reference import REFERENCE
     from localllm.hub.search import is_path
     from localllm.hub.short_names import full_name

@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 from localllm.base.printable import printable
 from localllm.cli.app import UsageError
-from localllm.cli.tomlfile import TomlFile
+from localllm.cli.tomlfile import TomlFile, file_path, read_toml
 from localllm.hub.errors import StoreError
 from localllm.hub.reference import reference
 from localllm.loading.resolve import BOX
 
 TABLE = "models"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,95}")
+
+
+def own_names(config: str = "") -> dict[str, str]:
+    """Return the names in the configuration file, which `config` may name."""
+    return names_in(read_toml(*file_path(config, os.environ)))
 
 
 def names_in(file: TomlFile | None) -> dict[str, str]:

@@ -12,6 +12,19 @@ from typing import Any, NamedTuple
 from localllm.base.files.regular import read_given
 from localllm.cli.app import UsageError
 
+FILE_VARIABLE = "LOCALLLM_CONFIG"
+
+
+def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the path of the configuration file, and whether the user named it."""
+    named = given or environ.get(FILE_VARIABLE, "")
+    if named:
+        return Path(os.path.expanduser(named)), True
+    from platformdirs import user_config_path
+
+    return user_config_path("localllm", appauthor=False) / "config.toml", False
+
+
 MOST = 1 << 18  # maximum bytes of a file; a usual configuration has a few hundred bytes
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _ENDS = re.compile(r"\"\"\"|'''|[\]}]")  # tokens that can end a multi-line value

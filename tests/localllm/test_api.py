@@ -181,7 +181,7 @@ def test_what_is_changed_for_a_template_is_a_warning(model: localllm.Model) -> N
     changed = dict(model.file.metadata) | {"tokenizer.chat_template": strict}
     kept, model.file.metadata = model.file.metadata, changed  # type: ignore[misc]
     try:
-        with pytest.warns(UserWarning, match="messages of one role in a row were joined"):
+        with pytest.warns(UserWarning, match="adjacent messages of a role were joined"):
             model.chat(twice)
     finally:
         del model.__dict__["template"]

@@ -178,7 +178,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
     with load(tmp_path / "llama.gguf", embeddings=True) as model:  # every decoder gives embeddings
         assert model.embed(["Hello", "there"]).shape == (2, model.config.width if model.config else 0)
     path = write_embedder(tmp_path / "both.gguf", "qwen3-embedding", {"qwen3.attention.causal": False})
-    with load(path) as model, pytest.raises(localllm.LocalLLMError, match="its tokens see later ones"):
+    with load(path) as model, pytest.raises(localllm.LocalLLMError, match="its attention is bidirectional"):
         model.logits([1])
 
 

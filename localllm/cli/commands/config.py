@@ -11,11 +11,12 @@ from typing import Any
 from localllm.base.printable import printable
 from localllm.cli.app import UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
-from localllm.cli.configuration import Configured, Sources, default_model, file_path
+from localllm.cli.configuration import Configured, Sources, default_model
 from localllm.cli.flags import typed
 from localllm.cli.options import ConfigOptions
 from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.formatting import in_columns
+from localllm.cli.tomlfile import file_path
 from localllm.cli.values import key_of
 from localllm.options import DeclaredOption
 from localllm.options.serve import KEYS

@@ -12,12 +12,12 @@ from localllm.base.files.outputs import new_file
 from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.catalogue import SHARED
-from localllm.cli.configuration import Sources, file_path
+from localllm.cli.configuration import Sources
 from localllm.cli.flags import typed
 from localllm.cli.naming import lasting
 from localllm.cli.table import COMMANDS
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.tomlfile import changed, read_text
+from localllm.cli.tomlfile import changed, file_path, read_text
 from localllm.cli.values import key_of, value_of, value_of_text
 from localllm.loading.resolve import resolve
 from localllm.options import DeclaredOption, OptionError

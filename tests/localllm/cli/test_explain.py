@@ -18,7 +18,20 @@ SHORT = ("-n", 12, "-t", 1, "-c", 256)
 EMPTY = {"meta"}
 STANDING = {"line", "rect"}  # SVG elements that may be self-closing
 ATTRIBUTES = {
-    *("aria-label", "charset", "class", "content", "height", "href", "http-equiv", "id", "lang", "name", "role"),
+    *(
+        "aria-label",
+        "charset",
+        "class",
+        "content",
+        "height",
+        "href",
+        "http-equiv",
+        "id",
+        "lang",
+        "name",
+        "role",
+        "tabindex",
+    ),
     *("scope", "style", "text-anchor", "title", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
 }
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)> \x1b[31m \u202e &amp; \"'"

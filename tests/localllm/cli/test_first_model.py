@@ -184,9 +184,9 @@ def reading(bandwidth: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("free", "bandwidth", "name"),
     [
-        (64 * GIB, 60e9, "qwen3:30b"),  # a mixture of experts reads little
-        (14 * GIB, 35e9, "qwen3:4b"),
-        (6 * GIB, 35e9, "qwen3:4b"),
+        (64 * GIB, 60e9, "qwen3.5:35b"),  # a mixture of experts reads little
+        (14 * GIB, 35e9, "qwen3.5:4b"),
+        (6 * GIB, 35e9, "qwen3.5:4b"),
         (2 * GIB, 35e9, "qwen3:1.7b"),
         (64 * GIB, 5e9, "qwen3:0.6b"),  # a slow memory
         (64 * GIB, 1e9, "qwen3:0.6b"),  # nothing is comfortable: the fastest

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.app import CommandLine, UsageError
-from localllm.cli.expand import expanded, own_names
+from localllm.cli.expand import expanded
+from localllm.cli.own_names import own_names
 from localllm.hub.short_names import named_like, wanted_reference
 
 GOOD = '[models]\nMine = "ann/Toy-GGUF:Q4_K_M"\n"two:1b" = "hf.co/bob/Two"\n'

@@ -144,7 +144,7 @@ def test_structures_come_in_the_markers_of_content() -> None:
 
 def test_nothing_is_constrained_where_nothing_is_asked() -> None:
     assert asked(named("hermes")) is None
-    with pytest.raises(StructureError, match="ask for one"):
+    with pytest.raises(StructureError, match="request only one"):
         asked(named("hermes"), structure=Structure(any_object=True), tools=TOOLS)
 
 

@@ -117,11 +117,11 @@ def test_one_account_cannot_fill_the_queue(model: localllm.Model) -> None:
     with scheduled(model, parallel=1, waiting=7) as scheduler:
         for number in range(5):  # one more than half of the 8 slots
             ask(scheduler, wanted(number, f"a/{number}", 200))
-        with pytest.raises(QueueFull, match="5 answers of yours are running or waiting"):
+        with pytest.raises(QueueFull, match="5 of your answers are running or waiting"):
             scheduler.submit(wanted(6, "a/another user"), Answer())
         for number in range(2):
             ask(scheduler, wanted(number, "b", 200))
-        with pytest.raises(QueueFull, match="2 answers of yours"):
+        with pytest.raises(QueueFull, match="2 of your answers"):
             scheduler.submit(wanted(6, "b"), Answer())
         last = ask(scheduler, wanted(7, "c", 2))
         with pytest.raises(QueueFull, match="8 answers are running or waiting"):

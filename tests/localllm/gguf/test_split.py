@@ -83,7 +83,7 @@ def test_another_part_points_to_the_first(model: Path) -> None:
 def test_a_missing_part_is_named(model: Path) -> None:
     model.with_name(NAMES[1]).unlink()
     assert _message(model) == (
-        f"{model}: key 'split.count': the model has 3 parts, and part 2 is missing: put {NAMES[1]} beside it"
+        f"{model}: key 'split.count': the model has 3 parts, and part 2 is missing: put {NAMES[1]} next to it"
     )
 
 

@@ -382,7 +382,7 @@ def test_answers_of_one_request_count_one_by_one() -> None:
                 await asyncio.sleep(0.01)
             second = await http[ONE].post("/v1/chat/completions", json=body)
             assert second.status_code == 429
-            assert "answers of yours are running or waiting" in second.json()["error"]["message"]
+            assert "of your answers are running or waiting" in second.json()["error"]["message"]
             assert (await http[OTHER].post("/v1/chat/completions", json=SHORT)).status_code == 200
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
