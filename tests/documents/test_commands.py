@@ -31,6 +31,7 @@ NOT_RUN = {
     "localllm chat model.gguf --backend opencl": "needs a graphics card",
     "localllm chat model.gguf -ngl 20": "needs a graphics card",
     "python benchmarks/compare.py model.gguf": "needs llama.cpp's program",
+    "python benchmarks/quality_table.py": "takes half an hour",
     "OPENAI_API_BASE=": "needs aider; tests/clients runs it",
     "localllm chat --continue": "continues a chat of a terminal; tests/localllm/cli/chat runs it",
 }
@@ -83,7 +84,7 @@ def check_shown(desk: Desk, example: Example, place: str) -> None:
     """Run a command whose output the page shows, and compare all but the measured numbers."""
     settings = desk.home / ".config/localllm/config.toml"
     if any(f"{settings.name}:" in line for line in example.shown):
-        settings.parent.mkdir(parents=True)
+        settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(BROKEN)
     done = desk.run(example.text, "\n".join(example.typed))
     settings.unlink(missing_ok=True)

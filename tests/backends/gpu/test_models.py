@@ -67,7 +67,7 @@ def test_the_model_in_the_box_says_what_it_says_on_the_cpu(
 def test_chat_in_a_terminal(backend_name: str) -> None:
     """`localllm chat --backend opencl` names its device, answers, and prints statistics."""
     terminal = Terminal("chat", "demo", "-v", "--backend", backend_name, "--temp", "0", "-n", "16")
-    assert f" on {backend_name}: " in terminal.wait_for(">>> ")
+    assert f"{backend_name}: " in terminal.wait_for(">>> ")
     for text in ("Hello! How are you?", "What is your name?"):
         terminal.type(text + "\n")
         shown = terminal.wait_for(r"[\d.]+ tokens/s")
