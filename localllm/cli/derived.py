@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.base.printable import printable
 from localllm.cli.app import CommandLine
 from localllm.cli.terminal.console import say
-from localllm.hub import StoreError, StoreFolders, everything, find
-from localllm.hub.stored_model import DerivedModel
+from localllm.loading.resolve import BOX
 from localllm.options import SamplingOptions, declared
+
+if TYPE_CHECKING:
+    from localllm.hub.stored_model import DerivedModel
 
 _ANSWERING = ("run", "chat", "explain")
 _OWN = {"num_predict": "max_tokens", "stop": "stop", "seed": "seed"}  # Ollama's names of other options
@@ -33,6 +35,10 @@ def with_derived(line: CommandLine) -> CommandLine:
 
 def _named(name: str) -> DerivedModel | None:
     """Return the derived model with this name, or None."""
+    if name in BOX:  # `localllm run demo` need not import the hub
+        return None
+    from localllm.hub import StoreError, StoreFolders, everything, find
+
     places = StoreFolders.here()
     if not places.derived.is_dir():
         return None

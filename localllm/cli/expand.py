@@ -6,8 +6,6 @@ import os
 
 from localllm.cli.app import CommandLine, UsageError
 from localllm.cli.own_names import own_names
-from localllm.hub.errors import StoreError
-from localllm.hub.short_names import wanted_reference
 
 _TEXTS = ("search", "top")  # commands whose arguments are not models
 _SEVERAL = ("bench",)  # commands whose arguments are all models
@@ -29,6 +27,9 @@ def expanded(line: CommandLine) -> CommandLine:
         count = len(words) if line.name in _SEVERAL else 1
         values["words"] = (*map(full, words[:count]), *words[count:])
     if given := values.get("hf_repo"):
+        from localllm.hub.errors import StoreError
+        from localllm.hub.short_names import wanted_reference
+
         try:
             values["hf_repo"] = str(wanted_reference(given))
         except StoreError as error:

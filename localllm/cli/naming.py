@@ -7,12 +7,11 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.base.spelling import closest
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
-from localllm.hub.errors import NotHere
-from localllm.hub.labels import ENDING
 from localllm.loading.resolve import BOX, is_model_folder, resolve
 
 BUNDLED = "demo"  # answers where no model is given and none is configured
@@ -64,8 +63,11 @@ def is_prompt(word: str) -> bool:
     A prompt has a character that names of models lack, such as a space, "?" or an accent. A misspelled name or path is
     never a prompt, and neither is an existing file or model, whatever its name is.
     """
+    if _NAME.fullmatch(word):
+        return False
+    from localllm.hub.labels import ENDING
 
-    if _NAME.fullmatch(word) or word.endswith(ENDING) or word.startswith(("/", "./", "../", "~/")):
+    if word.endswith(ENDING) or word.startswith(("/", "./", "../", "~/")):
         return False
     return not _is_here(word)
 
@@ -121,8 +123,10 @@ def model_and_words(own: options.ModelName, required: bool = True) -> tuple[str,
     given = options.ModelName(own.words[:count], own.model, own.hf_repo)
     try:
         name = one_model(given) if given.named or required else ""
-    except NotHere as error:
-        if not own.words[:count] or not _PLAIN.fullmatch(own.words[0]):
+    except LocalLLMError as error:
+        from localllm.hub.errors import NotHere
+
+        if not isinstance(error, NotHere) or not own.words[:count] or not _PLAIN.fullmatch(own.words[0]):
             raise
         raise NotHere(f"{error}; -p {own.words[0]} makes it a prompt") from None
     return name, list(own.words[count:])

@@ -12,8 +12,6 @@ from typing import Any
 from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.tomlfile import TomlFile, file_path, read_toml
-from localllm.hub.errors import StoreError
-from localllm.hub.reference import reference
 from localllm.loading.resolve import BOX
 
 TABLE = "models"
@@ -34,6 +32,9 @@ def names_in(file: TomlFile | None) -> dict[str, str]:
 
 
 def _checked(file: TomlFile, name: str, value: Any) -> str:
+    from localllm.hub.errors import StoreError
+    from localllm.hub.reference import reference
+
     place, shown = file.place(TABLE, name), printable(name, 100)
     if not _NAME.fullmatch(name):
         raise UsageError(f"{place}: {shown!r} cannot be a short name; use letters, digits, . _ : and -")
