@@ -90,19 +90,25 @@ class ModelStore:
     async def copy(self, source: str, destination: str) -> None:
         """Give a model a second name, which shares its file."""
         _check(source, destination)
-        found = self._registry.stored(source)
-        derived = found.derived or DerivedModel("", found.name)
+        derived = self._derived(source)
         await self._save(replace(derived, name=derived_name(destination), created=time.time()))
 
     async def create(self, name: str, base: str, **changes: Any) -> None:
         """Create a derived model of `base`. `changes` are fields of DerivedModel; others stay as in the base."""
         _check(name, base)
-        found = self._registry.stored(base)
-        derived = found.derived or DerivedModel("", found.name)
+        derived = self._derived(base)
         given = {key: value for key, value in changes.items() if value}
         if "parameters" in given:
             given["parameters"] = {**derived.parameters, **given["parameters"]}
         await self._save(replace(derived, name=derived_name(name), created=time.time(), **given))
+
+    def _derived(self, base: str) -> DerivedModel:
+        """Return a model as a derived one without a name; raise BadRequest for a file outside the stores."""
+        found = self._registry.stored(base)
+        if not found.store:
+            problem = f"{found.name} is not a downloaded model, so none can be derived from it; pull one"
+            raise BadRequest(problem, "from")
+        return found.derived or DerivedModel("", found.name)
 
     async def _save(self, model: DerivedModel) -> None:
         async with self._changing:
