@@ -47,7 +47,8 @@ def hub(tiny: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
     monkeypatch.setattr(registry, "SCAN_SECONDS", 0.0)
-    monkeypatch.setattr(registry, "SCAN_SHARE", 1.0)
+    monkeypatch.setattr(registry, "SCAN_SHARE", float("inf"))  # each request scans, however long the last scan took
+    monkeypatch.setattr(registry, "PATIENCE", 20.0)
     big = os.urandom(1 << 20)
     repos = {
         "ann/Toy-GGUF": Repo({"Toy-Q4_K_M.gguf": tiny, "Toy-Q8_0.gguf": tiny + b" "}),
