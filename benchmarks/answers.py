@@ -1,5 +1,7 @@
 """Tokens/s of whole answers: of one request, of several in the server's scheduler, and of threads on one model.
 
+For one request, also the rate of the time outside the model's forward passes: sampling, text and the loop.
+
     python benchmarks/answers.py MODEL [-t 2] [--counts 4,8,16]
 
 Prints one JSON object. This program measures the localllm of the Python that runs it, so that against.py can compare
@@ -29,13 +31,35 @@ def module(name: str) -> Any:
     raise SystemExit(f"localllm {localllm.__version__} has no scheduler that this program knows")
 
 
-def alone(model: Any, options: Any) -> float:
-    """Return the decode speed of one request in tokens/s, excluding the first token."""
-    pieces = iter(model.generate(prompt_of(0), sampling=options, max_tokens=4 * ANSWER, ignore_eos=True))
-    next(pieces)
-    began = perf_counter()
-    count = sum(piece.token is not None for piece in pieces)
-    return count / (perf_counter() - began)
+def alone(model: Any, options: Any) -> tuple[float, float]:
+    """Return the decode speed of one request in tokens/s, excluding the first token: with the time of all its work,
+    and with the time outside the forward passes.
+    """
+    passes, executable = [0.0], model.executable
+    steps = [name for name in ("step", "step_top_k") if hasattr(executable, name)]
+
+    def timed(step: Any) -> Any:
+        def run(*given: Any) -> Any:
+            start = perf_counter()
+            try:
+                return step(*given)
+            finally:
+                passes[0] += perf_counter() - start
+
+        return run
+
+    for name in steps:
+        setattr(executable, name, timed(getattr(executable, name)))
+    try:
+        pieces = iter(model.generate(prompt_of(0), sampling=options, max_tokens=4 * ANSWER, ignore_eos=True))
+        next(pieces)
+        passes[0], began = 0.0, perf_counter()
+        count = sum(piece.token is not None for piece in pieces)
+        seconds = perf_counter() - began
+    finally:
+        for name in steps:
+            delattr(executable, name)
+    return count / seconds, count / (seconds - passes[0])
 
 
 def scheduled(model: Any, options: Any, count: int) -> float:
@@ -93,7 +117,8 @@ def main() -> None:
     options, found = localllm.SamplingOptions(temperature=0), {}
     with localllm.load(args.model, threads=args.threads, ctx_size=512, sequences=max(counts)) as model:
         alone(model, options)
-        found["alone"] = max(alone(model, options) for _ in range(3))
+        rates = [alone(model, options) for _ in range(3)]
+        found["alone"], found["alone, outside the passes"] = (max(each) for each in zip(*rates, strict=True))
         for count in counts:
             found[f"{count} sequences"] = max(scheduled(model, options, count) for _ in range(2))
             if hasattr(model, "new_core"):

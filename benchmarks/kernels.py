@@ -23,7 +23,7 @@ import numpy as np
 from compare import RESULTS, ROOT, machine
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # after an installed localllm, so that against.py can time another one
 
 from localllm.backends.base import Limits
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable

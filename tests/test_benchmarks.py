@@ -203,6 +203,28 @@ def test_a_long_chat_evaluates_what_is_new_and_a_token_at_most(monkeypatch) -> N
         sys.modules.pop(name, None)
 
 
+def test_a_guard_compares_in_turn_and_fails_for_a_slower_row_alone(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import against
+
+    ours, other = against.Installation(("ours",), ()), against.Installation(("other",), ())
+    calls: list[str] = []
+
+    def measure(one: object) -> dict[str, float]:
+        calls.append(one.program[0])  # type: ignore[attr-defined]
+        return {"as before": 10.0 + len(calls), "slower": 8.0 if one is ours else 10.0, one.program[0]: 1.0}  # type: ignore[attr-defined]
+
+    rows = against.compared(ours, other, [("work", measure)], 4, float("inf"))
+    assert calls == ["other", "ours", *["other", "ours", "ours", "other"] * 2]  # the first two are the warm-up
+    assert [(row["unit"], row["rounds"]) for row in rows] == [("as before", 4), ("slower", 4)]
+    assert (rows[1]["ours"], rows[1]["other"], rows[1]["ratio"], rows[1]["highest"]) == (8.0, 10.0, 0.8, 0.8)
+    assert against.verdict(rows) == (1, [rows[1]])
+    assert against.verdict(rows[:1]) == (0, [])
+    assert against.verdict(against.compared(ours, other, [("work", measure)], 4, 0.0))[0] == 2  # one round fitted
+    for name in ("against", "compare"):
+        sys.modules.pop(name, None)
+
+
 FAKE_PEER = """#!{python}
 import json, sys
 prompt = sys.argv[sys.argv.index("-p") + 1] != "0"
