@@ -62,7 +62,7 @@ class Allocator(Generic[Form]):
     def make(self, value: Value, form: Form, stride: int) -> Buffer:
         """Return a buffer for a further form of a value. The buffer lives as long as the value."""
         forms = self._held.setdefault(value.index, {})
-        assert form not in forms, f"{value.name} is made twice"
+        assert form not in forms, f"{value.name} is created twice"
         forms[form] = self.take(value.rows, stride)
         return forms[form]
 

@@ -93,7 +93,7 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
     _check_places("", batch.slots, batch.tables, batch, limits.blocks)
     if limits.window_blocks and window:
         if batch.window_slots is None or batch.window_tables is None:
-            raise BackendError("batch: window_slots and window_tables are missing; layers have blocks of their own")
+            raise BackendError("batch: window_slots and window_tables are missing; some layers have separate blocks")
         if len(batch.window_tables) != len(batch.tables):
             raise BackendError(f"batch: window_tables must have {len(batch.tables)} rows, as tables has")
         _check_places("window ", batch.window_slots, batch.window_tables, batch, limits.window_blocks, window)
@@ -190,5 +190,5 @@ def _check_places(
         raise BackendError(f"batch: a {which}table names a block outside 0 to {blocks - 1}")
     if len(own) != rows:
         raise BackendError(
-            f"batch: every row must have a {which}slot of its own, the one its table gives for its position"
+            f"batch: every row needs a separate {which}slot: the one that its table gives for its position"
         )

@@ -89,7 +89,7 @@ class ReferenceExecutable(Shell):
     @property
     def _state(self) -> ReferenceState:
         self._must_be_open()
-        assert self._last is not None, "no step has been made"
+        assert self._last is not None, "no step has run"
         return self._last
 
     def value(self, value: Value) -> F32:

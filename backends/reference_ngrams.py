@@ -11,7 +11,7 @@ from localllm.quant import dequantize
 
 def embed_ngrams(state: ReferenceState, op: EmbedNgrams) -> None:
     batch, table = state.batch, op.table
-    assert batch.histories is not None, "the shell has checked it"
+    assert batch.histories is not None, "checked by the shell"
     out = np.empty((len(batch.tokens), op.out.width), np.float32)
     for row, position in enumerate(batch.positions.tolist()):
         history, parts, mixed, over = batch.histories[batch.sequence[row]], [], 0, False

@@ -212,7 +212,7 @@ class Shell(ABC):
 
     def _must_be_whole(self) -> None:
         whole = self._stage_count == 1 or self._plan.encodes or self._plan.draft is not None
-        assert whole, "a split plan runs stage by stage"
+        assert whole, "a split plan runs in stages"
 
     def _must_be_open(self) -> None:
         if not self._is_open:

@@ -118,7 +118,7 @@ def table(cells: Sequence[Cell]) -> str:
     for device in dict.fromkeys(_chip(cell) for cell in cells):
         here = [cell for cell in cells if _chip(cell) == device]
         counts = sorted({cell.busy for cell in here})
-        titles = ["alone" if busy == 0 else f"beside {busy}" for busy in counts]
+        titles = ["alone" if busy == 0 else f"with {busy} busy" for busy in counts]
         lines = [
             f"**{device}**",
             "",

@@ -193,6 +193,12 @@ def stored(path: Path = OUT) -> dict[str, dict[str, Any]]:
     return {row["way"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
+def compared(path: Path = OUT) -> dict[str, dict[str, Any]]:
+    """Return the newest row with a file of llama-quantize, of every way. A run without the program keeps these rows."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["way"]: row for row in rows if "llama-quantize" in row["files"] and row["model"] == rows[-1]["model"]}
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Return the table of types without calibration, and of --fit: the rows that are stored."""
     header = ("type", "size", "bits per weight", "perplexity", "KL divergence", "same top token", "KL, wikitext-2")
@@ -250,11 +256,10 @@ def gains(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def peers(found: dict[str, dict[str, Any]]) -> str:
+def peers(both: dict[str, dict[str, Any]]) -> str:
     """Return a sentence on the files of llama-quantize."""
-    both = [row for row in found.values() if "llama-quantize" in row["files"]]
-    other = [row["way"] for row in both if not row["same_file"]]
-    equal = f"llama-quantize made {len(both) - len(other)} of {len(both)} files from the same base with the same bytes"
+    other = [row["way"] for row in both.values() if not row["same_file"]]
+    equal = f"From the same base, llama-quantize wrote identical bytes in {len(both) - len(other)} of {len(both)} files"
     return f"{equal}; the others are {', '.join(other)}." if other else f"{equal}."
 
 
@@ -265,7 +270,7 @@ def pages(found: dict[str, dict[str, Any]], caches: list[dict[str, Any]]) -> dic
             "quality": table(found),
             "calibration": calibration_table(found),
             "gains": gains(found),
-            "peers": peers(found),
+            "peers": peers(compared()),
         },
         "docs/cache.md": {"costs": costs(caches)},
     }

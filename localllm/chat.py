@@ -258,7 +258,7 @@ class Conversation:
                     self._sampler = sampler.rewound(len(turn.tokens) - given)
                 evaluated = [*prompt, *turn.tokens[given:]]
                 self.tokens = evaluated[: last.cached_tokens if last is not None else len(evaluated) - 1]
-            assert last is not None, "an answer has an end"
+            assert last is not None, "an answer ends with an event"
             spent = last.usage if spent is None else spent.and_then(last.usage)
             full = self._context_shift and last.reason == "context"
             whole = self._whole(turn) if full else None

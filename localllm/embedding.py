@@ -103,7 +103,7 @@ class Embedder:
 def _wrong_length(number: int, count: int, longest: int) -> LocalLLMError:
     if not count:
         return LocalLLMError(f"text {number} has no tokens; give some text")
-    counts = f"text {number} has {count} tokens, the context holds {longest}"
+    counts = f"text {number} has {count} tokens, but the context holds {longest}"
     return ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
 

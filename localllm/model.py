@@ -74,7 +74,7 @@ class Model(Templated):
         self._check_open()
         bound = self._bound
         if bound is None or bound.head is None:
-            problem = "this model cannot give vectors while it writes text; for vectors, start it with "
+            problem = "this model was started for text and cannot give embeddings; start it with "
             raise LocalLLMError(Notice(problem, Setting("embeddings")))
         return Embedder(bound.engine, bound.config, Pooler(bound.config, bound.head))
 

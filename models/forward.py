@@ -66,7 +66,7 @@ def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
     """
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
     if config.nextn_layers and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
-        raise ModelError(f"{first}: the file holds next-token heads and no layers; open the file of the model itself")
+        raise ModelError(f"{first}: the file has only next-token heads; open the model's own file")
 
 
 def _embedded(builder: Builder, context: int) -> Value:
@@ -122,7 +122,7 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
         factors = tensors.optional_numbers(name, most)
         if factors is not None:
             if not factors.all():
-                raise ModelError(f"{name}: holds a zero; frequencies are divided by these numbers")
+                raise ModelError(f"{name}: contains a zero; frequencies are divided by these numbers")
             return [float(f) for f in factors]
     return None
 

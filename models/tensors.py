@@ -117,7 +117,7 @@ class Tensors:
         """Return a table (rows, width) of integers 0..most - 1 as float32."""
         name = self._stored(name)
         if name not in self._tensors:
-            raise ModelError(f"{name}: the file does not hold this tensor; expected I32 {_text((rows, width))}")
+            raise ModelError(f"{name}: this tensor is missing; expected I32 {_text((rows, width))}")
         tensor = self._tensors[name]
         if tensor.format != "I32" or tuple(tensor.shape) != (rows, width):
             found = f"{tensor.format} {_text(tensor.shape)}"
@@ -186,7 +186,7 @@ class Tensors:
         weight = self.vector(name, width)
         values: NDArray[np.float32] = quant.dequantize(weight.read(0, 1), weight.format)[0]
         if not np.isfinite(values).all():
-            raise ModelError(f"{name}: holds NaN or infinity")
+            raise ModelError(f"{name}: contains NaN or infinity")
         return values
 
     def used(self) -> frozenset[str]:
@@ -203,7 +203,7 @@ class Tensors:
     def _checked(self, name: str, shape: tuple[int, ...]) -> Weight:
         name = self._stored(name)
         if name not in self._tensors:
-            raise ModelError(f"{name}: the file does not hold this tensor; expected shape {_text(shape)}")
+            raise ModelError(f"{name}: this tensor is missing; expected shape {_text(shape)}")
         weight = self._tensors[name]
         if tuple(weight.shape) != shape:
             raise ModelError(f"{name}: expected shape {_text(shape)} (rows, columns), found {_text(weight.shape)}")

@@ -154,8 +154,8 @@ class Recorder:
         assert weights is None or weights.width == heads, f"{q.name}: {heads} heads with {weights.width} weights"
         stored, groups = self._layers[layer], heads if weights is None else 1
         assert isinstance(stored, CacheLayer)
-        assert stored.every == 1 or (pooled and stored.every == block), "keys of other pools"
-        assert not (pooled and local), f"{q.name}: pools are chosen by their scores alone, not {local} by their place"
+        assert stored.every == 1 or (pooled and stored.every == block), "keys of different pools"
+        assert not (pooled and local), f"{q.name}: pools are selected only by scores, not {local} by their place"
         most = count * block + (block - 1 if pooled else 0)
         out = self._value(groups * (1 + most), q.rows, f"selection.{layer}")
         self._operations.append(IndexerTopK(out, q, weights, layer, heads, count, block, local, pooled))
@@ -170,13 +170,13 @@ class Recorder:
         near, far = self._layers[layer], self._layers[pools]
         assert isinstance(near, CacheLayer)
         assert isinstance(far, CacheLayer)
-        assert window > 0, "rows that read pools see others in a window"
+        assert window > 0, "rows that read pools need a window"
         assert replace(far, every=1) == near, "layers differ"
         most = 0
         if selection is not None:
             chooser = self._chooser(selection)
-            assert chooser.pooled, "a selection among pools"
-            assert chooser.block == far.every, "a selection among other pools"
+            assert chooser.pooled, "the selection is among pools"
+            assert chooser.block == far.every, "the selection is among different pools"
             most = chooser.count * chooser.block
         self._layers[layer] = replace(near, window=window, pooled=True)
         self._layers[pools] = replace(far, pooled=True, selected=most)
@@ -191,19 +191,19 @@ class Recorder:
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         if selection is not None:
-            assert causal, "rows that read a selection see no later ones"
+            assert causal, "rows that read a selection are causal"
             assert slopes is None, "rows that read a selection have no slopes"
-            assert distances is None, "rows that read a selection have no numbers by distance"
-            assert not after, "rows that read a selection follow no encoder's text"
+            assert distances is None, "rows that read a selection have no distance biases"
+            assert not after, "rows that read a selection have no encoder"
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
         both_ways = not causal or after
         if pools is not None:
             self._read_pools(layer, pools, window, selection)
-            assert not both_ways, "rows that read pools see no later ones"
+            assert not both_ways, "rows that read pools are causal"
             assert slopes is None, "rows that read pools have no slopes"
-            assert distances is None, "rows that read pools have no numbers by distance"
-            assert not chunked, "rows that read pools see others in a window"
+            assert distances is None, "rows that read pools have no distance biases"
+            assert not chunked, "rows that read pools need a window"
         elif selection is not None:
             assert not window, "rows that read a selection have no window"
             chooser = self._chooser(selection)
@@ -211,10 +211,10 @@ class Recorder:
             self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
         elif causal:  # non-causal layers keep all blocks: a token also attends to later positions in the batch
             self._layers[layer] = replace(stored, window=window)
-        assert pools is not None or (selection is None) == (not stored.selected), "read by selections alone, or never"
-        assert not both_ways or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
+        assert pools is not None or (selection is None) == (not stored.selected), "read only by selections, or never"
+        assert not both_ways or (q.rows == "batch" and not chunked), "bidirectional rows must be the whole batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
-        assert slopes is None or distances is None, "scores fall with the distance in one way"
+        assert slopes is None or distances is None, "only one distance penalty is supported"
         own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
             out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools

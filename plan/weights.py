@@ -84,7 +84,7 @@ class Weight:
 
         For a vector, return values start..stop of every `group`.
         """
-        assert (self.group, self.first) == (0, 0), "a part of a part"
+        assert (self.group, self.first) == (0, 0), "a slice of a slice"
         if len(self.shape) == 1:
             taken = stop - start
             return replace(self, shape=(self.shape[0] // group * taken,), group=group, row=start, taken=taken)

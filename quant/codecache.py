@@ -46,7 +46,7 @@ def default_folder(kind: str) -> Path | None:
     if os.path.isabs(base):  # https://specifications.freedesktop.org/basedir-spec: a relative path is ignored
         return Path(base, "localllm", kind)
     if home is None:
-        _tell("this user has no home directory; set XDG_CACHE_HOME to a folder of your own")
+        _tell("this user has no home directory; set XDG_CACHE_HOME to a folder that you own")
         return None
     return Path(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)), "localllm", kind)
 
@@ -142,7 +142,7 @@ def _in_profile(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(os.path.realpath(folder))
     if not os.path.isabs(profile) or not place.is_relative_to(os.path.realpath(profile)):
-        raise _Refused(f"{place} is not in your profile; set LOCALAPPDATA to a folder of your profile")
+        raise _Refused(f"{place} is not in your profile; set LOCALAPPDATA to a folder in your profile")
     return place
 
 
@@ -153,7 +153,7 @@ def tell_unwritten(folder: Path, error: OSError) -> None:
 
 def _tell(problem: str) -> None:
     """Issue a warning. Python shows the same warning from the same line only once."""
-    warnings.warn(f"compiled code is not kept and every start is slower: {problem}", NoCodeCache, stacklevel=1)
+    warnings.warn(f"compiled code cannot be saved, so every start is slower: {problem}", NoCodeCache, stacklevel=1)
 
 
 def _home() -> str | None:
@@ -203,7 +203,7 @@ def _walk(folder: Path) -> str:
     facts = os.stat(place)
     # a folder owned by root, or sticky, is acceptable only as a parent
     if facts.st_uid != os.geteuid() or others_write(facts):
-        raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
+        raise _Refused(f"{place} does not belong to this user; set XDG_CACHE_HOME to a folder that you own")
     return place
 
 
@@ -224,7 +224,7 @@ def _check(path: str, facts: os.stat_result) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise NotADirectoryError(20, "Not a directory", path)
     if facts.st_uid not in (0, os.geteuid()):
-        raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+        raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder that you own")
     # in a sticky folder other users cannot rename our files
     if others_write(facts) and not facts.st_mode & stat.S_ISVTX:
         raise _Refused(f"other users can write {path}; chmod go-w {path}")

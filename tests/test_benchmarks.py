@@ -148,7 +148,7 @@ def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # 
     ]
     cells.append(neighbours.Cell("m", 1, 0, [7.0], device="chip, 1 thread"))
     assert neighbours.table(cells).splitlines()[2:] == [
-        "| model | threads | alone | beside 2 |",
+        "| model | threads | alone | with 2 busy |",
         "|---|---:|---:|---:|",
         "| m | 2 | 40.0 : 12.0 : 5.0 | 40.0 : 12.0 : 5.0 |",
         "| m | 1 | 7.0 : - : - |  |",

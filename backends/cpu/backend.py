@@ -163,7 +163,7 @@ class CpuExecutable(Shell):
         self.pool.run(self.entries, self._storage.counters)
 
     def result(self) -> F32:
-        assert self._logits is not None, "another place makes the logits"
+        assert self._logits is not None, "the logits are on another device"
         return self._logits[: self._counts["logits"]]
 
     def _fill(self, weight: Tensor) -> None:

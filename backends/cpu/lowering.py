@@ -60,7 +60,7 @@ class Lowering:
     def floats(self, value: Value) -> Buffer:
         """Return the float32 buffer of a value."""
         buffer = self.values.find(value, None)
-        assert buffer is not None, f"{value.name} is read before it is made, or after its last use"
+        assert buffer is not None, f"{value.name} is read before it is written, or after its last use"
         return buffer
 
     def copies(self, value: Value) -> rowwise.Copies:

@@ -44,7 +44,7 @@ class Arena:
         """Return the address of `size` unused bytes."""
         address = self.address + self._used
         self._used += aligned(size)
-        assert self._used <= aligned(self.size), "arena sized too small"
+        assert self._used <= aligned(self.size), "the arena is too small"
         return address
 
     def view(self, address: int, size: int) -> NDArray[np.uint8]:

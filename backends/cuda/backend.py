@@ -76,7 +76,7 @@ class CudaDevice(Explaining):
         except cuda.Error as error:
             with suppress(cuda.Error):
                 self.close()
-            raise BackendError(f"{device.name()} does not open: {error}") from None
+            raise BackendError(f"{device.name()} cannot be opened: {error}") from None
         self._driver = ctypes.CDLL("libcuda.so.1")  # the library that PyCUDA has already loaded
         self.store = CompiledStore(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()

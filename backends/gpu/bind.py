@@ -58,7 +58,7 @@ def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection
 def _emit(low: Lowering, op: Operation) -> None:
     emitter = EMITTERS.get(type(op))
     if emitter is None:
-        problem = f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet"
+        problem = f"no kernels for {type(op).__name__.lower()} on graphics cards yet"
         raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
     emitter(low, op)
 

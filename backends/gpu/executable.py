@@ -233,7 +233,7 @@ class GpuExecutable(Shell):
         into[rows] = found
 
     def result(self) -> F32:
-        assert self._program.has_top_k, "another place makes the logits"
+        assert self._program.has_top_k, "the logits are on another device"
         rows = np.arange(self._counts["logits"])
         self._gather(self._program.where[self._plan.logits.index], self._logits, rows)
         return self._logits[: len(rows)]

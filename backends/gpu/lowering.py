@@ -74,7 +74,7 @@ class Lowering:
     def floats(self, value: Value) -> Buffer:
         """Return the float32 buffer of a value that has been computed."""
         found = self.values.find(value, FLOATS)
-        assert found is not None, f"nothing made the floats of {value.name}"
+        assert found is not None, f"no operation wrote the floats of {value.name}"
         return found
 
     def optional(self, value: Value | None) -> Reference:

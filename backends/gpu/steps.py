@@ -63,7 +63,7 @@ def fill_step(
     step[:3] = len(rows), len(wanted), batch.tables.shape[1]
     if batch.window_slots is not None and batch.window_tables is not None:
         step[3] = batch.window_tables.shape[1]
-        assert causal, "layers have no blocks of their own where rows see later ones"
+        assert causal, "with bidirectional attention, layers share their blocks"
         step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = batch.window_slots[rows]
     if not causal:
         step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = last[rows]

@@ -86,7 +86,7 @@ class HybridExecutable:
         return self._last.result()
 
     def result_top_k(self, count: int) -> TopK:
-        assert isinstance(self._last, TopKExecutable), "max_top_k says so"
+        assert isinstance(self._last, TopKExecutable), "guarded by max_top_k"
         return self._last.result_top_k(count)
 
     # -- the rest of the interface --------------------------------------------------------------------------------

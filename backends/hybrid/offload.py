@@ -101,7 +101,7 @@ class Planner:
 
     def _refusal(self, wanted: Placement) -> Notice:
         needed = self.needs(wanted)
-        assert needed is not None, "nothing always fits"
+        assert needed is not None, "no layers always fit"
         counts = (
             f"{self.name}: {wanted.layers} of {most_layers(self.plan)} layers need {_size(_total(needed))} "
             f"({_parts(needed)}), {_size(self.gpu.free_memory())} are free, {_size(max(self.room, 0))} of them "
@@ -111,7 +111,7 @@ class Planner:
         if not proposals:
             return Notice(counts, "no layer fits: use ", Setting("backend", "cpu"))
         others = (part for proposal in proposals[1:] for part in (", or ", proposal))
-        return Notice(counts, "what fits is ", proposals[0], *others)
+        return Notice(counts, "these settings fit: ", proposals[0], *others)
 
     def _proposals(self, wanted: Placement) -> Iterator[Together]:
         """Yield alternative changes to the request. Each change alone makes the request fit."""
@@ -192,7 +192,7 @@ def bind(
         arranged.backend.close()
         raise
     host = open_backend("cpu", threads)
-    note = Notice(f"{reason}; all runs on {host.describe()}; localllm doctor ", Setting("gpu"), " shows more")
+    note = Notice(f"{reason}; everything runs on {host.describe()}; localllm doctor ", Setting("gpu"), " shows more")
     return bind(Arrangement(host, note=note), bound, False, threads)
 
 
@@ -204,7 +204,7 @@ def arrange(
     Raises BackendError if the request is impossible.
     """
     if not isinstance(opened, DeviceBackend):
-        why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"
+        why = f"no graphics card is used ({opened.describe()}); localllm devices lists the devices"
         return Arrangement(opened, note=Notice(offload.asked, f": {why}") if offload.asked else "")
     try:
         plan = planner(opened, opened.describe())
@@ -217,7 +217,7 @@ def arrange(
     most = most_layers(plan.plan)
     placed = f"{placement.layers} of {most} layers"
     if placement.host_experts:
-        placed += f" but for the experts of the first {min(placement.host_experts, most - 1)}"
+        placed += f" except the experts of the first {min(placement.host_experts, most - 1)}"
     if host is None:
         return Arrangement(opened, plan.name, placed)
     if "gpu" in where:
@@ -225,6 +225,9 @@ def arrange(
     none_fits = f"no layer fits into the usable {_size(max(plan.room, 0))}"
     why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
     if plan.plan.encodes and offload.gpu_layers != 0:
-        why = f"a model with an encoder runs whole on one device, not {placement.layers} of {most} layers of it"
+        why = (
+            f"a model with an encoder runs on one device and cannot be split ({placement.layers} of {most} layers "
+            "requested)"
+        )
     opened.close()
-    return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))
+    return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; everything runs on {host.describe()}"))

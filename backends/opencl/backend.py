@@ -42,7 +42,7 @@ class OpenClDevice(Explaining):
             self._context = cl.Context([device])
             self._queue = cl.CommandQueue(self._context)
         except cl.Error as error:
-            raise BackendError(f"{device.name.strip()} does not open: {reason_of(error)}") from None
+            raise BackendError(f"{device.name.strip()} cannot be opened: {reason_of(error)}") from None
         self.store = CompiledStore(default_folder("gpu") if cache == "default" else cache)
         self.facts = Facts(
             name=device.name.strip(),

@@ -26,7 +26,7 @@ def with_derived(line: CommandLine) -> CommandLine:
     if model is None:
         return line
     if model.messages:
-        say(f"note: the first messages of {printable(name)} are left out; `localllm serve` gives them to the model")
+        say(f"note: the first messages of {printable(name)} are skipped; only `localllm serve` uses them")
     prompted = "system_prompt" in line.values or "system_prompt_file" in line.values
     own = {"system_prompt": model.system} if model.system and not prompted else {}
     values = {**_options(model), **own, **line.values}
@@ -58,7 +58,7 @@ def _options(model: DerivedModel) -> dict[str, Any]:
         elif name in known and not known[name].option.kind.problem(value):
             found[known[name].name] = value
         else:
-            say(f"note: the parameter {printable(name)} of {printable(model.name)} changes nothing here")
+            say(f"note: the parameter {printable(name)} of {printable(model.name)} has no effect here")
     return {name: value for name, value in found.items() if name != "max_tokens" or _counts(value)}
 
 

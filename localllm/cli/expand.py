@@ -1,4 +1,4 @@
-"""Replace the user's short names of models (`own_names.py`) on a command line by what they mean."""
+"""Replace the user's short names of models (`own_names.py`) on a command line by the names of the models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEVERAL = ("bench",)  # commands whose arguments are all models
 
 def expanded(line: CommandLine) -> CommandLine:
     """Return a command line with the user's short names replaced. Raise UsageError if -hf names no repository."""
-    if line.name == "config":  # its arguments are no models, and it may make the file
+    if line.name == "config":  # its arguments are not models, and it may create the file
         return line
     names, values = own_names(line.values.get("config", "")), dict(line.values)
 

@@ -41,7 +41,7 @@ _DISTINCT = 64  # random rows, which repeat
 class TokenCost:
     """The work of decoding one token."""
 
-    weights: Mapping[str, int]  # bytes of matrices that are read, by format; of experts, those of one token
+    weights: Mapping[str, int]  # bytes of matrices that are read, by format; experts: only the ones used
     cache: int = 0  # bytes of keys, values and recurrent states
     calls: int = CALLS  # kernel calls
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 _ONE_DEVICE = "a model runs on one card; --device chooses it"
-_POSITIONS = "the file says how positions are rotated; leave it out"
-_ADAPTER = "adapters cannot be loaded"
+_POSITIONS = "the file defines the RoPE parameters; leave it out"
+_ADAPTER = "adapters are not supported"
 _LEAVE = "leave it out"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
@@ -21,7 +21,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _POSITIONS: ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
     "--context-shift keeps the system prompt": ("--keep",),
     _ADAPTER: ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
-    "images and sound cannot be read": ("-mm", "--mmproj", "--image", "--audio"),
+    "images and sound are not supported": ("-mm", "--mmproj", "--image", "--audio"),
     f"--temp samples from the same distribution; {_LEAVE}": ("--diffusion-add-gumbel-noise",),
 }
 # Options that change no answer here, and the values that may follow each; commands from model cards have them.

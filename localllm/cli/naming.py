@@ -61,7 +61,7 @@ def is_prompt(word: str) -> bool:
     """Return whether the first word after `run`, `explain` or `embed` is a prompt for the default model, not MODEL.
 
     A prompt has a character that names of models lack, such as a space, "?" or an accent. A misspelled name or path is
-    never a prompt, and neither is an existing file or model, whatever its name is.
+    never a prompt, and neither is an existing file or model.
     """
     if _NAME.fullmatch(word):
         return False
@@ -94,7 +94,7 @@ def one_model(given: options.ModelName, default: str = "") -> str:
     given."""
     names = [name for name in (*given.words, given.model, given.hf_repo) if name]
     if not names and not default:
-        raise UsageError("MODEL is required: give a GGUF file or a name, or demo for the built-in model")
+        raise UsageError("MODEL is required: give a GGUF file or a name, or demo for the bundled model")
     name = one_word(names, "MODEL", default)
     if given.hf_repo:
         from localllm.cli.commands.pull import fetched

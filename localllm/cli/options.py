@@ -161,7 +161,7 @@ class ConfigurationOptions(Options):
 @dataclass(frozen=True, slots=True)
 class ConfigOptions(Options):
     words: tuple[str, ...] = _words(
-        help="show the options of one command; path: only the file's name; check: only whether all is well; set and "
+        help="show the options of one command; path: print the name of the file; check: only look for errors; set and "
         "unset: change an option in the file, such as set model NAME, or set chat.no-history true",
         metavar="[COMMAND|path|check|set KEY VALUE|unset KEY]",
     )

@@ -24,7 +24,7 @@ def own_names(config: str = "") -> dict[str, str]:
 
 
 def names_in(file: TomlFile | None) -> dict[str, str]:
-    """Return the names in a configuration file, in lower case, and what they mean. Raise UsageError with FILE:LINE."""
+    """Return the names in a configuration file, in lower case, with their models. Raise UsageError with FILE:LINE."""
     raw = file.content.get(TABLE) if file is not None else None
     if file is None or not isinstance(raw, dict):
         return {}

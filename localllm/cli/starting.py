@@ -83,7 +83,7 @@ def web(
 
 
 def pull(own: options.PullOptions) -> None:
-    """Download a model. Without a name, on a terminal, offer one that suits this computer."""
+    """Download a model. Without a name, on a terminal, offer a suitable one."""
     if not own.words and on_terminal():
         from localllm.cli.commands.first_model import offer_again
 

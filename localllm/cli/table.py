@@ -96,7 +96,7 @@ _COMMANDS: dict[str, Command] = {
     "list": Command(
         "",
         "list the models on this computer",
-        "Includes models downloaded by pull and by llama.cpp, Ollama and LM Studio. Use any of these names as MODEL.",
+        "Includes models downloaded by pull and by llama.cpp, Ollama and LM Studio. Any listed name works as MODEL.",
         (options.ListModelsOptions,),
         "commands.list:list_models",
     ),

@@ -84,7 +84,7 @@ class BenchOptions(Options):
                 f"--plot {self.plot}: give a name that ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
             )
         if self.against and (self.plot or self.compare):
-            raise OptionError("--against excludes --plot and --compare; draw a run of its own")
+            raise OptionError("--against excludes --plot and --compare; plot a separate run")
 
     @property
     def speculates(self) -> bool:

@@ -100,7 +100,7 @@ def check_source(source: str, what: str) -> None:
     if len(source) > MOST_GRAMMAR:
         raise StructureError(f"{what} has {len(source)} characters; supported: up to {MOST_GRAMMAR}")
     if re.search("[\0\ud800-\udfff]", source):
-        raise StructureError(f"{what} contains a NUL character or half of a surrogate pair")
+        raise StructureError(f"{what} contains a NUL character or an unpaired surrogate")
     depth = deepest = 0
     for bracket in re.findall(r"[(\[{)\]}]", source):
         depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)

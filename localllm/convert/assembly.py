@@ -141,8 +141,8 @@ class Assembly:
     def _refuse(self, names: list[str]) -> None:
         if names:
             raise ConvertError(
-                f"tensor '{printable(names[0])}' has no place in GGUF files of {self._recipe.name}"
-                + (f", nor have {len(names) - 1} others" if names[1:] else "")
+                f"tensor '{printable(names[0])}' cannot be stored in GGUF files of {self._recipe.name}"
+                + (f", nor can {len(names) - 1} others" if names[1:] else "")
             )
 
 

@@ -51,7 +51,7 @@ def times(factor: Reader[float]) -> Change:
 def layer_of(tensor: LazyTensor) -> int:
     """Return the number of a tensor's layer."""
     found = _LAYER.search(tensor.name)
-    assert found is not None, f"{tensor.name} is of no layer"
+    assert found is not None, f"{tensor.name}: not in a layer"
     return int(found[1])
 
 
@@ -71,8 +71,8 @@ def permuted(heads: Reader[int]) -> Change:
         if rows % (2 * heads(config)):
             name = printable(parts[0].name)
             raise ConvertError(
-                f"tensor '{name}' has {rows} rows, which {heads(config)} heads cannot share; config.json does not "
-                "belong to these weights"
+                f"tensor '{name}' has {rows} rows, not a multiple of {heads(config)} heads; config.json does not "
+                "match these weights"
             )
         order = np.arange(rows).reshape(heads(config), 2, -1).swapaxes(1, 2).reshape(-1)
         return t.picked(parts[0], order, rows)
@@ -156,7 +156,7 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
-            "config.json does not belong to these weights"
+            "config.json does not match these weights"
         )
     return np.arange(count).reshape(groups, each)
 

@@ -137,9 +137,9 @@ def _recipe(config: HfConfig) -> Recipe:
     rows = BY_CLASS.get(name)
     if rows is None:
         near = _similar(name[:80])
-        similar = f"similar classes that can be: {', '.join(near)}; " if near else ""
+        similar = f"similar supported classes: {', '.join(near)}; " if near else ""
         raise ConvertError(
-            f"{config.path}: class '{printable(name)}' cannot be converted; take a GGUF file of the model ({similar}"
+            f"{config.path}: class '{printable(name)}' cannot be converted; use a GGUF file of the model ({similar}"
             "docs/architectures.md lists all)"
         )
     return next(row for row in rows if row.when is None or row.when(config))

@@ -119,7 +119,7 @@ def _scored(files: TokenizerFiles) -> list[tuple[str, float]]:
     if len(listed) > files.rows:
         raise ConvertError(
             f"{files.path}: token '{printable(listed[files.rows][0])}' has the id {files.rows}, but the embedding has "
-            f"{files.rows} rows; tokenizer and weights do not belong together"
+            f"{files.rows} rows; tokenizer and weights do not match"
         )
     return [(text, float(score)) for text, score in listed]
 

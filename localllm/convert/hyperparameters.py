@@ -139,5 +139,5 @@ def shape_notes(config: HfConfig, recipe: Recipe) -> tuple[str, ...]:
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
     if unused and window and window < config.needed("max_position_embeddings"):
-        return (f"sliding_window {window} is left out: every layer of {recipe.name} sees everything",)
+        return (f"sliding_window {window} is ignored: every layer of {recipe.name} has full attention",)
     return ()

@@ -88,7 +88,7 @@ def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
 def width_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
     """Return the output width of the single dense layer, under a key without the architecture prefix."""
     if len(tensors) > 1:
-        raise ConvertError(f"holds {len(tensors)} dense layers behind the model; files of this architecture hold one")
+        raise ConvertError(f"holds {len(tensors)} dense layers after the model; files of this architecture have one")
     return {"embedding_length_out": tensors[0].shape[0]}
 
 
@@ -101,7 +101,7 @@ def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
 def dropped(modules: tuple[Module, ...], architecture: str) -> list[str]:
     """Return notes about dense layers, if GGUF files of the architecture cannot store them."""
     return [
-        f"{module.folder.name} is left out: files of {architecture} hold no dense layer behind the pooling"
+        f"{module.folder.name} is skipped: files of {architecture} have no dense layer after the pooling"
         for module in modules
         if module.kind == "Dense"
     ]

@@ -26,7 +26,7 @@ def from_plamo(files: TokenizerFiles) -> dict[str, Any]:
     tokens = Tokens.padding(files.rows)
     if not _TURN < len(lines) <= files.rows:
         raise ConvertError(
-            f"{path}: holds {len(lines)} tokens, and the embedding has {files.rows} rows; they do not belong together"
+            f"{path}: has {len(lines)} tokens, but the embedding has {files.rows} rows; they do not match"
         )
     for i, line in enumerate(lines):
         text, score, kind = _entry(line) or ("", math.nan, NORMAL)

@@ -94,7 +94,7 @@ def pre_tokenizer_name(pre_tokenizer: Any, ignore_merges: bool) -> str:
     steps = tuple(step for part in parts(pre_tokenizer, "pretokenizers") for step in _steps(part))
     if steps not in _NAMES:
         shown = printable(" then ".join(steps) or "nothing", 200)
-        raise ConvertError(f"the pre-tokenizer of tokenizer.json is unknown: it cuts text by {shown}")
+        raise ConvertError(f"the pre-tokenizer of tokenizer.json is unknown: it splits text by {shown}")
     return _NAMES[steps][0 if ignore_merges else 1]
 
 

@@ -46,7 +46,7 @@ def read_packing(config: HfConfig) -> Packing:
     if method == "bitnet":
         raise ConvertError(
             f"{config.path}: quantization_config is bitnet: transformers rounds what every matrix reads to 8 bits, "
-            "which GGUF files cannot say; this model cannot be converted"
+            "which GGUF cannot express; this model cannot be converted"
         )
     if method and method not in _READABLE:
         raise ConvertError(
@@ -123,7 +123,7 @@ def unpack_quantized(
     ]
     if words.format != "I32" or not fitting or not (one or scales.shape in ((rows, groups), (rows,))):
         raise ConvertError(
-            f"{printable(words.name)}: {words.format} {words.shape} with scales {scales.shape} is no matrix of "
+            f"{printable(words.name)}: {words.format} {words.shape} with scales {scales.shape} is not a matrix of "
             f"({rows}, {columns}) with the bits and group sizes of config.json: {schemes}"
         )
     bits, size = fitting[0]

@@ -175,7 +175,7 @@ class Recipe:
             value, several = inner.get(key), allowed if isinstance(allowed, tuple) else (allowed,)
             if value is not None and value not in several:
                 fixed = " or ".join(map(str, several))
-                yield f"{name} is {printable(str(value))}; the GGUF architecture has it fixed at {fixed}"
+                yield f"{name} is {printable(str(value))}; the GGUF architecture requires {fixed}"
         yield from filter(None, (check(config) for check in self.checks))
 
     def said(self, config: HfConfig) -> HfConfig:

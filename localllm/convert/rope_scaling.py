@@ -111,7 +111,7 @@ def _dynamic(given: _Given) -> RopeKeys:
         raise given.rope.error("alpha", alpha, "a number from 1 up")
     if alpha is not None and width > 2:
         return RopeKeys({"rope.freq_base": given.base * alpha ** (width / (width - 2))})
-    return RopeKeys({}, notes=("dynamic rope scaling is left out: right up to the context the model was trained on",))
+    return RopeKeys({}, notes=("dynamic RoPE scaling is ignored: correct up to the trained context",))
 
 
 def _yarn(given: _Given) -> RopeKeys:
@@ -158,7 +158,7 @@ def _yarn_exact(given: _Given, keys: GGUFKeys, magnitude: float) -> RopeKeys:
     apart = float(np.abs(frequencies / exact - frequencies / whole).max())  # radians per position
     if apart > _MOST_APART:
         raise rope.error("truncate", False, f"True: angles would differ by {apart:.1g} radians per position")
-    note = f"rope truncate false has no place in GGUF files: angles differ by up to {apart:.1g} radians per position"
+    note = f"GGUF files cannot store rope truncate false: angles differ by up to {apart:.1g} radians per position"
     return RopeKeys(keys, notes=(note,))
 
 

@@ -124,7 +124,7 @@ def open_shards(folder: Path) -> list[Shard]:
     try:
         for name in names:
             if not (folder / name).is_file():
-                raise ConvertError(f"{folder}: {name} is missing, but {_INDEX} names it; download it again")
+                raise ConvertError(f"{folder}: {name} is missing, but {_INDEX} lists it; download it again")
             shards.append(Shard(folder / name))
         _check(folder, shards, places)
     except BaseException:
@@ -139,11 +139,11 @@ def _check(folder: Path, shards: list[Shard], places: dict[str, str] | None) -> 
     for shard in shards:
         for name in shard.tensors:
             if name in seen and not _pieces(seen[name], shard.path.name):
-                raise ConvertError(f"{shard.path}: tensor '{printable(name)}' is in {seen[name]} too")
+                raise ConvertError(f"{shard.path}: tensor '{printable(name)}' is also in {seen[name]}")
             seen[name] = shard.path.name
     for name, file in (places or {}).items():
         if seen.get(name) != file:
-            raise ConvertError(f"{folder / file}: tensor '{printable(name)}' is missing, which {_INDEX} names")
+            raise ConvertError(f"{folder / file}: tensor '{printable(name)}' is missing, but {_INDEX} lists it")
 
 
 def _card(file: str) -> int:
@@ -177,11 +177,11 @@ def _without_index(folder: Path) -> list[str]:
         return sorted(others, key=lambda file: (_card(file), file))
     if others:
         raise ConvertError(
-            f"{folder}: holds {others[0]} but no model.safetensors; give a model folder as saved by transformers"
+            f"{folder}: has {others[0]} but no model.safetensors; give a model folder as saved by transformers"
         )
     if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         raise ConvertError(
-            f"{folder}: holds its weights as {pickles[0]} only, a pickle, which can run code; save the model as "
+            f"{folder}: its weights are only in {pickles[0]}, a pickle, which can run code; save the model as "
             "safetensors (transformers: save_pretrained)"
         )
-    raise ConvertError(f"{folder}: holds no *.safetensors file; download the model's weights into it")
+    raise ConvertError(f"{folder}: no *.safetensors file; download the model's weights into it")

@@ -162,7 +162,7 @@ def multiplied(one: LazyTensor, other: LazyTensor) -> LazyTensor:
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
-    _check_alike(tensors, lambda shape: shape, "alike to be one tensor")
+    _check_alike(tensors, lambda shape: shape, "of the same shape and format to form one tensor")
     return replace(first, shape=(len(tensors), *first.shape), _read=_in_turn(tensors))
 
 
@@ -195,7 +195,7 @@ def _check_alike(
 
 def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the rows of matrices of equal width."""
-    _check_alike(tensors, lambda shape: shape[1:], "equally wide to be one matrix", matrices=True)
+    _check_alike(tensors, lambda shape: shape[1:], "equally wide to form one matrix", matrices=True)
     height = sum(each.shape[0] for each in tensors)
     return replace(tensors[0], shape=(height, tensors[0].shape[1]), _read=_in_turn(tensors))
 
@@ -203,7 +203,7 @@ def concatenated(tensors: Sequence[LazyTensor]) -> LazyTensor:
 def side_by_side(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Concatenate the columns of matrices of equal height."""
     first = tensors[0]
-    _check_alike(tensors, lambda shape: shape[:1], "equally high to be one matrix", matrices=True)
+    _check_alike(tensors, lambda shape: shape[:1], "equally high to form one matrix", matrices=True)
     columns, width = sum(each.shape[1] for each in tensors), sum(each.row_bytes for each in tensors)
 
     def read(start: int, stop: int) -> U8:
@@ -289,7 +289,7 @@ def as_int32(tensor: LazyTensor) -> LazyTensor:
         numbers = rows.view(np.int64)
         small = numbers.astype(np.int32)
         if (small != numbers).any():
-            raise ConvertError(f"{tensor.name}: holds {numbers[small != numbers][0]}, which is no 32-bit number")
+            raise ConvertError(f"{tensor.name}: holds {numbers[small != numbers][0]}, which does not fit in 32 bits")
         return small
 
     return _mapped(tensor, narrowed, "I32")

@@ -133,7 +133,7 @@ class TensorRegistry:
             base = name.removesuffix(_PACKED)
             weight = self._unpacked(base, packing)
             if weight.name in self._tensors:
-                raise ConvertError(f"tensor '{printable(weight.name)}' is there packed and unpacked")
+                raise ConvertError(f"tensor '{printable(weight.name)}' is present both packed and unpacked")
             self._tensors[weight.name] = weight
 
     def _unpacked(self, base: str, packing: Packing) -> LazyTensor:
@@ -187,7 +187,7 @@ def _numbered(name: str) -> tuple[str, re.Match[str] | None]:
 
 def _whole(name: str, parts: list[LazyTensor]) -> LazyTensor:
     if len(parts) > 1:
-        raise ConvertError(f"tensor '{printable(name)}' is there in {len(parts)} pieces; only Grok's experts may be")
+        raise ConvertError(f"tensor '{printable(name)}' is in {len(parts)} pieces; only Grok's experts may be split")
     return parts[0]
 
 

@@ -42,7 +42,7 @@ class TiktokenKind:
 _KINDS = (
     TiktokenKind(
         "kimi", FILE, "kimi-k2", ("<|reserved_token_{}|>",) * 256,  # unnamed special tokens
-        note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",
+        note="capitals inside words do not begin a token, as in llama.cpp; Kimi's own code splits there",
     ),
     TiktokenKind(
         "qwentokenizer", "qwen.tiktoken", "qwen2",
@@ -63,8 +63,8 @@ def tiktoken_kind(files: TokenizerFiles) -> TiktokenKind | None:
     for name in {kind.file for kind in _KINDS} - {"tokenizer.model"}:  # tokenizer.model may be a SentencePiece model
         if (path := files.folder / name).is_file():
             raise ConvertError(
-                f"{path}: tokenizer_config.json names no tokenizer of Kimi or Qwen, so the rule that cuts text is "
-                "unknown; load the tokenizer with transformers (AutoTokenizer) and save it as a fast one "
+                f"{path}: tokenizer_config.json names no tokenizer of Kimi or Qwen, so the pre-tokenizer is unknown; "
+                "load the tokenizer with transformers (AutoTokenizer) and save it as a fast one "
                 "(tokenizer.json) into the folder"
             )
     return None
@@ -102,11 +102,11 @@ def _read(path: Path, rows: int) -> dict[bytes, int]:
         if not 0 <= i < rows or not 0 < len(token) <= _MAX_TOKEN or token in ranks:
             raise ConvertError(
                 f"{path}: line {number}: token {printable(repr(token), 60)} of rank {printable(str(i), 20)} does not "
-                f"belong to an embedding of {rows} rows, or is there twice"
+                f"belong to an embedding of {rows} rows, or occurs twice"
             )
         ranks[token] = i
     if len(set(ranks.values())) != len(ranks) or not ranks:
-        raise ConvertError(f"{path}: holds no tokens, or two of one rank; download it again")
+        raise ConvertError(f"{path}: no tokens, or two with the same rank; download it again")
     return ranks
 
 

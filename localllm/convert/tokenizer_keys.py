@@ -36,13 +36,13 @@ _CHECK = (
 
 
 _INCOMPLETE = {  # tokenizer classes whose code is not run
-    "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone, which is not run; "
+    "ChatGLMTokenizer": "the special tokens of ChatGLM 2 and 3 are only in the tokenizer's code, which is not run; "
     "save a fast tokenizer (tokenizer.json) into the folder, or take a GGUF file",
 }
 _SGLANG = "tokenizer.tok.json"  # the tokenizer file of Grok 2
 _BY_SCORE = (  # GGUF has no unigram tokenizer model with byte fallback.
-    "tokenizer.model is a unigram model; the file merges its pieces by score, as llama.cpp's does, and may cut a text "
-    "elsewhere"
+    "tokenizer.model is a unigram model; the file merges its pieces by score, as llama.cpp's does, and may split a "
+    "text differently"
 )
 _OWN_FILES = {WORLD: from_world, PLAMO: from_plamo}
 _ENCODERS = {"WordPiece": from_wordpiece, "Unigram": from_unigram}
@@ -120,7 +120,7 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
         )
     if not files.fast:
         raise ConvertError(
-            f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "
+            f"{files.folder}: no tokenizer.json or tokenizer.model; load its tokenizer with transformers "
             "(AutoTokenizer) and save it into the folder"
         )
     if name != "BPE":
@@ -146,7 +146,7 @@ def _differences(path: Path, ours: Tokenizer, around: bool) -> tuple[str, ...]:
     if "error" in theirs:
         raise ConvertError(f"{path}: cannot be read: {printable(theirs['error'], 200)}")
     if ours.encode(_CHECK, add_special=False) != theirs["plain"]:
-        return ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
+        return ("the file's tokenizer gives different ids than the folder's for a multilingual text",)
     given, added = ours.encode(_CHECK), len(theirs["whole"]) - len(theirs["plain"])
     if around and given != theirs["whole"]:
         return (f"around a text the folder's tokenizer puts {added} special tokens, the file's "

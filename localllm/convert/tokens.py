@@ -79,7 +79,7 @@ def vocabulary(files: TokenizerFiles) -> list[tuple[str, int]]:
         if type(i) is not int or not 0 <= i < files.rows:
             raise ConvertError(
                 f"{files.path}: token '{printable(text)}' has the id {printable(str(i))}, but the "
-                f"embedding has {files.rows} rows; tokenizer and weights do not belong together"
+                f"embedding has {files.rows} rows; tokenizer and weights do not match"
             )
     return list(found.items())
 

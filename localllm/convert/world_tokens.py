@@ -60,12 +60,12 @@ def _read(files: TokenizerFiles) -> dict[int, bytes]:
         i = int(match[1])
         if not 0 < i < files.rows or i in found:
             raise ConvertError(
-                f"{path}: line {number}: the id {i} of token {printable(repr(token), 60)} is there twice or beyond the "
+                f"{path}: line {number}: the id {i} of token {printable(repr(token), 60)} occurs twice or exceeds the "
                 f"embedding, which has {files.rows} rows"
             )
         found[i] = token
     if missing := set(range(1, 256)) - {token[0] for token in found.values() if len(token) == 1}:
-        raise ConvertError(f"{path}: holds no token for the byte 0x{min(missing):02X}; download it again")
+        raise ConvertError(f"{path}: no token for the byte 0x{min(missing):02X}; download it again")
     return found
 
 

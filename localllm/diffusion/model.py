@@ -29,7 +29,7 @@ def diffuse(
             f"{model.file.path}: not a diffusion model, so it cannot fill in a text; use model.generate"
         )
     engine, config = model.engine, model.config
-    assert config is not None, "a bound model has its shape"
+    assert config is not None, "a bound model has a shape"
     masking = masking_of(model.file.metadata, config.vocabulary)
     left = model.context - len(ids)
     if left < (max_tokens or 1):

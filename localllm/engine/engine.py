@@ -282,12 +282,12 @@ class Engine:
         wanted: list[int] = []
         for sequence, tokens, which, *_ in rows:
             count = len(tokens)
-            assert sequence.pool is self.pool, "a sequence of another engine"
+            assert sequence.pool is self.pool, "the sequence belongs to another engine"
             start = len(sequence.tokens)
             if self.start is not None:
                 self._check_text(sequence, tokens, which)
             if start + count > limits.positions:
-                held = f"{start} are held and {count} more do not fit; start with a larger context"
+                held = f"{start} are in use and {count} more do not fit; start with a larger context"
                 full = f"the context of {limits.positions} tokens is full: {held} ("
                 raise ContextFull(Notice(full, Setting("ctx_size"), ")"))
             starts.append(start)
@@ -372,7 +372,7 @@ class Engine:
         found = executable.step(batch)
         states = _NO_LOGITS
         if any(part.normed for part in rows):
-            assert self.normed is not None, "the executable keeps no hidden states"
+            assert self.normed is not None, "the executable does not keep hidden states"
             states = executable.value(self.normed)
         return [
             Result(

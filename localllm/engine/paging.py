@@ -318,7 +318,7 @@ class CacheSequence:
     def truncate(self, length: int) -> None:
         """Remove all tokens from position `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
-        assert self.reach(length) == length, f"what {length} tokens see has been given up"
+        assert self.reach(length) == length, f"blocks needed for {length} tokens were released"
         del self.tokens[length:]
         if not length:
             self.border = 0

@@ -61,7 +61,7 @@ def _decoding(account: Account) -> Iterator[str]:
         if waited >= MUCH:
             yield (
                 f"In {share(waited)} of the kernels' time the first thread waited for another: the machine is busy, "
-                "or a pass is too short for so many threads."
+                "or a pass is too short for this number of threads."
             )
 
 
@@ -116,7 +116,7 @@ def _speculation(account: Account) -> Iterator[str]:
         yield f"A pass of one row took {time(drafts.one_row)}, a verifying pass {time(drafts.several_rows)}."
     if drafts.drafting:
         yield f"The draft model took {time(drafts.drafting)}."
-    yield f"That is x{account.usage.speedup:.2f} of plain decoding, by its estimate."
+    yield f"Estimated speed: x{account.usage.speedup:.2f} of plain decoding."
 
 
 def _sampling(account: Account) -> Iterator[str]:

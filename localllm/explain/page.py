@@ -72,7 +72,7 @@ def _tokens(it: Explanation) -> Iterator[Node]:
     yield element(
         "p",
         "The line below a token is green from a probability of 50 %, orange from 10 %, and red below. "
-        "A token leads to its candidates.",
+        "Click a token to see its candidates.",
         cls="soft",
     )
     yield element("ol", *(_answered(it, number, choice) for number, choice in enumerate(record.choices)), cls="tokens")

@@ -120,7 +120,7 @@ class _Steps:
         with recorder.aside():
             after, tokens = self._clock(), tuple(part.tokens)
             cycles = None if before is None or after is None else after - before
-            assert not isinstance(part.wanted, tuple), "answers want the last rows"
+            assert not isinstance(part.wanted, tuple), "an answer needs the last rows"
             logit_rows = {"none": 0, "last": 1, "all": len(tokens)}[part.wanted]
             recorder.stepped(StepRecord(self.who, began, ended, first, tokens, logit_rows, cycles))
 

@@ -63,7 +63,7 @@ class Core:
             raise LocalLLMError("the prompt has no tokens; give some text")
         prompt, context = self.engine.opened(request.prompt), self.engine.limits.positions
         if len(prompt) > context:
-            counts = f"the prompt has {len(prompt)} tokens, the context holds {context}"
+            counts = f"the prompt has {len(prompt)} tokens, but the context holds {context}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
         if prompt is not request.prompt:
             ticket.request = replace(request, prompt=prompt)

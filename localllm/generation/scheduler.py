@@ -61,7 +61,9 @@ class Scheduler(Closing):
             if left <= 0:
                 raise QueueFull(f"{self._open} answers are running or waiting; try again later")
             if not within_share(mine, left):
-                message = f"{mine} of your answers are running or waiting, and the rest of the queue is for others"
+                message = (
+                    f"{mine} of your answers are running or waiting, and the rest of the queue is reserved for others"
+                )
                 raise QueueFull(f"{message}; wait for some to end")
             self._open += 1
             self._accounts[request.account] += 1

@@ -140,7 +140,7 @@ class Stepper:
             idle = 0
             while not ready() and not interrupts.pending:
                 idle = 0 if self.core.step() else idle + 1
-                assert idle < _MOST_IDLE, "a request waits for ever"
+                assert idle < _MOST_IDLE, "a request waits forever"
                 if self._waiting:
                     self._wake()
         finally:

@@ -166,7 +166,7 @@ class GGUFFile(Closing):
         for shard in shards:
             for info in shard.header.tensors:
                 if info.name in self.tensors:
-                    raise GGUFError(shard.path, f"tensor '{printable(info.name)}'", "is in an earlier part already")
+                    raise GGUFError(shard.path, f"tensor '{printable(info.name)}'", "is already in an earlier part")
                 self.tensors[info.name] = _tensor(info, shard)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class _Cursor:
     def ends(self) -> str:
         """The reason why no data can be read after `end`."""
         if self.end < self.size:
-            return f"the head may take at most {self.end} bytes; the file is damaged"
+            return f"the header may take at most {self.end} bytes; the file is damaged"
         return f"the file ends at {self.end}; it is truncated or damaged: download it again"
 
     def skip(self, size: int, field: str) -> int:

@@ -93,14 +93,14 @@ class Hub:
             except (errors.HfHubHTTPError, errors.HFValidationError):
                 raise
             except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
-                raise StoreError(f"{self.host} did not answer as a hub does; check HF_ENDPOINT") from None
+                raise StoreError(f"{self.host} does not answer like a Hugging Face hub; check HF_ENDPOINT") from None
         if len(files) > _MOST_FILES:
             raise StoreError(
                 f"{repo} lists {len(files)} files, more than {_MOST_FILES}; fetch the model's file yourself"
             )
         commit, name = info.sha or "", info.id if isinstance(info.id, str) else repo
         if not COMMIT.fullmatch(commit):
-            raise StoreError(f"{self.host} names no commit of {repo}; try again later")
+            raise StoreError(f"{self.host} gives no commit for {repo}; try again later")
         same = name.lower() == repo.lower()
         return Listing(name if same else repo, commit, {file.path: file for file in files if file is not None})
 
@@ -116,7 +116,7 @@ class Hub:
             except (errors.HfHubHTTPError, errors.HFValidationError):
                 raise
             except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
-                raise StoreError(f"{self.host} did not answer as a hub does; check HF_ENDPOINT") from None
+                raise StoreError(f"{self.host} does not answer like a Hugging Face hub; check HF_ENDPOINT") from None
 
     def check(self, listing: Listing, file: Remote) -> None:
         """Send a HEAD request for a file; raise StoreError if access is denied or the file differs from the listing."""
@@ -126,7 +126,7 @@ class Hub:
             facts = get_hf_file_metadata(self._url(listing, file), endpoint=self.endpoint, timeout=_SECONDS, **_AGENT)
         if facts.etag != file.digest:
             raise StoreError(
-                f"{self.host} announces {printable(file.path)} with another checksum than in its list; try again "
+                f"{self.host} announces {printable(file.path)} with a different checksum than in its list; try again "
                 "later, or without HF_ENDPOINT"
             )
 
@@ -192,7 +192,7 @@ class Hub:
             ) from None
         except errors.GatedRepoError:
             raise StoreError(
-                f"{repo} is gated: accept its terms at {self.endpoint}/{repo}, then set HF_TOKEN to a token of yours "
+                f"{repo} is gated: accept its terms at {self.endpoint}/{repo}, then set HF_TOKEN to your token "
                 f"({self.endpoint}/settings/tokens)"
             ) from None
         except errors.RepositoryNotFoundError:
@@ -259,7 +259,7 @@ def _refused(host: str, repo: str, status: int) -> str:
     if status in (401, 403):
         return f"{host} refuses {repo} ({status}); set HF_TOKEN to a token that may read it"
     if status == 429:
-        return f"{host} limits how often you may ask; try again in a few minutes, or set HF_TOKEN"
+        return f"{host} limits your requests; try again in a few minutes, or set HF_TOKEN"
     return f"{host} cannot answer for {repo} now (HTTP {status}); try again later"
 
 

@@ -142,7 +142,7 @@ def _without_models(listing: Listing) -> str:
     model = listing.repo.rpartition("/")[2]
     if any(name.endswith(".safetensors") for name in names):
         return (
-            f"{listing.repo} has no GGUF files but safetensors; look for a repository {model}-GGUF, or fetch the "
+            f"{listing.repo} has safetensors files but no GGUF files; look for a repository {model}-GGUF, or fetch the "
             f"folder with `hf download {listing.repo} --local-dir {model}` and run `localllm quantize {model} OUT.gguf "
             "Q4_K_M`"
         )

@@ -124,7 +124,7 @@ class LoadedModel(Closing):
     def engine(self) -> Engine:
         """The engine that runs sequences of this model."""
         if self._bound is None:
-            raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
+            raise NoWeights(f"{self.file.path}: has a vocabulary but no weights; it can only tokenize")
         return self._bound.engine
 
     @property

@@ -132,7 +132,7 @@ class Options:
     def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
         """Combine a function's arguments: `options` or the defaults, overridden by keywords."""
         if options is not None and not isinstance(options, cls):
-            raise OptionError(f"expected {cls.__name__}, got {options!r}; give single options by keyword")
+            raise OptionError(f"expected {cls.__name__}, got {options!r}; pass single options by keyword")
         return cls.of(values) if options is None else options.changed(values)
 
     def values(self) -> dict[str, Any]:

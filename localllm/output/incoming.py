@@ -139,7 +139,7 @@ class Incoming:
         left = most
         while left:
             found = pattern.match(self._text, self._at, self._at + left)
-            assert found is not None, "the pattern matches nothing at all, too"
+            assert found is not None, "the pattern matches the empty text"
             taken = self.take(found.end() - found.start())
             left -= len(taken)
             if taken:

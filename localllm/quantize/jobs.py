@@ -92,7 +92,7 @@ def quantizable(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
 
 def _tensors(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
     if not source.tensors:
-        raise QuantizeError(f"{source.path}: holds a vocabulary but no weights; there is nothing to quantize")
+        raise QuantizeError(f"{source.path}: has a vocabulary but no weights; there is nothing to quantize")
     found = source.tensors
     return [(name, found[name].shape, found[name].format) for name in in_order(found)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from localllm.base.notices import Notice, Setting
+from localllm.base.units import size
 from localllm.quant import FORMATS
 from localllm.quant.mixes import MixOptions, role
 from localllm.quantize.calibration.imatrix import Imatrix
@@ -99,9 +101,8 @@ def _fits(source: Source, goal: Goal, options: MixOptions) -> bool:
 def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> None:
     least = size_of(source, given_jobs(source, coarsest))
     if goal.max_bytes and least > goal.max_bytes:
-        raise QuantizeError(
-            f"{source.path}: takes at least {least:,} bytes, but {goal.max_bytes:,} are allowed; allow more"
-        )
+        problem = f"{source.path}: the smallest possible file is {size(least)}, and the limit is {size(goal.max_bytes)}"
+        raise QuantizeError(Notice(f"{problem}; raise ", Setting("fit")))
 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:

@@ -297,7 +297,7 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Sampl
 def infill(candidates: Candidates, options: SamplingOptions, context: SamplingContext) -> Candidates:
     """Keep the end-of-generation tokens, or the continuations shared by enough candidates; otherwise end the answer."""
     if context.spellings is None:
-        raise SamplingError("the infill sampler needs a tokenizer, and this model has none: leave it out")
+        raise SamplingError("the infill sampler needs a tokenizer, which this model lacks: leave it out")
     if not candidates.descending:
         candidates = candidates.take(descending(candidates.logits), descending=True)
     rows = continuations_of(candidates.ids, softmax(candidates), context.spellings)

@@ -269,7 +269,7 @@ class Sampler:
         return len(self._history)
 
     def restore(self, snapshot: int) -> None:
-        assert snapshot <= len(self._history), "the snapshot is of a longer history"
+        assert snapshot <= len(self._history), "the snapshot has a longer history"
         del self._history[snapshot:]
 
     def _biased(self, candidates: Candidates) -> Candidates:

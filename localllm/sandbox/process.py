@@ -201,7 +201,7 @@ class Confined:
             case {"limit": "memory"}:
                 raise ConfinedLimit(f"it needs more than {limits.memory >> 20} MB of memory")
             case {"limit": "answer"}:
-                raise ConfinedLimit(f"it makes more than {limits.answer >> 20} MB")
+                raise ConfinedLimit(f"its reply exceeds {limits.answer >> 20} MB")
         raise ConfinedCrash("its process sends an invalid reply")
 
     def _explained(self, child: subprocess.Popen[bytes], limits: ResourceLimits) -> ConfinedError:

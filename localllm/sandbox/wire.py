@@ -35,7 +35,7 @@ def read_reply(stream: IO[bytes], number: bytes, most: int, values: int, depth: 
     if carried != number:
         raise BadReply("its process sends an unexpected message")
     if length > most:
-        raise ReplyTooLarge(f"it makes more than {most >> 20} MB")
+        raise ReplyTooLarge(f"its reply exceeds {most >> 20} MB")
     text = stream.read(length)
     if len(text) < length:
         return None
@@ -55,12 +55,12 @@ def _check_cost(text: bytes, values: int, depth: int) -> None:
     parts = plain.split(b'"', 4 * values + 1)  # a value has at most two strings, its name and itself
     marks = b"".join(parts[::2]).translate(None, _OUTSIDE)
     if len(parts) > 4 * values + 1 or len(marks) > 3 * values:
-        raise ReplyTooLarge(f"it makes more than {values} values")
+        raise ReplyTooLarge(f"its reply has more than {values} values")
     level = 0
     for mark in marks.translate(None, b","):
         level += 1 if mark in b"[{" else -1
         if level > depth:
-            raise ReplyTooLarge(f"it nests values more than {depth} deep")
+            raise ReplyTooLarge(f"its reply is nested more than {depth} levels deep")
 
 
 def read_request(stream: IO[bytes]) -> tuple[bytes, dict[str, Any]] | None:

@@ -82,7 +82,7 @@ def check_folder(folder: Path) -> None:
     if not folder.exists():
         raise LocalLLMError(f"no such folder: {folder}; create it first, so that slots can be saved there")
     if not folder.is_dir():
-        raise LocalLLMError(f"{folder}: not a folder; give one in which slots can be saved")
+        raise LocalLLMError(f"{folder}: not a folder; give a folder for saving slots")
     if foreign(folder.stat()):
         raise LocalLLMError(f"{folder}: belongs to another user, who could read prompts; give another")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -125,7 +125,7 @@ def _check_characters(data: Json) -> None:
     try:
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRequest("a text in the body has half of a surrogate pair (\\ud800 to \\udfff)") from None
+        raise BadRequest("a text in the body has an unpaired surrogate (\\ud800 to \\udfff)") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:

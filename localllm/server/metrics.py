@@ -63,14 +63,14 @@ class Tally:
 
 # (key of the total, name, description)
 COUNTERS = (
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens evaluated, without those from the cache"),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens evaluated, excluding cached ones"),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens taken from the cache"),
-    ("prompt_seconds", "prompt_seconds", "Seconds spent on prompts"),
-    ("tokens_predicted", "tokens_predicted", "Tokens of answers"),
-    ("tokens_predicted_seconds", "tokens_predicted_seconds", "Seconds spent on answers"),
-    ("n_decode", "n_decode", "Passes of the model"),
+    ("prompt_seconds", "prompt_seconds", "Seconds spent evaluating prompts"),
+    ("tokens_predicted", "tokens_predicted", "Tokens generated"),
+    ("tokens_predicted_seconds", "tokens_predicted_seconds", "Seconds spent generating"),
+    ("n_decode", "n_decode", "Model passes"),
     ("drafted", "spec_decode_num_draft_tokens", "Tokens drafted"),
-    ("accepted", "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+    ("accepted", "spec_decode_num_accepted_tokens", "Drafted tokens accepted"),
     ("drafts", "spec_decode_num_drafts", "Drafts verified"),
 )
 _LONGEST = "llamacpp:n_tokens_max"
@@ -87,13 +87,13 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._requests = self._counter("requests", "HTTP requests", "route", "status")
-        self._answers = self._counter("answers", "Answers by the reason of their end", "reason")
-        self._seconds = self._times("request_seconds", "Seconds of HTTP requests", "route")
-        self._queued = self._times("queued_seconds", "Seconds that answers waited")
-        self._first = self._times("first_token_seconds", "Seconds to the first token")
-        self._gaps = self._times("inter_token_seconds", "Seconds from one token of an answer to the next", buckets=GAPS)
-        self._generated = self._counter("generated_tokens", "Tokens of answers, each when it is made")
-        self._evaluated = self._counter("evaluated_tokens", "Prompt tokens evaluated, each when its step has ended")
+        self._answers = self._counter("answers", "Answers by finish reason", "reason")
+        self._seconds = self._times("request_seconds", "Duration of HTTP requests in seconds", "route")
+        self._queued = self._times("queued_seconds", "Time in the queue in seconds")
+        self._first = self._times("first_token_seconds", "Time to first token in seconds")
+        self._gaps = self._times("inter_token_seconds", "Time between tokens in seconds", buckets=GAPS)
+        self._generated = self._counter("generated_tokens", "Tokens generated, counted one by one")
+        self._evaluated = self._counter("evaluated_tokens", "Prompt tokens evaluated, counted after each step")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"localllm_{name}", meaning, labels, registry=self.registry)
@@ -159,22 +159,22 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"llamacpp:{name}", meaning, value=sums[key])
         running, waiting = self.load()
         gauges: tuple[tuple[str, str, float], ...] = (
-            (_LONGEST, "Tokens of the longest sequence so far", longest),
-            ("llamacpp:prompt_tokens_seconds", "Prompt tokens per second since the last look", rates[0]),
-            ("llamacpp:predicted_tokens_seconds", "Tokens of answers per second since the last look", rates[1]),
-            ("llamacpp:requests_processing", "Answers being written", running),
-            ("llamacpp:requests_deferred", "Answers that wait", waiting),
-            ("llamacpp:n_busy_slots_per_decode", "Mean sequences of a step", busy / max(sums["n_decode"], 1)),
+            (_LONGEST, "Length of the longest sequence so far, in tokens", longest),
+            ("llamacpp:prompt_tokens_seconds", "Prompt tokens per second since the last scrape", rates[0]),
+            ("llamacpp:predicted_tokens_seconds", "Generated tokens per second since the last scrape", rates[1]),
+            ("llamacpp:requests_processing", "Running answers", running),
+            ("llamacpp:requests_deferred", "Waiting answers", waiting),
+            ("llamacpp:n_busy_slots_per_decode", "Mean number of sequences per step", busy / max(sums["n_decode"], 1)),
         )
         for name, meaning, value in gauges:
             yield GaugeMetricFamily(name, meaning, value=value)
-        blocks = GaugeMetricFamily("localllm_cache_blocks", "Blocks of the cache", labels=("model", "state"))
+        blocks = GaugeMetricFamily("localllm_cache_blocks", "Cache blocks", labels=("model", "state"))
         for model, one in self.loads().items():
             for state, count in (("all", one.blocks), ("free", one.free_blocks), ("kept", one.kept_blocks)):
                 blocks.add_metric((model, state), count)
         yield blocks
-        yield GaugeMetricFamily("localllm_start_time_seconds", "When the server started, since 1970", self.started)
-        version = GaugeMetricFamily("localllm_info", "The version of the server", labels=("version",))
+        yield GaugeMetricFamily("localllm_start_time_seconds", "Start time of the server (Unix time)", self.started)
+        version = GaugeMetricFamily("localllm_info", "Version of the server", labels=("version",))
         version.add_metric((__version__,), 1)
         yield version
 

@@ -22,7 +22,7 @@ def may_unload(settings: ServerSettings, request: Request) -> None:
         raise Forbidden(settings.locked)
     origin = request.headers.get("origin", "")
     if origin and not settings.keys and urlsplit_host(origin) != request.headers.get("host"):
-        raise Forbidden("pages of other sites may not change the models of this server without an API key")
+        raise Forbidden("pages of other sites need an API key to change this server's models")
 
 
 def may_change(settings: ServerSettings, request: Request) -> None:

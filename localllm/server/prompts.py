@@ -77,7 +77,7 @@ class Prompts:
     @property
     def template(self) -> ChatTemplate:
         if self._model.encodes:
-            raise NotSupported("this model has an encoder, which reads one text and no chat; ask for a completion")
+            raise NotSupported("this model has an encoder, which takes one text and cannot chat; request a completion")
         template = self._model.template[0]
         if not self._beside:
             return template

@@ -80,7 +80,7 @@ class Served(Closing):
     @property
     def scheduler(self) -> Scheduler:
         if self._scheduler is None:
-            raise NotSupported("this model gives embeddings, not text; ask another model")
+            raise NotSupported("this model returns embeddings, not text; use another model")
         return self._scheduler
 
     def room(self, *values: Any) -> Room:
@@ -234,7 +234,7 @@ class Served(Closing):
         """Save, restore or erase the last sequence of a slot. Return the number of tokens and the size of the file in
         bytes."""
         files, between = self._slots, self.scheduler.between
-        assert files is not None, "the settings say so"
+        assert files is not None, "checked by the settings"
         if action == "save":
             return await asyncio.wrap_future(between(lambda at: at.save(number, lambda one: files.save(name, one))))
         if action == "restore":
@@ -338,7 +338,7 @@ class Served(Closing):
     def _embedding(self) -> Model:
         if not self.embeds:
             raise NotSupported(
-                Notice("this model was started to write text; for vectors, start with ", Setting("embeddings"))
+                Notice("this server was started for text; for embeddings, start it with ", Setting("embeddings"))
             )
         return self.model
 

@@ -96,7 +96,8 @@ def _locked(manage: str, addresses: Sequence[str], keys: bool) -> str:
     if manage == "on" or keys or all(_is_loopback(address) for address in addresses):
         return ""
     return Notice(
-        "this server has no API key and listens beyond this computer, so its models are locked; start it with ",
+        "this server has no API key and can be reached from other computers, so clients may not change its models; "
+        "start it with ",
         Setting("api_key_file"), " or ", Setting("manage_models", "on"),
     )  # fmt: skip
 

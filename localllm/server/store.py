@@ -81,7 +81,9 @@ class ModelStore:
         async with self._changing:
             model = await asyncio.to_thread(self._exactly, name)
             if not is_owned(model, self._places.hub):
-                raise Forbidden(f"{model.name} is a model of {model.store} and was not fetched here; delete it there")
+                raise Forbidden(
+                    f"{model.name} is a model of {model.store} and was not downloaded by localllm; delete it there"
+                )
             if self.pulls.running(model.repo):
                 raise TooManyRequests(f"{model.name} is being downloaded; delete it afterwards", 10)
             await asyncio.to_thread(remove_model, model, self._places.hub)
@@ -106,7 +108,7 @@ class ModelStore:
         """Return a model as a derived one without a name; raise BadRequest for a file outside the stores."""
         found = self._registry.stored(base)
         if not found.store:
-            problem = f"{found.name} is not a downloaded model, so none can be derived from it; pull one"
+            problem = f"{found.name} is not a downloaded model, so it cannot be a base; pull one"
             raise BadRequest(problem, "from")
         return found.derived or DerivedModel("", found.name)
 

@@ -177,5 +177,5 @@ def _limit(kind: inspect.Type, value: Any) -> str:
             if kind.le is not None and value > kind.le:
                 return f"expected at most {kind.le}, got {printable(str(value), 40)}"
             if isinstance(kind, inspect.FloatType):
-                return "expected a finite number, got a number"
+                return "expected a finite number"
     return ""

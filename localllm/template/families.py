@@ -19,8 +19,7 @@ from localllm.template.errors import TemplateError
 
 _KEY = "tokenizer.chat_template"
 _NO_SYSTEM = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('a system message is not part of this format') }}"
-    "{% endif %}"
+    "{% if messages[0].role == 'system' %}{{ raise_exception('this format has no system messages') }}{% endif %}"
 )
 
 

@@ -9,7 +9,7 @@ NO_TEXT_MODELS = ("none", "no_vocab", "test")  # values for models that accept o
 
 # How token texts represent the bytes of a text.
 SPACES = "U+2581 for a space, <0x..> for a byte"
-LETTERS = "one letter for each byte"
+LETTERS = "one letter per byte"
 ESCAPES = "Python's escapes"
 PLAIN = "as they are, <0x..> for a byte"
 
@@ -43,6 +43,6 @@ VOCAB_KINDS: Mapping[str, VocabKind] = {
     "t5": VocabKind("SentencePiece unigram", {"eos": 1, "unknown": 2}, ("eos",), ("unknown",), True, writes=SPACES),
     "rwkv": VocabKind("the longest token at each byte", writes=ESCAPES, adds_always=True),
     "plamo2": VocabKind("the tokens with the highest sum of scores", _LLAMA, scores=True, writes=PLAIN),
-    "hybriddna": replace(_GPT2, method="byte-level BPE, six letters of DNA a token"),
-    "whitespace": replace(_GPT2, method="BPE over UTF-8, white space dropped"),
+    "hybriddna": replace(_GPT2, method="byte-level BPE, six DNA letters per token"),
+    "whitespace": replace(_GPT2, method="BPE over UTF-8, without white space"),
 }

@@ -27,7 +27,7 @@ def unescaped(text: str) -> bytes:
                     out.append(int(digits, 16))
                 except ValueError:
                     raise TokenizerError(
-                        f"tokenizer.ggml.tokens: token {text!r:.60} has no two hexadecimal digits after \\x"
+                        f"tokenizer.ggml.tokens: token {text!r:.60} needs two hexadecimal digits after \\x"
                     ) from None
                 continue
             out += _ESCAPED.get(char, char.encode("utf-8", "surrogateescape"))

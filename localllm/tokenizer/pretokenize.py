@@ -109,8 +109,8 @@ _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _LINES = r"[^\n]+|\n+"
 # Special names for functions that replace regular expressions, which would rescan a whole run at each character.
 _TRAILING_SPACE = "white space at the end"
-_DIGITS_TO_END = "digits by three from the right, cut after each group"
-_DIGITS_FROM_START = "digits by three from the right, cut before each group"
+_DIGITS_TO_END = "groups of three digits from the right, split after each"
+_DIGITS_FROM_START = "groups of three digits from the right, split before each"
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class TalkieLayers(LayerRecorder):
         name = f"blk.{layer}.layer_output_scale.weight"
         scale = self.tensors.optional_numbers(name, 1)
         if scale is None:
-            raise ModelError(f"{name}: the file does not hold this tensor; expected shape (1)")
+            raise ModelError(f"{name}: this tensor is missing; expected shape (1)")
         own = self.embedding[0] if self.embedding[0].rows == x.rows else recorder.select_rows(self.embedding[0])
         return recorder.add(x, recorder.scale(own, float(scale[0])))
 

@@ -80,8 +80,8 @@ def _with_kv_layers(keys: Keys, config: Config, default: int) -> Config:
         if read is None or kv_heads[read] != kv_heads[layer]:
             problem = "none of its kind" if read is None else f"{kv_heads[read]} key-value heads"
             raise ModelError(
-                f"{keys.prefix}{key}: layer {layer} has {kv_heads[layer]} key-value heads and shares those of an "
-                f"earlier layer, found {problem} in the first {own} layers"
+                f"{keys.prefix}{key}: layer {layer} has {kv_heads[layer]} key-value heads and needs an earlier layer "
+                f"with the same number, found {problem} in the first {own} layers"
             )
     return replace(config, kv_layer=(*range(own), *(last[window] for window in windows[own:])))
 

@@ -79,7 +79,7 @@ class SituFeedForward(FeedForward):
         ratio = self.builder.own(KimiConfig).ratio
         if ratio == 1.0:
             return gate, up
-        assert up.scale is None, "scaled for the unit alone"
+        assert up.scale is None, "scaled only for this unit"
         scales = self.tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count)
         return gate, replace(up, scale=scales)
 

@@ -112,7 +112,7 @@ class StackRecorder(LayerRecorder):
         for name in SCALED:
             own = f"blk.{layer}.{name}.scale"
             if f"blk.{block}.{name}.scale" in self.tensors and own not in self.tensors:
-                raise ModelError(f"{own}: the file does not hold this scale; scales count all passes of a block")
+                raise ModelError(f"{own}: this scale is missing; scales count all passes of a block")
 
 
 class LoopRecorder(LayerRecorder):

@@ -30,8 +30,8 @@ def _read_m3(keys: Keys, row: Properties, head: int) -> Config:
     indexer = read_chooser(keys, row.indexer, tuple([layer >= lead for layer in range(config.layers)]))
     if {indexer.heads} != {indexer.heads, *config.kv_heads[lead:]}:
         raise ModelError(
-            f"{keys.prefix}{key}head_count: expected as many as key-value heads in every layer with experts, "
-            f"{max(config.kv_heads)}, found {indexer.heads}"
+            f"{keys.prefix}{key}head_count: expected {max(config.kv_heads)}, the number of key-value heads in "
+            f"every layer with experts, found {indexer.heads}"
         )
     block, local = keys.integer(key + "block_size", 1, MAX_CONTEXT), keys.integer(key + "local_blocks", 0, MAX_CONTEXT)
     return replace(config, indexer=replace(indexer, block=block, local=local))

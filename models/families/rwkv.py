@@ -105,7 +105,7 @@ class _Parts(Part):
         """Multiply x by the low-rank matrices `names` + "1" and `names` + "2", with `between` applied in between."""
         rank = self.tensors.height(f"{self.prefix}{names}1.weight")
         if not rank:
-            raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")
+            raise ModelError(f"{self.prefix}{names}1.weight: this matrix is missing")
         inner = between(self.linear(names + "1", x, rank))
         second = self.tensors.matrix(f"{self.prefix}{names}2.weight", self.config.width, rank)
         return self.recorder.linear(inner, second, bias)

@@ -81,7 +81,7 @@ def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:
     kept = keys.integer("expert_group_used_count", 1, groups)
     if count % groups or kept * (count // groups) < used:
         raise ModelError(
-            f"{keys.prefix}expert_group_count: {count} experts are expected in equal groups, {kept} of which hold the "
-            f"{used} that are used, found {groups} groups"
+            f"{keys.prefix}expert_group_count: {count} experts must form equal groups, and {kept} groups must have at "
+            f"least the {used} experts used, found {groups} groups"
         )
     return groups, kept

@@ -34,7 +34,7 @@ class Keys:
     def _value(self, key: str, default: Any) -> Any:
         value = self.metadata.get(self.prefix + key, default)
         if value is None:
-            raise ModelError(f"{self.prefix}{key}: the file does not hold this key, which the model needs")
+            raise ModelError(f"{self.prefix}{key}: this key is missing, and the model needs it")
         return value
 
     def _integer(self, key: str, value: Any, low: int, high: int, reason: str = "") -> int:

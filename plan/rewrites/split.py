@@ -79,7 +79,7 @@ def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
     places: dict[int, Place] = {}
     for stage in stages:
         for layer in (layer for op in stage.operations for layer in op.state):
-            assert places.setdefault(layer, stage.place) == stage.place, f"cache layer {layer} is at two places"
+            assert places.setdefault(layer, stage.place) == stage.place, f"cache layer {layer} is on two devices"
     counts: dict[Place, int] = {}
     found = []
     for layer in range(len(places)):
@@ -107,7 +107,7 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
-    assert not isinstance(op, Fused), "a split plan is fused later"
+    assert not isinstance(op, Fused), "a split plan is fused after splitting"
     if isinstance(op, Attention) and op.pools is not None:
         return replace(op, layer=numbers[op.layer], pools=numbers[op.pools])
     if isinstance(op, Layered):

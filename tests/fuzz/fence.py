@@ -83,7 +83,7 @@ class FencedArena:
 
     def take(self, size: int) -> int:
         self._left -= aligned(size)
-        assert self._left >= 0, "arena sized too small"
+        assert self._left >= 0, "the arena is too small"
         taken = self._fenced(size)
         self._address = self._address or taken
         return taken

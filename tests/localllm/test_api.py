@@ -73,7 +73,7 @@ def test_help_shows_every_option_with_type_default_and_what_it_does(
 def test_an_unknown_option_is_an_error_that_names_the_nearest(model: localllm.Model) -> None:
     with pytest.raises(localllm.LocalLLMError, match=r"unknown option ctx; did you mean ctx_size\?"):
         localllm.load("demo", ctx=5)  # type: ignore[call-arg]
-    with pytest.raises(localllm.LocalLLMError, match="expected LoadOptions, got 'cpu'; give single options by keyword"):
+    with pytest.raises(localllm.LocalLLMError, match="expected LoadOptions, got 'cpu'; pass single options by keyword"):
         localllm.load("demo", "cpu")  # type: ignore[arg-type]
     with pytest.raises(localllm.LocalLLMError, match=r"unknown option temp; did you mean temperature\?"):
         model.generate("x", temp=0.5)  # type: ignore[call-arg]

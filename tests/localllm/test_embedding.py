@@ -147,7 +147,7 @@ def test_long_texts(files: dict[str, Path]) -> None:
             nmse(model.embed(text, normalize=False), expected(files["bert-mean"], model.tokenize(text), "mean")) < 1e-6
         )
         with pytest.raises(
-            ContextFull, match=r"^text 2 has 82 tokens, the context holds 70; shorten it or raise ctx_size"
+            ContextFull, match=r"^text 2 has 82 tokens, but the context holds 70; shorten it or raise ctx_size"
         ):
             model.embed(["a", "abcdefgh" * 10])
     with load(files["qwen3-embedding"], embeddings=True) as model:

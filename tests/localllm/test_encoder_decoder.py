@@ -168,7 +168,7 @@ def test_the_server(path: Path) -> None:
             chat = {"messages": [{"role": "user", "content": "a"}]}
             refused = await one.post("/v1/chat/completions", json=chat)
             assert refused.status_code >= 400
-            assert "has an encoder, which reads one text and no chat" in json.dumps(refused.json())
+            assert "has an encoder, which takes one text and cannot chat" in json.dumps(refused.json())
             echoed = await one.post("/v1/completions", json={**greedy, "echo": True, "logprobs": 1})
             assert "has no logits of the text" in json.dumps(echoed.json())
             assert (await one.post("/completion", json={**greedy, "n_predict": 3})).status_code == 200

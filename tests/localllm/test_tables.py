@@ -58,7 +58,7 @@ def test_a_table_takes_no_memory_and_show_says_so(tmp_path: Path, capsys: pytest
     with localllm.load(long, ctx_size=256) as model:
         assert model.executable.memory.weights == told["memory"]["weights"]
     assert main(["show", str(long)]) == 0
-    assert re.search(r"in the file +4\.05 MiB +tables of n-grams; a token reads 384 B", capsys.readouterr().out)
+    assert re.search(r"in the file +4\.05 MiB +n-gram tables; each token reads 384 B", capsys.readouterr().out)
 
 
 def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "attention.indexer.top_k": (0, "indexer.top_k"),
     "hash_layer_count": (4, "hash_layer_count"),
     "hash_layer_count ": (
-        3, r"blk.2.ffn_gate_tid2eid.weight: the file does not hold this tensor; expected I32 \(128, 2\)"
+        3, r"blk.2.ffn_gate_tid2eid.weight: this tensor is missing; expected I32 \(128, 2\)"
     ),
 }  # fmt: skip
 

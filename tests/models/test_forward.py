@@ -206,7 +206,7 @@ def change(model: tiny.Model, name: str, weight: MemoryWeight | None) -> tiny.Mo
     ],
 )
 def test_a_missing_tensor_is_named(name: str) -> None:
-    with pytest.raises(ModelError, match=rf"^{name}: the file does not hold this tensor; expected shape \("):
+    with pytest.raises(ModelError, match=rf"^{name}: this tensor is missing; expected shape \("):
         plan_of(*change(VARIANTS["llama plain"](), name, None))
 
 
@@ -263,7 +263,7 @@ def test_a_wrong_shape_of_a_family_is_named(family: str, name: str, shape: tuple
 
 def test_a_missing_expert_matrix_is_named() -> None:
     for part in ("ffn_up_exps", "ffn_gate_exps", "ffn_down_exps"):
-        with pytest.raises(ModelError, match=rf"^blk\.1\.{part}\.weight: the file does not hold"):
+        with pytest.raises(ModelError, match=rf"^blk\.1\.{part}\.weight: this tensor is missing"):
             plan_of(*change(FAMILIES["llama experts"](), f"blk.1.{part}.weight", None))
 
 

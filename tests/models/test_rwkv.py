@@ -147,10 +147,10 @@ def test_keys_that_no_model_has(name: str, changes: dict[str, Any], message: str
     ("name", "tensor", "message"),
     [
         ("rwkv6", "time_mix_w1", r"time_mix_w1\.weight: expected a matrix of a multiple of 5 rows, found 0"),
-        ("rwkv6", "time_mix_first", r"time_mix_first\.weight: the file does not hold this tensor"),
-        ("rwkv7", "time_mix_a1", r"time_mix_a1\.weight: the file does not hold this matrix"),
-        ("rwkv7", "time_mix_lerp_fused", r"time_mix_lerp_r\.weight: the file does not hold this tensor"),
-        ("rwkv7", "channel_mix_lerp_k", r"channel_mix_lerp_k\.weight: the file does not hold this tensor"),
+        ("rwkv6", "time_mix_first", r"time_mix_first\.weight: this tensor is missing"),
+        ("rwkv7", "time_mix_a1", r"time_mix_a1\.weight: this matrix is missing"),
+        ("rwkv7", "time_mix_lerp_fused", r"time_mix_lerp_r\.weight: this tensor is missing"),
+        ("rwkv7", "channel_mix_lerp_k", r"channel_mix_lerp_k\.weight: this tensor is missing"),
     ],
 )
 def test_tensors_that_are_missing(name: str, tensor: str, message: str) -> None:

@@ -56,5 +56,5 @@ def test_logits_equal_a_straight_line_float64_forward() -> None:
 def test_a_norm_that_only_one_layer_lacks_is_named() -> None:
     metadata, tensors = family("stablelm", 131, SHAPES | biased({"ffn_norm.weight": (WIDTH,)}), rope__dimension_count=4)
     del tensors["blk.1.ffn_norm.weight"]
-    with pytest.raises(ModelError, match=r"^blk\.1\.ffn_norm\.weight: the file does not hold this tensor"):
+    with pytest.raises(ModelError, match=r"^blk\.1\.ffn_norm\.weight: this tensor is missing"):
         plan_of(metadata, tensors)

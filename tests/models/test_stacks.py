@@ -34,9 +34,9 @@ def test_all_passes_share_the_tensors_of_a_block() -> None:
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("blk.4.attn_q.scale", r"blk\.4\.attn_q\.scale: the file does not hold this scale; .*"),
-        ("blk.1.attn_q.weight", r"blk\.1\.attn_q\.weight: the file does not hold this tensor; .*"),
-        ("hrm.z_l_init", r"hrm\.z_l_init: the file does not hold this tensor; .*"),
+        ("blk.4.attn_q.scale", r"blk\.4\.attn_q\.scale: this scale is missing; .*"),
+        ("blk.1.attn_q.weight", r"blk\.1\.attn_q\.weight: this tensor is missing; .*"),
+        ("hrm.z_l_init", r"hrm\.z_l_init: this tensor is missing; .*"),
     ],
 )
 def test_what_a_file_must_hold(missing: str, message: str) -> None:

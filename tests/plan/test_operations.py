@@ -160,7 +160,7 @@ def test_pools_are_chosen_by_their_scores_alone(weighted: bool) -> None:
     r, x = recorded()
     weights = r.slice(x, 0, 2) if weighted else None
     layer = r.append_index(r.slice(x, 0, 8))
-    with pytest.raises(AssertionError, match="pools are chosen by their scores alone, not 1 by their place"):
+    with pytest.raises(AssertionError, match="pools are selected only by scores, not 1 by their place"):
         r.indexer_top_k(x, weights, layer, 2, 3, 4, 1, pooled=True)
     r.indexer_top_k(x, weights, layer, 2, 3, 4, 0, pooled=True)
     r.indexer_top_k(x, weights, layer, 2, 3, 4, 1)

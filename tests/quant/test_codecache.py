@@ -367,7 +367,7 @@ def test_on_windows_the_profile_decides(home: Path, monkeypatch: pytest.MonkeyPa
     assert cache.read("a") == b"code"
     elsewhere = home.parent / "elsewhere"
     monkeypatch.setenv("LOCALAPPDATA", str(elsewhere))
-    refused("is not in your profile; set LOCALAPPDATA to a folder of your profile")
+    refused("is not in your profile; set LOCALAPPDATA to a folder in your profile")
     elsewhere.rename(home / "inside")
     elsewhere.symlink_to(home / "inside")  # a link into the profile counts as inside
     assert private_folder(folder()) == home / "inside" / "localllm" / "Cache" / "kernels"

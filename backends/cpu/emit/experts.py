@@ -117,7 +117,7 @@ def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) ->
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
     count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs follows the starts
-    assert op.gated or not op.weighted_input, "the one product would be weighted twice"
+    assert op.gated or not op.weighted_input, "a single product would be weighted twice"
     for buffer in (gate, up) if op.weighted_input else ():
         arguments = rowwise.GluArguments(
             gate=Rows(address=pairs.weights, stride=4), up=rows_in(buffer), y=output_to(buffer), width=ffn, slices=1,

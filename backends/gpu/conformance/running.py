@@ -357,7 +357,7 @@ class _Check:
     def _same(self, found: list[F32], before: list[F32], count: int, what: str) -> None:
         for own, other in zip(found, before, strict=True):
             if own.tobytes() != other.tobytes():
-                raise Wrong(f"{count} rows: {what} gave other bits")
+                raise Wrong(f"{count} rows: {what} gave different bits")
 
 
 NAN, ODD = 0x7FC00000, 0x41973C5A  # bit patterns for memory that no kernel may read: NaN, then 18.9

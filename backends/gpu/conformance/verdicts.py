@@ -26,7 +26,7 @@ from localllm.base.notices import Setting
 from localllm.plan import Plan, Value
 from localllm.quant.codecache import CodeCache
 
-LOST = "; the device answers no more"
+LOST = "; the device no longer responds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def refusal(device: Device, failed: list[Verdict], count: int) -> WrongResults:
     others = f", and {len(failed) - 1} other of {count} checks" if len(failed) > 1 else ""
     return WrongResults(
         f"{device.facts.name} failed its check, so it is not used ({first.operation}: {problem}{others})",
-        "use ", Setting("backend", "cpu"), ", or use it all the same with ", Setting("force"), "; localllm doctor ",
+        "use ", Setting("backend", "cpu"), ", or use it anyway with ", Setting("force"), "; localllm doctor ",
         Setting("gpu"), " writes a report",
     )  # fmt: skip
 

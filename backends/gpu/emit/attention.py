@@ -32,7 +32,7 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
     query, key, number = op.query, op.key, op.append.layer
     assert op.append.v is not None, "attention reads values"
     layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
-    assert not stored_once(layer, low.cache), "keys that hold the values are not rotated as they are stored"
+    assert not stored_once(layer, low.cache), "keys that are also values are not rotated when stored"
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope
     low.program.ropes |= {query.rotation.rope, rope}
     weights = [low.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]

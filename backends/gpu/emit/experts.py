@@ -30,7 +30,7 @@ def experts(low: Lowering, op: Experts) -> None:
     for stack, y in ((op.gate, gate), (op.up, up)) if op.gated else ((op.up, up),):
         _multiply(low, op, stack, product_inputs(low, low.values.forms(op.x), stack.weight, rows), y, used)
     weights = Choices(op.out.index, "weights")
-    assert op.gated or not op.weighted_input, "the one product would be weighted twice"
+    assert op.gated or not op.weighted_input, "a single product would be weighted twice"
     for y in (gate, up) if op.weighted_input else ():
         weigh = elements(rows, "(a) * (b)", weights, y, ffn, Delivery(y), used, part=ffn)
         low.dispatch("weigh", rows, [weigh])

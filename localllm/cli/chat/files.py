@@ -26,7 +26,7 @@ def text_of(path: Path, most: int) -> str:
     except OSError as error:
         raise LocalLLMError(f"{path}: cannot be read: {error.strerror or error}") from None
     if b"\0" in data:
-        raise LocalLLMError(f"{path}: is not a text; give the name of one")
+        raise LocalLLMError(f"{path}: not a text file; give another file")
     text = data.decode("utf-8", "replace")
     if len(text) > most:
         raise LocalLLMError(f"{path}: is longer than the context; give a shorter text")
@@ -51,7 +51,7 @@ def edited(text: str) -> str:
             reason = getattr(error, "strerror", None) or error
             raise LocalLLMError(f"the editor {program!r} cannot be started: {reason}; set EDITOR") from None
         if code:
-            raise LocalLLMError(f"the editor {program!r} failed with code {code}; nothing is asked")
+            raise LocalLLMError(f"the editor {program!r} failed with code {code}; nothing was sent")
         return Path(name).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     finally:
         Path(name).unlink(missing_ok=True)
@@ -62,9 +62,9 @@ def copy(text: str) -> None:
     long."""
     stream = next((raw(each) for each in (sys.stdout, sys.stderr) if each.isatty()), None)
     if stream is None or os.environ.get("TERM") == "dumb":
-        raise LocalLLMError("/copy needs a terminal with a clipboard; /save or a pipe keeps answers elsewhere")
+        raise LocalLLMError("/copy needs a terminal with a clipboard; use /save or a pipe instead")
     data = text.encode("utf-8", "replace")
     if len(data) > _MOST_COPIED:
-        raise LocalLLMError(f"the answer has {len(data)} bytes; terminals take at most {_MOST_COPIED}")
+        raise LocalLLMError(f"the answer has {len(data)} bytes; terminals accept at most {_MOST_COPIED}")
     stream.write(f"\x1b]52;c;{b64encode(data).decode()}\a")  # base64, so that the text cannot inject control sequences
     stream.flush()

@@ -42,7 +42,7 @@ class HistoryFile:
             append_file(self._path, _line(text))
         except OutputError as error:
             self._failed = True
-            say(f"note: messages are not remembered: {error}", YELLOW)
+            say(f"note: the message history cannot be saved: {error}", YELLOW)
 
     def _shorten(self, messages: list[str]) -> None:
         try:

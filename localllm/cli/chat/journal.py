@@ -63,7 +63,7 @@ class Journal:
             self._sweep()
         except (OSError, OutputError) as error:
             self._failed = True
-            say(f"note: the conversation is not kept: {error}", YELLOW)
+            say(f"note: the conversation cannot be saved: {error}", YELLOW)
         self._kept = list(messages)
 
     def close(self) -> None:

@@ -23,6 +23,6 @@ def state_folder() -> Path | None:
         if folder.stat().st_mode & 0o077:
             os.chmod(folder, 0o700)
     except OSError as error:
-        say(f"note: nothing is kept of this chat: {folder}: {error.strerror or error}", YELLOW)
+        say(f"note: this chat cannot be saved: {folder}: {error.strerror or error}", YELLOW)
         return None
     return folder

@@ -200,7 +200,7 @@ class Talk:
         text = files.text_of(Path(name).expanduser(), self.model.context * self.model.tokenizer.longest)
         self._attached.append(text)
         count = len(self.model.tokenizer.encode(text, add_special=False))
-        say(f"{name}: {count} tokens, which go before your next message")
+        say(f"{name}: {count} tokens, added before your next message")
 
     def edit(self, _: str) -> None:
         """Open an editor, and send the text that the user writes in it."""
@@ -209,14 +209,14 @@ class Talk:
         if text.strip():
             self.ask(text)
         else:
-            say("nothing was written, so nothing is asked")
+            say("the message is empty, so nothing was sent")
 
     def copy(self, _: str) -> None:
         answers = [message["content"] for message in self.conversation.messages if message["role"] == "assistant"]
         if not answers:
-            raise LocalLLMError("nothing to copy: nothing has been answered yet")
+            raise LocalLLMError("nothing to copy yet")
         files.copy(answers[-1])
-        say(f"sent the answer to the terminal's clipboard: {len(answers[-1])} characters")
+        say(f"copied {len(answers[-1])} characters")
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -260,8 +260,8 @@ def tell(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _per_token(memory: Memory) -> str:
-    text = f"{size(memory.cache_per_token)} a token"
+    text = f"{size(memory.cache_per_token)} per token"
     text += f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else ""
     if memory.selected:
-        text += f", {size(memory.selected_per_token)} per token; attention reads {memory.selected} of these tokens"
+        text += f", {size(memory.selected_per_token)} per token; attention reads {memory.selected} tokens"
     return text + (f", {size(memory.states)} of states" if memory.states else "")

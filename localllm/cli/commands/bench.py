@@ -115,7 +115,7 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
                 tell(model)
                 meter = energy if model.device.startswith("cpu") else Energy(())
                 if own.verbose and energy.counters and not meter.counters:
-                    say("energy is not measured: the counters of the processor do not see a graphics card")
+                    say("energy is not measured: the processor's counters do not include graphics cards")
                 for test in (*tests, *guessed):
                     result = _one(model, test, threads or default_threads(), own, meter)
                     layers = str(load_options.gpu_layers)

@@ -194,4 +194,4 @@ def _run(command: Sequence[str], name: str) -> dict[str, Any]:
             return dict(result)
     except (ValueError, TypeError, KeyError):
         pass
-    raise LocalLLMError(f"{name} printed no result as llama-bench does with -o json; is it llama-bench?")
+    raise LocalLLMError(f"{name} did not print results like those from llama-bench -o json; is it llama-bench?")

@@ -50,11 +50,11 @@ def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:
     if not own.go_on:
         return None
     if keeping.prompt_cache:
-        raise UsageError("--continue and --prompt-cache both say which conversation to continue; give one")
+        raise UsageError("--continue and --prompt-cache both select a conversation; give one of them")
     folder = state_folder()
     found = last(folder / "conversations") if folder is not None else None
     if found is None:
-        raise UsageError("no conversation to continue; one is kept after the first turn on a terminal")
+        raise UsageError("no conversation to continue; a chat on a terminal is saved after its first turn")
     return found
 
 

@@ -49,7 +49,7 @@ def config(own: ConfigOptions) -> None:
     given = {"preset": own.preset} if own.preset else {}
     found = {name: sources.found(name, given) for name in (SHARED, *known)}  # checks all values
     if wanted == CHECK:
-        state = "no errors" if sources.has_file else "no such file, so the defaults count"
+        state = "no errors" if sources.has_file else "no such file, so the defaults apply"
         print(printable(f"{sources.path}: {state}", None))
         return
     sections = {name: _rows(sources.catalogue.of(name), values) for name, values in found.items()}

@@ -61,7 +61,7 @@ def _found(config: str, key: str) -> tuple[str, DeclaredOption, Sources]:
     sources = Sources(COMMANDS, config, os.environ, None if exists else "")
     table, dot, name = key.partition(".")
     if dot and table not in sources.catalogue.commands:
-        raise UsageError(f"{printable(key)}: no command {printable(table)} has a table; the form is COMMAND.OPTION")
+        raise UsageError(f"{printable(key)}: no command {printable(table)} has a table; write COMMAND.OPTION")
     place = f"localllm config set {printable(key)}"
     each = sources.catalogue.option(table, name, place) if dot else sources.catalogue.option(SHARED, key, place)
     return (table if dot else SHARED), each, sources

@@ -68,7 +68,7 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
     try:
         opened = open_device()
     except BackendError as error:
-        nothing = {"name": "does not open", "compute": "", "driver": "", "memory": 0, "free": 0}
+        nothing = {"name": "cannot be opened", "compute": "", "driver": "", "memory": 0, "free": 0}
         return {**named, **nothing, "copy_bandwidth": 0.0, "unmeasured": typed(error)}
     facts, speed, reason = opened.facts, 0.0, ""
     try:

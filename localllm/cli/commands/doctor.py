@@ -126,9 +126,9 @@ def _kernels(facts: dict[str, Any]) -> Rows:
     rows = [
         ("instruction set", f"{facts['instruction_set']} (LLVM calls the processor {facts['llvm_name']})"),
         ("kernels", _DOTS[facts["dot"]]),
-        ("", f"products of BF16 in one instruction: {yes_no[facts['bfloat_dot']]}"),
-        ("", f"permutes the bytes of a whole register (VBMI): {yes_no[facts['byte_permute']]}"),
-        ("", f"reads ahead by {facts['read_ahead']} bytes" if facts["read_ahead"] else "does not read ahead"),
+        ("", f"BF16 dot product instruction: {yes_no[facts['bfloat_dot']]}"),
+        ("", f"byte permutation of a whole register (VBMI): {yes_no[facts['byte_permute']]}"),
+        ("", f"prefetches {facts['read_ahead']} bytes" if facts["read_ahead"] else "does not prefetch"),
     ]
     rows += [(f"not {name}", f"lacks {', '.join(features)}") for name, features in facts["lacking"].items()]
     rows += [("overridden", f"{name}={value}") for name, value in facts["overridden"].items()]
@@ -156,7 +156,7 @@ def _usable(device: dict[str, Any]) -> str:
     if not device["memory"] and device["unmeasured"]:
         return f"no: {device['unmeasured']}"
     if device["unmeasured"]:
-        return f"in doubt: {device['unmeasured']}"
+        return f"uncertain: {device['unmeasured']}"
     if device["backend"] == "opencl" and device["compute"] == "CPU":
         return "yes, with --backend opencl; this is the processor, for which --backend cpu is faster"
     return "yes"
@@ -168,7 +168,7 @@ def _usable(device: dict[str, Any]) -> str:
 def _caches(caches: list[Cache]) -> Rows:
     rows = []
     for each in caches:
-        others = f", and {_files(each.others)} of others" if each.others else ""
+        others = f", and {_files(each.others)} not from localllm" if each.others else ""
         held = f"{_files(len(each.files))}, {size(each.bytes)}{others}" if each.files or others else "empty"
         rows.append((each.name, f"{held} in {without_home(each.folder)}"))
     return rows
@@ -177,7 +177,7 @@ def _caches(caches: list[Cache]) -> Rows:
 def _models(models: ModelStorage) -> Rows:
     own = f"{models.pulled}, {size(models.pulled_bytes)} in {without_home(models.folder)}"
     others = f"{models.others}, {size(models.other_bytes)}; localllm list shows them"
-    return [("models pulled", own), ("models of others", others)]
+    return [("models pulled", own), ("other programs' models", others)]
 
 
 def _files(count: int) -> str:

@@ -81,9 +81,9 @@ def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bo
 
 _DIGEST = "[0-9a-f]{40}"
 _CODE = {  # folder: description, and the check for localllm's files
-    "kernels": ("compiled code of the CPU", _named(rf"{_DIGEST}\.o")),
-    "quant": ("compiled code of quantizers", _named(r".+\.nb[ic]", "[0-9a-f]{24}")),
-    "gpu": ("compiled code of graphics cards", _named(_DIGEST)),
+    "kernels": ("compiled code for the CPU", _named(rf"{_DIGEST}\.o")),
+    "quant": ("compiled code for quantizing", _named(r".+\.nb[ic]", "[0-9a-f]{24}")),
+    "gpu": ("compiled code for graphics cards", _named(_DIGEST)),
 }
 
 
@@ -98,7 +98,7 @@ def find_caches(prefixes: str = "") -> list[Cache]:
         folder = Path(prefixes)
         if not folder.is_dir():
             raise LocalLLMError(f"no such folder: {folder}; give the --cache-dir of localllm serve")
-        found.append(_scan("prefixes of prompts", folder, _is_prefix))
+        found.append(_scan("prompt prefixes", folder, _is_prefix))
     return found
 
 
@@ -122,7 +122,7 @@ def clean(caches: list[Cache]) -> tuple[int, int]:
             except FileNotFoundError:  # another process deleted it first
                 continue
             except OSError as error:
-                raise LocalLLMError(f"{path} cannot be removed: {error.strerror}; {count} files were") from None
+                raise LocalLLMError(f"{path} cannot be removed: {error.strerror}; {count} files were removed") from None
             count, freed = count + 1, freed + size
         emptied = {folder for path in cache.files for folder in path.parents if cache.folder in folder.parents}
         for folder in sorted(emptied, reverse=True):

@@ -88,7 +88,7 @@ def _offer(declined: Path | None) -> str:
             known = [each for name in WORTH if (each := known_model(name)) is not None]
             new = best_known(known, free, _room(places.hub), lambda each: speed.tokens_per_second(cost_of_known(each)))
     except (BackendError, MemoryError) as error:
-        say(f"no model is offered, because the speed cannot be measured: {error}", RED)
+        say(f"no model can be suggested, because the speed cannot be measured: {error}", RED)
         return ""
     try:
         if here is not None and accepts(f"{_here(here)}: you already have {_named(here)}; use it?"):
@@ -98,7 +98,7 @@ def _offer(declined: Path | None) -> str:
     except EOFError:
         raise SystemExit(0) from None
     if here is None and new is None:
-        say(f"no model of the table fits {size(free)} of free memory, so the bundled one answers")
+        say(f"no model in the table fits in {size(free)} of free memory, so the bundled model is used")
     elif declined is not None:
         with suppress(OSError):  # asked again
             declined.touch()
@@ -114,7 +114,7 @@ def _fetched(name: str) -> str:
         fetched(known.reference)
     except StoreError as error:
         say(f"error: {error}", RED)
-        say("the bundled model answers meanwhile")
+        say("using the bundled model for now")
         return ""
     return known.reference
 
@@ -124,15 +124,15 @@ def _chosen(name: str) -> str:
     if name:
         try:
             set_option("", "model", name)
-            say("it is the default model now; `localllm config unset model` undoes that")
+            say("it is now the default model; `localllm config unset model` undoes this")
         except (UsageError, LocalLLMError) as error:
             say(f"it does not become the default model: {error}", RED)
     return name
 
 
 def best_here(models: Iterable[StoredModel], free: int, speed: Callable[[TokenCost], float]) -> Offer | None:
-    """Return the largest model on this computer that fits `free` bytes, chats, and is comfortable to read, or the
-    fastest of those that fit. Models that cannot run are skipped."""
+    """Return the largest model on this computer that fits `free` bytes, chats, and is comfortable to read,
+    otherwise the fastest that fits. Models that cannot run are skipped."""
     whole = [each for each in models if not each.problem and _fits(each.bytes, free)]
     found = []
     for each in sorted(whole, key=lambda each: -each.bytes)[:_OPENED]:
@@ -150,8 +150,8 @@ def best_here(models: Iterable[StoredModel], free: int, speed: Callable[[TokenCo
 def best_known(
     models: Sequence[KnownModel], free: int, disk: int, speed: Callable[[KnownModel], float]
 ) -> Offer | None:
-    """Return the first model that fits `free` bytes of memory and `disk` bytes, and is comfortable to read, or the
-    fastest of those that fit. `models` are ordered, the best first."""
+    """Return the first model that fits `free` bytes of memory and `disk` bytes, and is comfortable to read,
+    otherwise the fastest that fits. `models` are ordered, the best first."""
     found = []
     for each in models:
         if not _fits(each.bytes, free) or each.bytes > disk:
@@ -168,7 +168,7 @@ def _fits(held: int, free: int) -> bool:
 
 
 def _chat_cost(path: Path) -> TokenCost | None:
-    """Return the cost of a token, or None if the file is no model that chats on this computer."""
+    """Return the cost of a token, or None if the file cannot chat on this computer."""
     try:
         with open_gguf(path) as file:
             if _TEMPLATE not in file.metadata or not has_tokenizer(file.metadata):

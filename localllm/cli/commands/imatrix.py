@@ -63,7 +63,7 @@ def _tell_unseen(found: Found) -> None:
     unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}
     if unseen:
         say(
-            f"note: {sum(unseen.values())} matrices of experts in {len(unseen)} tensors saw no token of this text, so "
-            "all their columns count alike; a longer text reaches more",
+            f"note: {sum(unseen.values())} expert matrices in {len(unseen)} tensors received no token of this text, so "
+            "all their columns have the same weight; a longer text covers more",
             YELLOW,
         )

@@ -55,7 +55,7 @@ def perplexity(own: PerplexityOptions, name: str, opening: MeasuringOptions) -> 
     """Evaluate the text and print the results. On Ctrl-C, print the results so far and raise KeyboardInterrupt."""
     target = Path(own.save_base) if own.save_base else None
     if own.ppl_stride and target is not None:
-        raise LocalLLMError(Notice(Setting("save_base"), " cannot hold overlapping windows; leave out ", _STRIDE))
+        raise LocalLLMError(Notice(Setting("save_base"), " cannot store overlapping windows; leave out ", _STRIDE))
     if target is not None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, RunningProgress() as progress:

@@ -24,7 +24,7 @@ def remove(own: RemoveOptions) -> None:
     if name in BOX:
         raise LocalLLMError(f"{name} is part of localllm and cannot be deleted")
     if os.path.lexists(name):
-        raise LocalLLMError(f"{name} is one of your own files; rm deletes only models downloaded by `localllm pull`")
+        raise LocalLLMError(f"{name} is your own file; rm deletes only models downloaded by `localllm pull`")
     model = models_named(name, everything(places))
     if (
         is_owned(model, places.hub)

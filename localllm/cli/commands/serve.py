@@ -57,7 +57,7 @@ def serve(
     and `names` has the user's short names.
     """
     if name and own.models:
-        raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
+        raise LocalLLMError("MODEL and --models FOLDER exclude each other; give one, or put the file into the folder")
     offer: Offer = "folder" if own.models else "model" if name else "stores"
     settings = ServerSettings.of(own, own.max_tokens, offer)
     if own.slot_save_path:
@@ -73,7 +73,7 @@ def serve(
     limit_spare()
     for folder in dict.fromkeys(filter(None, (own.cache_dir, own.slot_save_path))):
         if exposed(Path(folder)):
-            danger = f"other users can write {folder}, and delete the prompts that are kept there"
+            danger = f"other users can write to {folder} and delete the prompts stored there"
             say(f"note: {danger}; chmod go-w {folder}", YELLOW)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger(UVICORN).setLevel(logging.WARNING)  # until ready, so that a loading error prints one line

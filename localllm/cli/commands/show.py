@@ -247,7 +247,7 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     yield in_columns(list(_memory_rows(memory)), room=room)
     if "tokens_per_second" in facts.get("speed", {}):
         near, full = (rate_text(facts["speed"][f"tokens_per_second{at}"]) for at in ("", "_at_full_context"))
-        yield f"\nabout {near} tokens/s on this computer, {full} with the context full (forecast, measured now)"
+        yield f"\nabout {near} tokens/s on this computer, {full} with a full context (forecast, measured now)"
     if "tensors" in facts:
         yield "\ntensors"
         yield in_columns(
@@ -283,7 +283,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
             f"{model['layers']} layers, {model['width']} wide, {_heads(model)}"
             f"{_each(model['ffn_width'])} in the feed-forward",
         )
-        yield "context", f"{model['trained_context']} tokens trained on"
+        yield "context", f"{model['trained_context']} tokens (the trained length)"
         heads = model["next_token_heads"]
         if heads:
             yield (
@@ -316,13 +316,13 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
 
 def cache_text(memory: dict[str, Any]) -> str:
     """Return the KV cache size per token as text."""
-    text = f"{size(memory['cache_per_token'])} a token"
+    text = f"{size(memory['cache_per_token'])} per token"
     if memory["window"]:
-        text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+        text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} tokens and some more"
     if memory["selected"]:
         own = size(memory["selected_cache_per_token"])
-        text += f", and {own} per token; attention reads {memory['selected']} of these tokens"
-    return text + (f", and {size(memory['states'])} for states of recurrent layers" if memory["states"] else "")
+        text += f", and {own} per token; attention reads {memory['selected']} tokens"
+    return text + (f", and {size(memory['states'])} for recurrent states" if memory["states"] else "")
 
 
 def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -331,15 +331,15 @@ def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         return
     yield "weights", size(memory["weights"]), ""
     if memory["tables_in_file"]:
-        read = f"a token reads {size(memory['tables_read_per_token'])} of them"
-        yield "in the file", size(memory["tables_in_file"]), f"tables of n-grams; {read}"
+        read = f"each token reads {size(memory['tables_read_per_token'])} of them"
+        yield "in the file", size(memory["tables_in_file"]), f"n-gram tables; {read}"
     yield "cache", size(memory["cache"]), f"{cache_text(memory)} ({', '.join(memory['cache_types'])})"
     if memory["cache_note"]:
         yield "", "", memory["cache_note"]
     yield "scratch", size(memory["scratch"]), ""
     yield "total", size(memory["total"]), ""
     full = size(memory["read_per_token_at_full_context"])
-    yield "read to decode", size(memory["read_per_token"]), f"a token; {full} with the context full"
+    yield "read to decode", size(memory["read_per_token"]), f"per token; {full} with a full context"
 
 
 def _one_line(value: Any) -> str:

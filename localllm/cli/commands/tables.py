@@ -120,7 +120,7 @@ def pre_tokenizers() -> str:
     for name, rule in PRE_RULES.items():
         names.setdefault(rule, []).append(name)
     flags = {
-        "ignore_merges": "a word that is a token stays whole",
+        "ignore_merges": "a word that is a token is not split",
         "add_bos": "adds BOS",
         "force_bos": "always adds BOS",
         "escape_spaces": "U+2581 for a space",

@@ -120,7 +120,7 @@ def _larger(model: Model) -> str:
     trained = _trained(model)
     if model.context >= trained:
         return f"the model was trained on {'no more' if model.context == trained else trained}"
-    return f"-c N makes it larger, up to the {trained} that the model was trained on"
+    return f"-c N raises it, up to the trained length of {trained}"
 
 
 def _trained(model: Model) -> int:

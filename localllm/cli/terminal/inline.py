@@ -77,7 +77,7 @@ class Inline:
             yield from self._again()
 
     def _link(self, ended: bool) -> Iterator[Segment]:
-        """Yield the text and the address of the link at the start of `_held`, or the bracket if there is no link."""
+        """Yield the text and the address of the link at the start of `_held`, or the bracket alone."""
         found = _LINK.match(self._held)
         if found is not None:
             self._held = self._held[found.end() :]

@@ -40,7 +40,7 @@ def _average(config: HfConfig) -> str | None:
     strategy = config.get("shared_expert_combination_strategy") or "average"
     if not config.integer("num_shared_experts") or strategy == "average":
         return None
-    return f"shared_expert_combination_strategy is {strategy}; the GGUF architecture has it fixed at average"
+    return f"shared_expert_combination_strategy is {strategy}; the GGUF architecture requires average"
 
 
 def _turned_as_told(config: HfConfig) -> str | None:

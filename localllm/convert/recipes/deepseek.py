@@ -14,7 +14,7 @@ from localllm.convert.recipe import Recipe
 def _softmax_as_is(config: HfConfig) -> str | None:
     if gating(config) == 2 or not config.flag("norm_topk_prob"):
         return None
-    return "norm_topk_prob is true, which transformers does not compute"
+    return "norm_topk_prob is true, which transformers does not implement"
 
 
 def _every_layer(config: HfConfig) -> int:

@@ -130,7 +130,7 @@ def _plain_main(config: HfConfig) -> str | None:
     if (kind := main.get("rope_type", "type") or "default") != "default":
         return f"rope_type of main is {kind}; the GGUF architecture does not stretch it"
     if (factor := far.real("attention_factor")) not in (None, 1.0):
-        return f"attention_factor is {factor:g}; the GGUF architecture has it fixed at 1"
+        return f"attention_factor is {factor:g}; the GGUF architecture requires 1"
     turned, size = _rotated(config), config.needed("head_dim")
     for rope in (main, far):
         share = rope.real("partial_rotary_factor")

@@ -59,7 +59,9 @@ def _no_adapters(config: HfConfig) -> str | None:
     """Refuse Jina embeddings 3 in its original format, which has task adapters."""
     if not config.get("lora_adaptations"):
         return None
-    return "lora_adaptations are adapters of tasks, which files do not hold; save it as JinaEmbeddingsV3Model: they are"
+    return (
+        "lora_adaptations are task adapters, which GGUF files cannot store; save it as JinaEmbeddingsV3Model: they are"
+    )
 
 
 def _period(config: HfConfig) -> int:

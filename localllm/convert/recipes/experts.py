@@ -36,9 +36,11 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
     """
     slides, rotated = _layout(config, "sliding_window_layout"), _layout(config, "rope_layout")
     if any(slides) and slides != [layer % 4 != 0 for layer in range(len(slides))]:
-        return "sliding_window_layout is not every layer but each fourth; the GGUF architecture has it fixed so"
+        return "sliding_window_layout does not select all but every fourth layer, as the GGUF architecture requires"
     if rotated != (slides if any(slides) else [True] * len(slides)):
-        return "rope_layout is not sliding_window_layout, or 1 for all without windows; the GGUF architecture is so"
+        return (
+            "rope_layout is not sliding_window_layout, or 1 for all without windows; the GGUF architecture requires it"
+        )
     return None
 
 

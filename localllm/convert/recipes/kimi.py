@@ -51,7 +51,7 @@ def one_count(config: HfConfig) -> str | None:
     heads = config.integer("linear_num_heads") or own_table(config).integer("num_heads")
     if heads is None or heads == config.heads:
         return None
-    return f"linear attention has {heads} heads, but the GGUF architecture has as many as attention has"
+    return f"linear attention has {heads} heads; the GGUF architecture requires the number of attention heads"
 
 
 KDA_SIZES: Keys = {
@@ -113,7 +113,7 @@ _KEYS: Keys = {
 def _cap(config: HfConfig, name: str) -> float:
     value = config.real(name)
     if value is None:
-        raise config.error(name, None, "a number, at which the units of a feed-forward end")
+        raise config.error(name, None, "a number, the limit of feed-forward activations")
     return value
 
 

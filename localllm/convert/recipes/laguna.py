@@ -10,7 +10,7 @@ from localllm.convert.recipes.shared import leading, rotated_when
 
 
 def _all_sparse(config: HfConfig) -> str | None:
-    return "mlp_layer_types has dense layers, which do not exist" if leading(config) else None
+    return "mlp_layer_types has dense layers; only sparse layers are supported" if leading(config) else None
 
 
 def _heads(config: HfConfig) -> np.ndarray | int:

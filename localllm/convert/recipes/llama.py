@@ -23,7 +23,7 @@ def _every_fourth(config: HfConfig) -> str | None:
                                                for i in range(layers)]  # fmt: skip
     if rotated == [int((i + 1) % 4 != 0) for i in range(layers)]:
         return None
-    return "no_rope_layers is not every fourth layer; the GGUF architecture has it fixed so"
+    return "no_rope_layers does not select every fourth layer, as the GGUF architecture requires"
 
 
 def _experts_by_step(config: HfConfig) -> str | None:
@@ -31,7 +31,7 @@ def _experts_by_step(config: HfConfig) -> str | None:
     step, given = config.integer("interleave_moe_layer_step") or 1, config.get("moe_layers")
     if not given or given == list(range(step - 1, config.layers, step)):
         return None
-    return f"moe_layers is not every layer of {step}; the GGUF architecture has it fixed so"
+    return f"moe_layers does not select every layer of {step}, as the GGUF architecture requires"
 
 
 def _blocks(config: HfConfig, part: str, name: str) -> list[object] | None:
@@ -53,7 +53,7 @@ def _deci_kv_heads(config: HfConfig) -> list[int]:
     if groups is not None:
         if not all(type(n) is int and n > 0 and heads % n == 0 for n in groups):
             raise config.error(
-                "block_configs", "a layer without attention", "attention in all layers, the others are not known here"
+                "block_configs", "a layer without attention", "attention in all layers; others are not supported"
             )
         return [heads // n for n in groups if type(n) is int]
     if config.get("num_key_value_heads_per_layer") is None:

@@ -133,7 +133,7 @@ def _kinds(*known: str) -> Check:
 
     def check(config: HfConfig) -> str | None:
         odd = set(_blocks(config)) - set(known)
-        return f"layers_block_type has {printable(min(odd))}, which has no place" if odd else None
+        return f"layers_block_type has {printable(min(odd))}, which is not supported" if odd else None
 
     return check
 
@@ -187,7 +187,7 @@ def _sections_scaled(parts: Tensors, config: HfConfig) -> LazyTensor:
 def _norm_after_gate(config: HfConfig) -> str | None:
     if not config.flag("mamba_rms_norm") or config.flag("mamba_norm_before_gate") is False:
         return None
-    return "mamba_norm_before_gate is true; the GGUF architecture has it fixed at false"
+    return "mamba_norm_before_gate is true; the GGUF architecture requires false"
 
 
 def _own_output(config: HfConfig) -> str | None:
@@ -199,7 +199,7 @@ def _own_output(config: HfConfig) -> str | None:
 
 def _no_bias(parts: Tensors, config: HfConfig) -> LazyTensor:
     """Refuse a bias, to which the multipliers would not apply as in transformers."""
-    raise ConvertError(f"tensor '{printable(parts[0].name)}' has no place in GGUF files of falcon-h1")
+    raise ConvertError(f"tensor '{printable(parts[0].name)}' cannot be stored in GGUF files of falcon-h1")
 
 
 _FALCON_H1 = {

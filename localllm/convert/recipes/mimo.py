@@ -86,7 +86,7 @@ def _of_card(codes: LazyTensor, scales: LazyTensor, config: HfConfig) -> LazyTen
             return t.picked(whole, np.concatenate([share.reshape(-1) for share in shares]), rows)
     raise ConvertError(
         f"tensor '{printable(codes.name)}' {codes.shape} with scales {scales.shape} is not in shares of 4 or 8 cards; "
-        "config.json does not belong to these weights"
+        "config.json does not match these weights"
     )
 
 

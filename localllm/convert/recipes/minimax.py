@@ -84,7 +84,9 @@ def _indexed_where_routed(config: HfConfig) -> str | None:
     dense, layers = _leading(config), config.layers
     if [kind == "minimax_m3_sparse" for kind in kinds] == [layer >= dense for layer in range(layers)]:
         return None
-    return "layer_types has an indexer in other layers than those with experts, where the GGUF architecture has it"
+    return (
+        "layer_types has an indexer in layers without experts; the GGUF architecture has it only in layers with experts"
+    )
 
 
 _SPARSE = "sparse_attention_config"

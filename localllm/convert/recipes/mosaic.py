@@ -44,7 +44,7 @@ def _sum_of_one(config: HfConfig) -> str | None:
     found = config.table("ffn_config").get("moe_normalize_expert_weights", 1)
     if found == 1:
         return None
-    return f"ffn_config.moe_normalize_expert_weights is {found}; the GGUF architecture has it fixed at 1"
+    return f"ffn_config.moe_normalize_expert_weights is {found}; the GGUF architecture requires 1"
 
 
 def _root_of_width(config: HfConfig) -> str | None:
@@ -53,7 +53,7 @@ def _root_of_width(config: HfConfig) -> str | None:
     fixed = (width / config.heads) ** -0.5
     if scale is None or math.isclose(scale, fixed, rel_tol=1e-6):
         return None
-    return f"attn_config.softmax_scale is {scale:g}; the GGUF architecture has it fixed at {fixed:g}"
+    return f"attn_config.softmax_scale is {scale:g}; the GGUF architecture requires {fixed:g}"
 
 
 ROWS = (

@@ -44,7 +44,9 @@ def told_by_tensors(folder: Path) -> HfConfig | None:
     inner = "flow_lm.transformer.layers.0.linear1.weight"
     for name in (_TABLE, inner):
         if len(shapes.get(name, ())) != 2:
-            raise ConvertError(f"{folder / _FILE}: tensor '{name}' is no matrix or missing; download the model again")
+            raise ConvertError(
+                f"{folder / _FILE}: tensor '{name}' is missing or not a matrix; download the model again"
+            )
     (rows, width), voice = shapes[_TABLE], _VOICE in shapes
     if width % _HEAD:
         raise ConvertError(f"{folder / _FILE}: {_TABLE} is {width} wide; expected heads of {_HEAD}")

@@ -96,7 +96,7 @@ def _one_layer(config: HfConfig) -> str | None:
 
 def _gate(config: HfConfig) -> str | None:
     found = config.get("output_gate_type", "hidden_act")
-    return None if found == "sigmoid" else f"output_gate_type is {found}; the GGUF architecture has it fixed at sigmoid"
+    return None if found == "sigmoid" else f"output_gate_type is {found}; the GGUF architecture requires sigmoid"
 
 
 def _connection(name: str) -> dict[str, str]:

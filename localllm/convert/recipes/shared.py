@@ -22,7 +22,7 @@ def leading(
     name: str = "mlp_layer_types",
     first: Any = "dense",
     rest: Any = "sparse",
-    expected: str = "dense layers before all sparse ones",
+    expected: str = "dense layers first, then sparse layers",
 ) -> int:
     """Return the number of leading layers of the first kind, dense ones by default."""
     kinds, layers = config.get(name), config.layers

@@ -85,7 +85,8 @@ def _rotated_in_windows(config: HfConfig) -> str | None:
     if isinstance(bases, list) and [base != 0 for base in bases] == slides and len({*bases} - {0}) == 1:
         return None
     return (
-        "layer_rope_theta is not 0 in layers that see everything, and one number in others; the GGUF architecture is so"
+        "layer_rope_theta is not 0 in layers with full attention and one number in the others; the GGUF architecture "
+        "requires it"
     )
 
 

@@ -70,7 +70,7 @@ def _as_parallel_as_said(raw: Raw, config: HfConfig) -> Raw:
     parallel = bool(config.flag("use_parallel_residual"))
     if parallel == any(".post_attention_layernorm." in name for name in raw):
         problem = f"use_parallel_residual is {parallel}, but the tensors of post_attention_layernorm say otherwise"
-        raise ConvertError(f"{config.path}: {problem}; config.json does not belong to these weights")
+        raise ConvertError(f"{config.path}: {problem}; config.json does not match these weights")
     return raw
 
 

@@ -112,7 +112,7 @@ def _in_window(name: str) -> Reader[int]:
             return config.integer(f"swa_{name}") or _SLIDING.get(name) or config.needed(name)
         layers = np.flatnonzero(_slides(config)).tolist()
         if not isinstance(own, dict) or sorted(own) != sorted(str(layer) for layer in layers):
-            raise config.error("per_layer_config", own, "an object for each layer with a window, and for no other")
+            raise config.error("per_layer_config", own, "one object for each layer with a window, and none for others")
         if any(each != own[str(layers[0])] for each in own.values()):
             raise config.error("per_layer_config", own, "the same sizes for all layers with a window, as GGUF has it")
         first = config.below("per_layer_config", own[str(layers[0])] if layers else {})
@@ -155,7 +155,7 @@ def _rescaled(name: str) -> Change:
 def _one_rank(config: HfConfig) -> str | None:
     for name in ("q_lora_rank", "qk_rope_head_dim"):
         if _slides(config).any() and _in_window(name)(config) != config.needed(name):
-            return f"{name} of layers with a window is not that of others; the GGUF architecture has one for both"
+            return f"{name} differs between layers with a window and without; the GGUF architecture has one for both"
     return None
 
 

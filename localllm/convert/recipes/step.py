@@ -94,7 +94,7 @@ def _half_when_full(config: HfConfig) -> str | None:
     rope = config.inner("rope_parameters")
     for kind, fixed in (("full_attention", 0.5), ("sliding_attention", 1.0)):
         if kind in rope.values and (rope.inner(kind).real("partial_rotary_factor") or 1.0) != fixed:
-            return f"the rotated share of heads is not {fixed:g} with {kind}; the GGUF architecture has it fixed so"
+            return f"the rotated share of heads is not {fixed:g} with {kind}; the GGUF architecture requires it"
     return None
 
 

@@ -38,7 +38,7 @@ def _output(tensors: dict[str, LazyTensor], config: HfConfig) -> dict[str, LazyT
     if output is not None and not t.alike(table, output):
         raise ConvertError(
             "lm_head.weight is not the embedding, but tie_word_embeddings is not false: its logits would be divided, "
-            "which GGUF files cannot say"
+            "which GGUF cannot express"
         )
     return others
 

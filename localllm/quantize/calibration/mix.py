@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ def best(effects: Effects, max_bytes: int) -> dict[str, str]:
     chosen, steps = _ladder(effects)
     size = sum(_of(effects, name, format_name).bytes for name, format_name in chosen.items())
     if size > max_bytes:
-        raise LocalLLMError(f"the tensors take at least {size} bytes, but {max_bytes} are allowed; allow more")
+        raise LocalLLMError(
+            Notice(f"the smallest mix needs {size:,} bytes, and {max_bytes:,} are left; raise ", Setting("fit"))
+        )
     for _, name, effect in steps:
         more = effect.bytes - _of(effects, name, chosen[name]).bytes
         if size + more <= max_bytes:
@@ -49,7 +52,8 @@ def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
         cost += effect.kld - _of(effects, name, chosen[name]).kld
         chosen[name] = effect.format
     if cost > max_kld:
-        raise LocalLLMError(f"even the finest formats cost a divergence of {cost:.2g}; allow more than {max_kld:g}")
+        problem = f"even the finest formats have a divergence of {cost:.2g}, and the limit is {max_kld:g}"
+        raise LocalLLMError(Notice(f"{problem}; raise ", Setting("max_kld")))
     for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step often overshoots
         at = _of(effects, name, chosen[name])
         coarser = [e for e in effects[name] if e.bytes < at.bytes and cost - at.kld + e.kld <= max_kld]

@@ -24,6 +24,7 @@ from localllm import quant
 from localllm.backends.base import Progress
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut_windows, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.loading.resolve import resolve
@@ -222,8 +223,6 @@ def fit_kld(trial: Trial, effects: Effects, max_kld: float) -> tuple[dict[str, s
         if found is not None and sum(e.kld for e in finest(effects)) > aim:
             break
     if found is None:
-        raise LocalLLMError(
-            f"no mix with a measured divergence of at most {max_kld:g} was found, the last had {measured:.3g}; "
-            "allow more"
-        )
+        problem = f"no mix reached a divergence of {max_kld:g}; the last one had {measured:.3g}"
+        raise LocalLLMError(Notice(f"{problem}; raise ", Setting("max_kld")))
     return found

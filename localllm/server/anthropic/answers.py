@@ -143,7 +143,7 @@ def _tools(tools: list[Json]) -> Iterator[Json]:
 def _forced(choice: Choice, tools: Sequence[Json]) -> str:
     """Return the name of the tool that must be called, or "". Raise BadRequest if the choice is impossible."""
     if CHOICES[choice.type] == "required" and not tools:
-        raise wrong("a tool is required, but the request has none that is supported", "tool_choice", "type")
+        raise wrong("a tool is required, but the request has no supported tool", "tool_choice", "type")
     if choice.type != "tool":
         return ""
     if choice.name is None:

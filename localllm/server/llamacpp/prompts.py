@@ -38,7 +38,7 @@ async def tokens(
             return await _mixed(service, model, value, name, add_special, parse_special)
         case {"prompt_string": inner}:
             if "multimodal_data" in value:
-                raise NotSupported("multimodal_data is not supported: models here read text only")
+                raise NotSupported("multimodal_data is not supported: models here accept text only")
             if not isinstance(inner, dict):
                 return await tokens(service, model, inner, name, add_special=add_special, parse_special=parse_special)
     raise BadRequest(f"{name}: expected {SHAPES}", name)

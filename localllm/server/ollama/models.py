@@ -40,7 +40,7 @@ class PullBody(ModelBody):
 
     def __post_init__(self) -> None:
         if self.insecure:
-            raise Wrong("insecure", "downloads use the address in HF_ENDPOINT as it is; leave it out")
+            raise Wrong("insecure", "downloads always use the address in HF_ENDPOINT; leave it out")
 
 
 class CopyBody(Body):
@@ -86,8 +86,8 @@ class CreateBody(ModelBody, kw_only=True):
 _REFUSED = {
     "template": "is not supported: a derived model uses its base's chat template",
     "quantize": "is not supported: `localllm quantize` makes a smaller file",
-    "files": "is not supported: this server takes no uploads; `localllm serve` can offer a folder of files",
-    "adapters": "is not supported: adapters cannot be used",
+    "files": "is not supported: this server accepts no uploads; `localllm serve` can offer a folder of files",
+    "adapters": "is not supported: adapters are not implemented",
 }
 
 
@@ -153,14 +153,16 @@ class OllamaModels(Handlers):
         return Response(status_code=200)
 
     async def unsupported(self, request: Request) -> Json:
-        raise NotSupported("this server uploads no models and takes no files; /api/create makes models from its own")
+        raise NotSupported(
+            "this server does not upload models or accept files; /api/create derives models from the ones it has"
+        )
 
     async def blob(self, request: Request) -> Json:
         raise NotFound("no such blob")
 
     @property
     def _store(self) -> ModelStore:
-        assert self.service.store is not None, "the settings say so"
+        assert self.service.store is not None, "checked by the settings"
         return self.service.store
 
     async def _told(self, lines: AsyncGenerator[Json, None], stream: bool) -> Response | Json:

@@ -167,7 +167,7 @@ class ChatBody(AnswerBody):
 def refuse_images(images: list[Any]) -> None:
     """Raise an error for the struct that has these images."""
     if images:
-        raise Wrong("images", "models here read text only")
+        raise Wrong("images", "models here accept text only")
 
 
 def generation_of(

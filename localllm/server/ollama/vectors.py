@@ -71,7 +71,7 @@ class Vectors(Handlers):
     def _model(self, request: Request, body: VectorBody) -> ModelInfo:
         model = body.find(self.service)
         if self.settings.pooling == "none":
-            raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
+            raise BadRequest("this server returns a vector per token (pooling none); use /embeddings")
         if not model.pools:
             raise BadRequest(f'"{model.id}" does not support embeddings', "model")
         body.keep(request, self.service, self.settings, model)

@@ -62,7 +62,7 @@ class Embeddings(Handlers):
         inputs = read_inputs(body.input, "input", MAX_INPUTS)
         texts = [await as_prompt(self.service, model, given) for given in inputs]
         if self.settings.pooling == "none":
-            raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
+            raise BadRequest("this server returns a vector per token (pooling none); use /embeddings")
         result = await self.service.embed(model, texts, self.settings.pooling)
         width = min(map(len, result.vectors))
         if body.dimensions is not None and body.dimensions > width:

@@ -245,7 +245,7 @@ def name_of(tool: Json) -> str:
 def word_choice(tools: tuple[Json, ...], word: ToolChoice, *path: str) -> ToolUse:
     """Return the tool use for one of the keywords none, auto and required."""
     if word == "required" and not tools:
-        raise wrong("required, but the request has no tool that is supported", *path)
+        raise wrong("required, but the request has no supported tool", *path)
     return ToolUse(tools, word)
 
 

@@ -353,7 +353,7 @@ def test_nothing_more_is_checked_on_a_device_that_is_lost(raising: Raising) -> N
     *earlier, last = found
     assert last.failed
     assert last.lost
-    assert last.problem.endswith("DEVICE LOST; the device answers no more")
+    assert last.problem.endswith("DEVICE LOST; the device no longer responds")
     assert not [verdict for verdict in earlier if verdict.status != "passed"]
 
 
@@ -442,7 +442,7 @@ def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwis
     out, err = capsys.readouterr()
     assert out == truth
     (line,) = err.splitlines()
-    assert re.search(r"failed its check, so it is not used .*; all runs on cpu: ", line)
+    assert re.search(r"failed its check, so it is not used .*; everything runs on cpu: ", line)
     assert main([*HELLO, "-ngl", "2"]) == 1  # error, because the GPU was requested explicitly
     assert "failed its check" in capsys.readouterr().err
     assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
@@ -551,7 +551,7 @@ def test_doctor_keeps_its_report_when_the_driver_fails(
     monkeypatch.setattr(Raising, "fatal", fatal)
     assert main(["doctor", "--gpu"]) == 1
     out, err = capsys.readouterr()
-    problem = "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST" + "; the device answers no more" * fatal
+    problem = "clEnqueueNDRangeKernel failed: \\x1b[31mDEVICE LOST" + "; the device no longer responds" * fatal
     failed = [line for line in out.splitlines() if line.startswith("  failed ")]
     assert failed
     assert all(line.endswith(problem) for line in failed)

@@ -152,7 +152,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     [
         ("auto", r"opencl: .*: 5 of 5 layers, weights 6\.. MiB, cache .*"),
         ("2", r"opencl: .*: 2 of 5 layers, weights .*; the rest on the CPU: weights .*"),
-        ("0", r"opencl: .*: -ngl 0; all runs on cpu: .*"),
+        ("0", r"opencl: .*: -ngl 0; everything runs on cpu: .*"),
     ],
 )
 def test_one_line_says_what_runs_where(capsys: pytest.CaptureFixture[str], layers: str, said: str) -> None:
@@ -176,7 +176,7 @@ def test_a_machine_without_a_card_says_so_where_one_was_asked_for(capsys: pytest
     assert (code, err) == (0, "")
     code, _, err = run(capsys, "-ngl", "3")
     assert code == 0
-    assert re.fullmatch(r"-ngl 3: no graphics card is used \(cpu: .*\); localllm devices lists what there is\n", err)
+    assert re.fullmatch(r"-ngl 3: no graphics card is used \(cpu: .*\); localllm devices lists the devices\n", err)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_plan_that_does_not_fit_fails_before_anything_is_loaded(
     code, out, err = run(capsys, "--backend", "opencl", "-ngl", "all")
     assert (code, out) == (1, "")
     assert "5 of 5 layers need " in err
-    assert "what fits is -ngl " in err
+    assert "these settings fit: -ngl " in err
 
 
 @pytest.mark.parametrize("asked", ["pthread", "0", "opencl0", "opencl:0", ""])
@@ -309,7 +309,7 @@ def test_experts_of_a_reference_model_on_the_cpu() -> None:
     ids = [int(token) for token in truth["tokens"]]
     for experts in (1, 2):
         with localllm.load(path, backend="opencl", gpu_layers="all", n_cpu_moe=experts) as model:
-            assert f"but for the experts of the first {experts}" in model.placed
+            assert f"except the experts of the first {experts}" in model.placed
             assert "the rest on the CPU" in model.placed
             difference = model.logits(ids) - truth["logits"]
         assert (difference**2).mean() < 5e-6 * (truth["logits"] ** 2).mean()

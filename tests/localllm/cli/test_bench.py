@@ -312,8 +312,8 @@ def test_the_ratio_is_in_a_table(tiny: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ('print("hello")', "printed no result as llama-bench does with -o json; is it llama-bench?"),
-        ('print("[]")', "printed no result as llama-bench does with -o json; is it llama-bench?"),
+        ('print("hello")', "did not print results like those from llama-bench -o json; is it llama-bench?"),
+        ('print("[]")', "did not print results like those from llama-bench -o json; is it llama-bench?"),
         ('sys.exit("cannot load \\x1b[31m the model")', "ended with code 1: cannot load \\x1b[31m the model"),
     ],
 )

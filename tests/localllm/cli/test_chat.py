@@ -192,8 +192,8 @@ def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
     done = localllm("chat", tiny, "-c", 64, "--ignore-eos", stdin="one\n" + "two " * 100 + "\n")
     assert done.returncode == 0
     assert "the context of 64 tokens is full and the answer ends here" in done.stderr
-    assert "-c N makes it larger, up to the 512 that the model was trained on" in done.stderr
-    assert re.search("the context holds 64; shorten it, or -c N makes it larger", done.stderr)
+    assert "-c N raises it, up to the trained length of 512" in done.stderr
+    assert re.search("the context holds 64; shorten it, or -c N raises it", done.stderr)
     assert done.stderr.count("/shift drops the oldest turns") == 2
     assert "/clear starts over" in done.stderr
 
@@ -203,7 +203,7 @@ def test_a_larger_context_is_not_advised_beyond_the_trained_length(tiny: Path, c
     done = localllm("chat", tiny, "-c", context, "--ignore-eos", stdin="one\n" + "two " * 800 + "\n")
     full = f"the context of {context} tokens is full and the answer ends here; the model was trained on {told}\n"
     assert full in done.stderr
-    assert re.search(rf"error: the prompt has \d+ tokens, the context holds {context}; shorten it\n", done.stderr)
+    assert re.search(rf"error: the prompt has \d+ tokens, but the context holds {context}; shorten it\n", done.stderr)
     assert "-c N" not in done.stderr
 
 

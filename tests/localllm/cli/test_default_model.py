@@ -126,7 +126,7 @@ def test_other_commands_use_the_default_model(user: User, tiny: Path, shell: She
     user.has("")
     assert filled(COMMANDS, line_of("serve")).values["default_model"] == ""
     assert shell("bench") == (
-        2, "", "error: MODEL is required: give a GGUF file or a name, or demo for the built-in model\n",
+        2, "", "error: MODEL is required: give a GGUF file or a name, or demo for the bundled model\n",
     )  # fmt: skip
 
 

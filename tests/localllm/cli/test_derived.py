@@ -35,7 +35,7 @@ def test_a_derived_model_gives_the_defaults(store: StoreFolders, capsys: pytest.
     assert found["system_prompt"] == "You are Mario."
     assert (found["temperature"], found["max_tokens"], found["stop"]) == (0, 7, ("x",))
     told = capsys.readouterr().err
-    assert "the parameter num_ctx of mario changes nothing here" in told
+    assert "the parameter num_ctx of mario has no effect here" in told
     assert "top_k" in told
     given = {"model": "mario", "system_prompt": "Be brief.", "temperature": 1.0}
     found = with_derived(CommandLine("chat", given)).values

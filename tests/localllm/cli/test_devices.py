@@ -64,7 +64,7 @@ def test_every_device_of_several_is_listed_and_what_fails_says_why(
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     parts = out.split("opencl ")[1:]
-    assert [part.splitlines()[0] for part in parts] == ["0: Card 0", "1: Card 1", "2: does not open"]
+    assert [part.splitlines()[0] for part in parts] == ["0: Card 0", "1: Card 1", "2: cannot be opened"]
     assert "8.00 GiB\n" in parts[0]
     assert "GB/s" in parts[0]
     assert "8.00 GiB, 4.00 GiB free" in parts[1]

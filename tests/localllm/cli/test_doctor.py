@@ -54,7 +54,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     speed = found["speed"]
     assert 1e8 < speed["read_bytes"] < 1e13
     assert 1e8 < speed["byte_operations"] < 1e15
-    assert {each["name"] for each in found["caches"]} >= {"compiled code of the CPU"}
+    assert {each["name"] for each in found["caches"]} >= {"compiled code for the CPU"}
 
 
 def test_what_better_instruction_sets_lack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,11 @@ def left(folder: Path) -> set[str]:
 
 def test_sizes_are_those_of_our_files(cache: Path) -> None:
     found = {each.name: each for each in find_caches(str(cache / "prefixes"))}
-    cpu = found["compiled code of the CPU"]
+    cpu = found["compiled code for the CPU"]
     assert (len(cpu.files), cpu.bytes, cpu.others) == (1, 100, 3)
-    assert found["compiled code of quantizers"].bytes == 10
-    assert found["compiled code of graphics cards"].bytes == 10
-    prefixes = found["prefixes of prompts"]
+    assert found["compiled code for quantizing"].bytes == 10
+    assert found["compiled code for graphics cards"].bytes == 10
+    prefixes = found["prompt prefixes"]
     assert (len(prefixes.files), prefixes.bytes, prefixes.others) == (1, len(MAGIC) + 50, 2)
 
 
@@ -172,7 +172,7 @@ def test_without_a_terminal_clean_needs_yes(cache: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(("answer", "deleted"), [("n", False), ("", False), ("yes", True)])
 def test_on_a_terminal_clean_asks(cache: Path, answer: str, deleted: bool) -> None:
     terminal = Terminal("doctor", "--clean", environ={"XDG_CACHE_HOME": str(cache / "cache")})
-    terminal.wait_for(r"compiled code of the CPU: 1 file, 100 B")
+    terminal.wait_for(r"compiled code for the CPU: 1 file, 100 B")
     terminal.wait_for(r"delete 4 files \(120 B\)\? \[y/N\] ")
     terminal.type(f"{answer}\n")
     terminal.wait_for("4 files: 120 B freed" if deleted else "nothing was deleted")

@@ -76,7 +76,7 @@ def test_yes_fetches_the_model_and_makes_it_the_default(environ: dict[str, str])
     terminal.type("\n")
     shown = terminal.wait_for(PROMPT)
     assert "fetched: " in shown
-    assert "it is the default model now; `localllm config unset model` undoes that" in shown
+    assert "it is now the default model; `localllm config unset model` undoes this" in shown
     assert "parameters, a context of 512 tokens" in shown
     terminal.type("\x04")
     assert terminal.end() == 0
@@ -105,7 +105,7 @@ def test_no_is_remembered_and_pull_asks_again(environ: dict[str, str]) -> None:
     pulling = started(environ, "pull")
     pulling.wait_for(OFFER)
     pulling.type("y\n")
-    pulling.wait_for("it is the default model now")
+    pulling.wait_for("it is now the default model")
     assert pulling.end() == 0
     assert default_of(environ).startswith('model = "')
 
@@ -130,7 +130,7 @@ def test_without_a_network_the_bundled_model_answers(environ: dict[str, str]) ->
     terminal.type("y\n")
     shown = terminal.wait_for(PROMPT)
     assert shown.count("error: ") == 1
-    assert "the bundled model answers meanwhile" in shown
+    assert "using the bundled model for now" in shown
     assert TOY in shown
     terminal.type("\x04")
     assert terminal.end() == 0
@@ -246,7 +246,7 @@ def test_a_memory_or_a_disk_that_is_too_small_is_told(
     if not fits:
         monkeypatch.setattr(first_model, "free_memory", lambda: GIB // 4)
         assert first_model.offer_again() == ""
-        assert "no model of the table fits 256.00 MiB of free memory" in capsys.readouterr().err
+        assert "no model in the table fits in 256.00 MiB of free memory" in capsys.readouterr().err
         return
 
     def full(text: str) -> Path:
@@ -255,4 +255,4 @@ def test_a_memory_or_a_disk_that_is_too_small_is_told(
     monkeypatch.setattr(first_model, "fetched", full)
     assert first_model.offer_again() == ""
     err = capsys.readouterr().err
-    assert "error: 2.50 GiB are needed and 1.00 GiB are free\nthe bundled model answers meanwhile\n" in err
+    assert "error: 2.50 GiB are needed and 1.00 GiB are free\nusing the bundled model for now\n" in err

@@ -91,7 +91,7 @@ def test_show_forecasts_when_asked_and_on_a_terminal(capsys: pytest.CaptureFixtu
     assert main(["show", "demo"]) == 0
     assert "tokens/s" not in capsys.readouterr().out
     terminal = Terminal("show", "demo", columns=100)
-    terminal.wait_for(r"about \d+ tokens/s on this computer, \d+ with the context full \(forecast, measured now\)")
+    terminal.wait_for(r"about \d+ tokens/s on this computer, \d+ with a full context \(forecast, measured now\)")
     assert terminal.end() == 0
 
 

@@ -314,7 +314,7 @@ def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path)
         stdin=subprocess.DEVNULL,
         timeout=120,
     )
-    told = f"compiled code is not kept and every start is slower: other users can write {cache}; chmod go-w {cache}"
+    told = f"compiled code cannot be saved, so every start is slower: other users can write {cache}; chmod go-w {cache}"
     first, *others = done.stderr.splitlines()
     assert (done.returncode, first) == (0, f"note: {told}")
     assert all(line.startswith("note: the draft model is not used: ") for line in others)

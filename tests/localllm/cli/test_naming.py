@@ -131,7 +131,7 @@ def test_rm_keeps_what_is_not_its_own(shell: Shell, tiny: Path, tmp_path: Path) 
     for name, told in (
         ("tiny:1b", "tiny:1b was not downloaded by `localllm pull`, so it is kept; `ollama rm tiny:1b` removes it"),
         ("demo", "demo is part of localllm and cannot be deleted"),
-        (tiny, "is one of your own files"),
+        (tiny, "is your own file"),
         ("nothing", "No such file or model: nothing"),
     ):
         code, _, err = shell("rm", name, "--yes")

@@ -109,7 +109,7 @@ def test_a_folder_of_slots_is_not_made(tmp_path: Path) -> None:
     said = refused("demo", "--slot-save-path", missing)
     assert said == f"no such folder: {missing}; create it first, so that slots can be saved there"
     assert not missing.exists()
-    assert refused("demo", "--slot-save-path", file) == f"{file}: not a folder; give one in which slots can be saved"
+    assert refused("demo", "--slot-save-path", file) == f"{file}: not a folder; give a folder for saving slots"
     assert refused("--models", tmp_path, "--slot-save-path", missing) == said
 
 
@@ -132,7 +132,7 @@ def test_a_folder_that_others_can_write_is_told(option: str, mode: int, told: bo
     done = program("serve", cut, option, folder, "--port", 0, environ={"NO_COLOR": "1"})
     *notes, last = done.stderr.splitlines()
     assert last.startswith(f"error: {cut}: ")
-    note = f"note: other users can write {folder}, and delete the prompts that are kept there; chmod go-w {folder}"
+    note = f"note: other users can write to {folder} and delete the prompts stored there; chmod go-w {folder}"
     assert notes == ([note] if told else [])
 
 

@@ -107,10 +107,10 @@ def test_next_token_heads_that_cannot_be_are_shown_with_the_reason(
     write_gguf(path, metadata, new)
     told = facts(path, capsys)["model"]
     assert told["layers"] == 4
-    assert told["next_token_heads"]["problem"].startswith("blk.4.nextn.enorm.weight: the file does not hold")
+    assert told["next_token_heads"]["problem"].startswith("blk.4.nextn.enorm.weight: this tensor is missing")
     assert "blk.4.nextn.hnorm.weight" in told["unused_tensors"]
     assert main(["show", str(path)]) == 0
-    assert "next-token heads  blk.4.nextn.enorm.weight: the file" in capsys.readouterr().out
+    assert "next-token heads  blk.4.nextn.enorm.weight: this" in capsys.readouterr().out
 
 
 def test_no_file_can_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from tests.localllm.support import localllm as program
         (["run", "m", "hi", "-no-cnv"], "-no-cnv is not supported: use localllm run, with --raw for plain text"),
         (["run", "m", "hi", "-cnv"], "-cnv is not supported: use localllm chat"),
         (["bench", "m", "-b512"], "unknown option -b512"),
-        (["run", "m", "-fa", "on", "--lora", "x"], "--lora is not supported: adapters cannot be loaded"),
+        (["run", "m", "-fa", "on", "--lora", "x"], "--lora is not supported: adapters are not supported"),
         (["run", "m", "-ngl5"], "unknown option -ngl5; did you mean -ngl? (localllm run --help"),
         (["run", "m", "-ctkk", "f16"], "unknown option -ctkk; did you mean -ctk?"),
         (["run", "m", "--tempp", "1"], "unknown option --tempp; did you mean --temp?"),

@@ -118,7 +118,7 @@ def logits(model: Any) -> np.ndarray:
     """Return the model's logits (T, vocabulary) for the prompt `ids()`."""
     import torch
 
-    for module in model.modules():  # MPT: exact GELU, which GGUF files cannot say, would give an NMSE of 9e-8
+    for module in model.modules():  # MPT: exact GELU, which GGUF cannot express, would give an NMSE of 9e-8
         if type(module).__name__ == "GELU":
             module.approximate = "tanh"
     with torch.no_grad():

@@ -54,7 +54,7 @@ def test_a_dense_layer_that_a_file_cannot_hold_is_told(tmp_path: Path) -> None:
     path = write("bert", tmp_path) / "modules.json"
     path.write_text(path.read_text().replace("]", ', {"path": "2_Dense", "type": "models.Dense"}]'))
     with open_checkpoint(tmp_path) as model:
-        assert model.notes == ("2_Dense is left out: files of bert hold no dense layer behind the pooling",)
+        assert model.notes == ("2_Dense is skipped: files of bert have no dense layer after the pooling",)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -50,11 +50,11 @@ def test_pieces_that_do_not_fit(tmp_path: Path) -> None:
     _save_pieces(write("grok-2", tmp_path), 2)
     name = "model.layers.0.block_sparse_moe.experts.0.w2.weight"
     save(tmp_path / "pytorch_model-00008-TP-001.safetensors", {name: np.zeros((31, 12), np.float32)})
-    check_refused(tmp_path, f"tensor '{name}' is in pytorch_model-00001-TP-001.safetensors too")
+    check_refused(tmp_path, f"tensor '{name}' is also in pytorch_model-00001-TP-001.safetensors")
     (tmp_path / "pytorch_model-00008-TP-001.safetensors").rename(tmp_path / "pytorch_model-00008-TP-002.safetensors")
-    check_refused(tmp_path, "they must be equally high to be one matrix")
+    check_refused(tmp_path, "they must be equally high to form one matrix")
     save(tmp_path / "pytorch_model-00008-TP-002.safetensors", {"model.norm.weight": np.zeros(32, np.float32)})
-    check_refused(tmp_path, "tensor 'model.norm.weight' is in pytorch_model-00009-TP-common.safetensors too")
+    check_refused(tmp_path, "tensor 'model.norm.weight' is also in pytorch_model-00009-TP-common.safetensors")
 
 
 def test_pieces_of_other_tensors_are_refused(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_pieces_of_other_tensors_are_refused(tmp_path: Path) -> None:
     for card in range(2):
         path = tmp_path / f"pytorch_model-00008-TP-{card:03}.safetensors"
         save(path, {"model.layers.0.other.weight": np.zeros((4, 4), np.float32)})
-    check_refused(tmp_path, "tensor 'model.layers.0.other.weight' is there in 2 pieces; only Grok's experts may be")
+    check_refused(tmp_path, "tensor 'model.layers.0.other.weight' is in 2 pieces; only Grok's experts may be split")
 
 
 def test_the_tokenizer_of_grok_2_as_published(tmp_path: Path) -> None:

@@ -31,35 +31,39 @@ BAD: list[tuple[str, dict[str, np.ndarray | None], str]] = [
     ("apertus", {ACT: None}, f"tensor '{ACT}' is missing"),
     ("apertus", {ACT: np.zeros(2, np.float32)}, r"act_fn.eps: is F32 \(2,\); expected one number"),
     ("apertus", {ACT: np.zeros(1, np.int32)}, r"act_fn.eps: is I32 \(1,\); expected one number"),
-    ("mixtral", {NORM: None}, r"blk.1.attn_norm.weight: the file does not hold .*model.layers.1.input_layer"),
+    ("mixtral", {NORM: None}, r"blk.1.attn_norm.weight: this tensor is missing.*model.layers.1.input_layer"),
     ("mixtral", {"model.embed_tokens.weight": None}, "the tensor of token embeddings is missing"),
     ("mixtral", {NORM: _ones(2, 16)}, r"blk.1.attn_norm.weight: expected shape \(32\).* found \(2, 16\)"),
     ("mixtral", {f"{EXPERT}2.w1.weight": None}, f"tensor '{EXPERT}2.w1.weight' is missing"),
     ("mixtral", {f"{EXPERT}3.w2.weight": None}, r"blk.0.ffn_down_exps.weight: expected shape \(4, 32, 64\)"),
-    ("mixtral", {f"{EXPERT}2.w1.weight": _ones(32, 64)}, "they must be alike to be one tensor"),
-    ("mixtral", {"model.layers.1.odd": _ones(32)}, "'model.layers.1.odd' has no place in GGUF"),
-    ("mixtral", {"model.layers.1.mlp.gate_proj.weight": _ones(32)}, "gate_proj.weight' has no place in GGUF"),
-    ("mixtral", {"odd.1.self_attn.q_proj.weight": _ones(32)}, "'odd.1.self_attn.q_proj.weight' has no place"),
+    (
+        "mixtral",
+        {f"{EXPERT}2.w1.weight": _ones(32, 64)},
+        "they must be of the same shape and format to form one tensor",
+    ),
+    ("mixtral", {"model.layers.1.odd": _ones(32)}, "'model.layers.1.odd' cannot be stored in GGUF"),
+    ("mixtral", {"model.layers.1.mlp.gate_proj.weight": _ones(32)}, "gate_proj.weight' cannot be stored in GGUF"),
+    ("mixtral", {"odd.1.self_attn.q_proj.weight": _ones(32)}, "'odd.1.self_attn.q_proj.weight' cannot be stored"),
     ("mixtral", {NORM: np.ones(32, np.int16)}, "attn_norm.weight: is stored as I16; supported"),
     ("mixtral", {NORM: np.ones(32, np.int8)}, "is in FP8, but its scale .* is missing"),
-    ("distilbert", {"lm_head.weight": _ones(320, 32)}, "'lm_head.weight' has no place in GGUF files of bert"),
+    ("distilbert", {"lm_head.weight": _ones(320, 32)}, "'lm_head.weight' cannot be stored in GGUF files of bert"),
     (
         "stablelm",
         {f"model.layers.{n}.post_attention_layernorm.{x}": None for n in range(3) for x in ("weight", "bias")},
         "use_parallel_residual is False, but",
     ),
-    ("pockettts", {EMBED: None}, r"conditioner\.embed\.weight' is no matrix or missing"),
+    ("pockettts", {EMBED: None}, r"conditioner\.embed\.weight' is missing or not a matrix"),
     ("pockettts", {EMBED: _ones(320, 100)}, "is 100 wide; expected heads of 64"),
-    ("pockettts", {f"{POCKET}0.linear1.weight": _ones(192)}, r"linear1\.weight' is no matrix or missing"),
+    ("pockettts", {f"{POCKET}0.linear1.weight": _ones(192)}, r"linear1\.weight' is missing or not a matrix"),
     ("pockettts", {f"{POCKET}1.linear2.weight": None}, r"made of flow_lm\..*layers\.1\.linear2"),
     ("pockettts", {"flow_lm.bos_emb": _ones(7)}, r"input_linear\.weight: is \(128, 8\); expected \(128, 7\)"),
-    ("pockettts", {"flow_lm.x.weight": _ones(4)}, r"'flow_lm\.x\.weight' has no place in GGUF files of pocket"),
+    ("pockettts", {"flow_lm.x.weight": _ones(4)}, r"'flow_lm\.x\.weight' cannot be stored in GGUF files of pocket"),
     ("qwen3tts", {FC1: np.zeros(23, np.float32)}, r"linear_fc1.bias: is \(23,\); expected \(24,\), as config.json"),
     ("qwen3tts", {FC1: None}, r"'text_projection.linear_fc1.bias' is missing"),
     ("t5", {"encoder.embed_tokens.weight": _ones(320, 32)}, "are both token_embd.weight"),
     ("t5", {"lm_head.weight": _ones(320, 32)}, "lm_head.weight is not the embedding"),
     ("t5", {"shared.weight": None}, "the tensor of token embeddings is missing"),
-    ("t5", {"extra.block.0.weight": _ones(32)}, "has no place in GGUF files of t5"),
+    ("t5", {"extra.block.0.weight": _ones(32)}, "cannot be stored in GGUF files of t5"),
     ("talkie", {GAIN: None}, f"tensor '{GAIN}' is missing"),
     ("talkie", {GAIN: _ones(2)}, r"lm_head_gain.w_g: is F32 \(2,\); expected one"),
 ]
@@ -107,7 +111,7 @@ def test_scores_of_gemma2_27b_are_of_the_width(scale: int, fits: bool, tmp_path:
     if fits:
         open_checkpoint(tmp_path).close()
     else:
-        check_refused(tmp_path, "query_pre_attn_scalar is 16; the GGUF architecture has it fixed at 8")
+        check_refused(tmp_path, "query_pre_attn_scalar is 16; the GGUF architecture requires 8")
 
 
 @pytest.mark.parametrize(("name", "ranks"), [
@@ -214,7 +218,7 @@ def test_two_dense_layers_behind_lfm2(tmp_path: Path) -> None:
     """GGUF supports one dense layer after LFM2, so a second is refused."""
     path = write("lfm2-colbert", tmp_path) / "modules.json"
     path.write_text(path.read_text().replace("]", ', {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]'))
-    check_refused(tmp_path, "holds 2 dense layers behind the model; files of this architecture hold one")
+    check_refused(tmp_path, "holds 2 dense layers after the model; files of this architecture have one")
 
 
 # -- YaRN between two pairs -------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ def test_yarn_that_does_not_truncate_is_a_note_where_it_hardly_matters(tmp_path:
     """The published GPT-OSS differs by only 0.0002 radians per position."""
     with open_checkpoint(write("gpt-oss", tmp_path, rope_parameters={**YARN, "factor": 1.003})) as model:
         [note] = model.notes
-        assert note.startswith("rope truncate false has no place in GGUF files: angles differ by up to 0.000")
+        assert note.startswith("GGUF files cannot store rope truncate false: angles differ by up to 0.000")
 
 
 # -- Pocket TTS, which has no config.json -----------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_the_vocabulary_of_dream(tmp_path: Path) -> None:
             if key.startswith("tokenizer.") and not key.endswith("_token"):
                 np.testing.assert_array_equal(model.metadata[key], value, key)
     edit_json(settings, tokenizer_class="OtherTokenizer")
-    check_refused(tmp_path, r"holds no tokenizer\.json and no tokenizer\.model")
+    check_refused(tmp_path, r"no tokenizer\.json or tokenizer\.model")
     edit_json(settings, tokenizer_class="DreamTokenizer")
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
     check_refused(tmp_path, "merges is not a list of pairs")
@@ -154,7 +154,7 @@ def test_a_dialogue_with_rwkv(tmp_path: Path) -> None:
     assert str(chat.render(messages, extra={"enable_thinking": True}).text) == text + on
 
 
-_NO_LINE, _TAKEN = "line 1 is not a token with its id and length", "is there twice or beyond"
+_NO_LINE, _TAKEN = "line 1 is not a token with its id and length", "occurs twice or exceeds"
 # Vocabulary files of RWKV (model, file, text; {} is a line of the file), and the message.
 BAD: list[tuple[str, str, str, str]] = [
     *[("rwkv7", WORLD, text, _NO_LINE) for text in (
@@ -167,7 +167,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ("plamo3", PLAMO, "[\n...", "line 1 is not a token with its score and kind"),
     *[("plamo3", PLAMO, f"{{}}\n{{}}\n{line}\n...", "line 3 is not a token with its score and kind")
       for line in ("[1, 2]", '["a"]', '["a", Infinity]')],
-    ("plamo3", PLAMO, "{}\n{}\n{}\n{}", "holds 4 tokens, and the embedding has 320 rows"),
+    ("plamo3", PLAMO, "{}\n{}\n{}\n{}", "has 4 tokens, but the embedding has 320 rows"),
 ]  # fmt: skip
 
 

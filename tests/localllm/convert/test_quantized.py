@@ -204,16 +204,16 @@ BAD: list[tuple[Arrays, dict[str, np.ndarray | None], str]] = [
     (INTEGERS, {"weight_shape": np.array([1, 2, 3])}, "expected rows and columns"),
     (INTEGERS, {"weight_shape": np.array([21, 1 << 40])}, "expected rows and columns"),
     (INTEGERS, {"weight_shape": np.array([21, -80])}, "expected rows and columns"),
-    (INTEGERS, {"weight_shape": np.array([21, 96])}, r"is no matrix of \(21, 96\)"),
-    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:, :4]}, r"is no matrix of \(21, 80\)"),
-    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:20]}, r"is no matrix of \(21, 80\)"),
+    (INTEGERS, {"weight_shape": np.array([21, 96])}, r"is not a matrix of \(21, 96\)"),
+    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:, :4]}, r"is not a matrix of \(21, 80\)"),
+    (INTEGERS, {"weight_scale": INTEGERS["weight_scale"][:20]}, r"is not a matrix of \(21, 80\)"),
     (INTEGERS, {"weight_zero_point": INTEGERS["weight_zero_point"][:2]}, "does not fit scales"),
     (INTEGERS, {"weight_g_idx": np.full(80, 5, np.int32)}, "names groups outside of 0 to 4"),
     (INTEGERS, {"weight_g_idx": np.zeros(8, np.int32)}, r"expected I32 \(80,\)"),
     (CODED, {"weight_scale": None}, "'x.weight_scale' is missing"),
     (CODED, {"weight_scale": SCALES[:, :1]}, r"\(6, 32\) with scales U8 \(6, 1\)"),
     (CODED, {"weight_packed": CODES.astype(np.float32)}, r"F32 \(6, 32\) with scales U8 \(6, 2\)"),
-    (CODED, {"weight": CODES}, "is there packed and unpacked"),
+    (CODED, {"weight": CODES}, "is present both packed and unpacked"),
 ]
 
 

@@ -57,20 +57,20 @@ def test_shards_by_index_and_without(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": names[0], "b": "../" + names[1]}}))
     refused("is not the name of a safetensors file", tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": names[0], "c": "model-00003-of-00003.safetensors"}}))
-    refused(r"model-00003-of-00003.safetensors is missing, but .* names it; download", tmp_path)
+    refused(r"model-00003-of-00003.safetensors is missing, but .* lists it; download", tmp_path)
     index.write_text("[]")
     refused("is not a JSON object", tmp_path)
     index.unlink()
     save(tmp_path / names[1], {"a": X})
-    refused(r"tensor 'a' is in model-00001-of-00002.safetensors too", tmp_path)
+    refused(r"tensor 'a' is also in model-00001-of-00002.safetensors", tmp_path)
 
 
 def test_a_folder_without_safetensors(tmp_path: Path) -> None:
-    refused(r"holds no \*.safetensors file", tmp_path)
+    refused(r"no \*.safetensors file", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    refused(r"pytorch_model.bin only, a pickle, which can run code; save", tmp_path)
+    refused(r"pytorch_model.bin, a pickle, which can run code; save", tmp_path)
     (tmp_path / "consolidated.safetensors").write_bytes(b"")
-    refused(r"holds consolidated.safetensors but no model.safetensors", tmp_path)
+    refused(r"has consolidated.safetensors but no model.safetensors", tmp_path)
 
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

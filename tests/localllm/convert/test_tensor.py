@@ -126,7 +126,7 @@ def test_integers_of_32_bits() -> None:
     small = t.as_int32(wide(numbers))
     assert (small.format, t.as_int32(small)) == ("I32", small)
     np.testing.assert_array_equal(small.read(0, 2).view(np.int32), numbers)
-    with pytest.raises(ConvertError, match="x: holds 2147483648, which is no 32-bit number"):
+    with pytest.raises(ConvertError, match="x: holds 2147483648, which does not fit in 32 bits"):
         t.as_int32(wide(numbers + 1)).read(0, 2)
     with pytest.raises(ConvertError, match="x: is stored as F32; expected I32 or I64"):
         t.as_int32(of(np.zeros((2, 2))))

@@ -37,7 +37,7 @@ def keys_of(
 
 def test_ids_are_those_of_tiktoken(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, LINES)
-    assert keys.notes == ("capitals inside words do not begin a token, as in llama.cpp; Kimi's own code cuts there",)
+    assert keys.notes == ("capitals inside words do not begin a token, as in llama.cpp; Kimi's own code splits there",)
     ours = Tokenizer.from_metadata(keys.keys)
     for text, ids in STORED["texts"]:
         assert ours.encode(text, add_special=False) == ids
@@ -90,9 +90,7 @@ def test_another_tokenizer_of_tiktoken_is_refused_with_the_next_step(tmp_path: P
 
 
 def test_older_tokenizers_of_chatglm_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConvertError, match=r"the special tokens of ChatGLM 2 and 3 are in the tokenizer's program alone"
-    ):
+    with pytest.raises(ConvertError, match=r"the special tokens of ChatGLM 2 and 3 are only in the tokenizer's code"):
         keys_of(tmp_path, LINES, {"tokenizer_class": "ChatGLMTokenizer"}, name="tokenizer.model")
 
 
@@ -104,9 +102,9 @@ def test_older_tokenizers_of_chatglm_are_refused(tmp_path: Path) -> None:
         ([*LINES, f"QUFBQUFBQUFB {ROWS}"], "does not belong to an embedding of"),
         ([*LINES, "QUFBQUFBQUFB -1"], "does not belong to an embedding of"),
         ([*LINES, "QUFB" * 100 + f" {COUNT}"], "does not belong to an embedding of"),
-        ([*LINES, LINES[0].split()[0] + f" {COUNT}"], "is there twice"),
-        ([*LINES, "QUFBQUFBQUFB 0"], "two of one rank"),
-        ([], "holds no tokens"),
+        ([*LINES, LINES[0].split()[0] + f" {COUNT}"], "occurs twice"),
+        ([*LINES, "QUFBQUFBQUFB 0"], "two with the same rank"),
+        ([], "no tokens"),
     ],
 )
 def test_damaged_files_are_one_line(lines: list[str], expected: str, tmp_path: Path) -> None:

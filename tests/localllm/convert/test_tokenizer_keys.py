@@ -102,7 +102,7 @@ def test_ids_that_differ_are_told(style: str, tmp_path: Path) -> None:
     Token ids differ only if the vocabulary has tokens that contain the mark, so the tokenizer is trained on few texts.
     """
     keys = keys_of(tmp_path, bpe_tokenizer(style, 1000, TEXTS), bos_token="<s>", eos_token="</s>")
-    assert keys.notes == ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
+    assert keys.notes == ("the file's tokenizer gives different ids than the folder's for a multilingual text",)
 
 
 def test_pieces_ids(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_difference_is_told(tmp_path: Path) -> None:
     assert notes == ("around a text the folder's tokenizer puts 2 special tokens, the file's 1",)
     tokenizer.normalizer = normalizers.Lowercase()
     notes = keys_of(tmp_path, tokenizer, bos_token="<s>").notes
-    assert notes == ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
+    assert notes == ("the file's tokenizer gives different ids than the folder's for a multilingual text",)
 
 
 @pytest.mark.parametrize("regex", [
@@ -248,7 +248,7 @@ def test_spellings_of_one_pre_tokenizer(regex: str) -> None:
     {"type": "Split", "pattern": {"Regex": REGEXES["qwen2"]}, "behavior": "MergedWithNext"},
 ])  # fmt: skip
 def test_an_unknown_pre_tokenizer_is_an_error(pre: Any) -> None:
-    with pytest.raises(ConvertError, match=r"the pre-tokenizer of tokenizer.json is unknown: it cuts text by "):
+    with pytest.raises(ConvertError, match=r"the pre-tokenizer of tokenizer.json is unknown: it splits text by "):
         pre_tokenizer_name(pre, False)
 
 
@@ -276,7 +276,7 @@ def multiplying(tokenizer: dict[str, Any]) -> None:
 
 GOOD = spm_file(spm_pieces(300, [TEXT]))
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "none": (lambda folder: None, "holds no tokenizer.json and no tokenizer.model; load its tokenizer with"),
+    "none": (lambda folder: None, "no tokenizer.json or tokenizer.model; load its tokenizer with"),
     "words": (
         broken(lambda t: t["model"].update(type="WordLevel")),
         "is a WordLevel model; supported: BPE, WordPiece, Unigram",
@@ -286,7 +286,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "model": (broken(lambda t: t.update(model=[1])), "model is not an object"),
     "vocab": (broken(lambda t: t["model"].update(vocab=[])), "model.vocab is not an object"),
     "id": (broken(lambda t: t["model"]["vocab"].update(x=-1)), "token 'x' has the id -1, but the embedding has 1000"),
-    "high id": (broken(lambda t: t["model"]["vocab"].update(x=1000)), "tokenizer and weights do not belong together"),
+    "high id": (broken(lambda t: t["model"]["vocab"].update(x=1000)), "tokenizer and weights do not match"),
     "merges": (broken(lambda t: t["model"].update(merges=["abc"])), "model.merges is not a list of pairs"),
     "added": (broken(lambda t: t["added_tokens"].append({"id": "x"})), "an added token has no id"),
     "no unknown text": (

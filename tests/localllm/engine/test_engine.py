@@ -156,7 +156,7 @@ def test_more_than_a_step_or_a_sequence_takes(small: Engine) -> None:
             small.step(rows)
     small.step([SequenceRows(one, [1] * 80)])
     small.step([SequenceRows(one, [1] * 80)])
-    with pytest.raises(ContextFull, match="the context of 192 tokens is full: 160 are held and 33 more do not fit"):
+    with pytest.raises(ContextFull, match="the context of 192 tokens is full: 160 are in use and 33 more do not fit"):
         small.step([SequenceRows(two, [1]), SequenceRows(one, [1] * 33)])
     assert not small.fits([(one, 33)])
     assert (one.length, two.length, small.room(one)) == (160, 0, 32)

@@ -216,7 +216,7 @@ def test_what_cannot_be_evaluated_is_not_kept(session: Session) -> None:
     with pytest.raises(BackendError, match="tokens must be"):
         session.evaluate([4, 10_000], logits=False)
     assert session.tokens == [1, 2, 3]
-    with pytest.raises(ContextFull, match="3 are held and 254 more do not fit"):
+    with pytest.raises(ContextFull, match="3 are in use and 254 more do not fit"):
         session.evaluate([5] * 254, logits=False)
     assert session.tokens == [1, 2, 3]
     assert session.evaluate([5] * 253, logits=True).shape[0] == 253

@@ -343,7 +343,7 @@ def test_a_model_that_computes_infinity_is_one_line(
         (("-f", "nowhere.txt"), "nowhere.txt: No such file"),
         (("-f", str(SMALLTALK), "-c", "100000"), "are needed for windows of 100000"),
         (("-f", str(SMALLTALK), "--ppl-stride", "600", "-c", "4"), "too small for a stride of 600"),
-        (("-f", str(SMALLTALK), "--ppl-stride", "9", "--save-base", "x"), "--save-base cannot hold overlapping"),
+        (("-f", str(SMALLTALK), "--ppl-stride", "9", "--save-base", "x"), "--save-base cannot store overlapping"),
     ],
 )
 def test_wrong_use_is_a_line(

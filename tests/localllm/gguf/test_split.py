@@ -107,7 +107,7 @@ def test_a_damaged_part_is_named(model: Path) -> None:
         (0, {"split__count": np.uint16(1), "split__no": np.uint16(1)}, 0, "key 'split.no': 1 found; supported in 1"),
         (0, {"split__count": np.uint16(2)}, 0, "key 'split.count': 2 parts, but the file's name does not end in '-000"),
         (0, {"split__tensors__count": np.int32(4)}, 0, "key 'split.tensors.count': 4 tensors announced, 3 found in 3"),
-        (2, {"tensor": "t0"}, 2, "tensor 't0': is in an earlier part already"),
+        (2, {"tensor": "t0"}, 2, "tensor 't0': is already in an earlier part"),
     ],
 )
 def test_parts_that_do_not_fit(model: Path, index: int, changes: dict[str, Any], file: int, message: str) -> None:

@@ -57,7 +57,7 @@ def test_a_search_lists_the_most_downloaded_first(server: HubServer) -> None:
 @pytest.mark.parametrize("answer", [b'{"a": 1}', b"[3]", b"no", b'[{"x": 1}]'])
 def test_a_hub_that_answers_a_search_with_something_else_is_told(server: HubServer, answer: bytes) -> None:
     server.faults.listing = answer
-    with pytest.raises(StoreError, match="did not answer as a hub does"):
+    with pytest.raises(StoreError, match="does not answer like a Hugging Face hub"):
         Hub(server.url).search("toy", 5)
 
 

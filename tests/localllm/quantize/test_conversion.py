@@ -349,7 +349,7 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "v.gguf", {"general.architecture": "llama"}, [])
     with (
         open_gguf(tmp_path / "v.gguf") as file,
-        pytest.raises(QuantizeError, match="holds a vocabulary but no weights"),
+        pytest.raises(QuantizeError, match="has a vocabulary but no weights"),
     ):
         plan_jobs(file, find("Q8_0"), MixOptions())
 

@@ -79,8 +79,8 @@ def test_a_divergence_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--fit", "10KB"], "10,000 are allowed; allow more"),
-        (["--max-kld", "1e-9", "--token-embedding-type", "Q4_0"], "allow"),
+        (["--fit", "10KB"], r"the smallest possible file is \d+\.\d\d KiB, and the limit is 9\.77 KiB; raise --fit"),
+        (["--max-kld", "1e-9", "--token-embedding-type", "Q4_0"], "raise --max-kld"),
         (["--fit", "1MB", "Q4_K_M"], "--fit replaces TYPE; omit Q4_K_M"),
         (["--fit", "1MB", "--max-kld", "1"], "--max-kld and --fit cannot be combined"),
         (["--fit", "1MB", "--pure"], "--fit and --pure cannot be combined"),
@@ -170,7 +170,7 @@ def test_a_hugging_face_folder_becomes_a_file(tmp_path: Path) -> None:
         (["COPY", "--imatrix", "auto"], "--imatrix auto: COPY quantizes no tensor of this model"),
         (["Q4_0", "--method", "awq", "-f", "none.txt"], "none.txt: No such file"),
         (["Q4_0", "--report", "--test", "none.txt"], "none.txt: No such file"),
-        (["--fit", "40KB"], r"hf/experts: takes at least \d\d,\d{3} bytes, but 40,000 are allowed"),
+        (["--fit", "40KB"], r"hf/experts: the smallest possible file is [\d.]+ KiB, and the limit is 39.06 KiB"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_is(

@@ -69,7 +69,7 @@ BLOCKED = ("trickle", "closed", "stopped")  # replies that block until the time 
     [
         ("junk", ConfinedCrash, "invalid JSON"),
         ("deep", ConfinedLimit, "more than"),
-        ("deep object", ConfinedLimit, "more than 64 deep"),
+        ("deep object", ConfinedLimit, "more than 64 levels deep"),
         ("list", ConfinedCrash, "invalid reply"),
         ("text", ConfinedCrash, "invalid reply"),
         ("empty object", ConfinedCrash, "invalid reply"),
@@ -79,7 +79,7 @@ BLOCKED = ("trickle", "closed", "stopped")  # replies that block until the time 
         ("many lists", ConfinedLimit, "more than 262144 values"),
         ("many texts", ConfinedLimit, "more than 262144 values"),
         ("many quotes", ConfinedCrash, "invalid JSON"),
-        ("huge", ConfinedLimit, "more than 64 MB"),
+        ("huge", ConfinedLimit, "exceeds 64 MB"),
         ("short", ConfinedCrash, "exit code 0"),
         ("unnumbered", ConfinedCrash, "unexpected message"),
         ("trickle", ConfinedLimit, "on the clock"),

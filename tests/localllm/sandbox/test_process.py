@@ -39,7 +39,7 @@ def test_one_child_answers_every_call(child: Confined) -> None:
     [
         ({"do": "spin"}, r"^it takes more than 0\.3 s$"),
         ({"do": "fill", "n": 256 << 20}, "needs more than 64 MB of memory"),
-        ({"do": "say", "n": 2 << 20}, "makes more than 1 MB"),
+        ({"do": "say", "n": 2 << 20}, "exceeds 1 MB"),
     ],
 )
 def test_limits_are_errors_and_the_next_call_works(child: Confined, request_: dict[str, object], message: str) -> None:

@@ -187,7 +187,7 @@ def test_the_bundled_model_is_listed_if_there_is_no_other(tmp_path: Path, hub: H
         async with Site(tmp_path, hub.url, hidden=StoredModel("demo", "", (DEMO,))).client() as one:
             assert await one.names() == ["demo"]
             refused = await one.told("/api/create", 400, **{"model": "a", "from": "demo"})
-            assert "none can be derived from it; pull one" in refused["error"]
+            assert "it cannot be a base; pull one" in refused["error"]
             await one.told("/api/copy", 400, source="demo", destination="a")
             await one.pulled(TOY)
             assert await one.names() == [TOY]

@@ -136,7 +136,7 @@ def test_a_hostile_table_is_one_error_and_ends_soon(table: bytes, message: str) 
         (unigram(True, True) | {KEY + "precompiled_charsmap": ["x"]}, "precompiled_charsmap must be an array"),
         ({KEY + "model": "bert", KEY + "tokens": ["a"]}, "bos_token_id is missing"),
         ({KEY + "model": "rwkv", KEY + "tokens": ["a"]}, "tokens: no token for the byte 0x01"),
-        ({KEY + "model": "rwkv", KEY + "tokens": ["\\xzz"]}, "has no two hexadecimal digits"),
+        ({KEY + "model": "rwkv", KEY + "tokens": ["\\xzz"]}, "needs two hexadecimal digits"),
         ({KEY + "model": "plamo2", KEY + "tokens": ["a"], KEY + "scores": [0.0]}, "tokens: no token <0x00>"),
         (
             unigram(True, True) | {KEY + "tokens": ["a", "b", "c" * 300], KEY + "token_type": [1] * 3},

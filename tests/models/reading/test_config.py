@@ -129,7 +129,7 @@ def test_a_wrong_key_is_named_with_what_was_found(key: str, value: Any) -> None:
 
 
 def test_an_odd_head_width_must_be_said() -> None:
-    with pytest.raises(ModelError, match=r"llama\.attention\.key_length: the file does not hold this key"):
+    with pytest.raises(ModelError, match=r"llama\.attention\.key_length: this key is missing"):
         config(attention__head_count=7)
     assert config(attention__head_count=7, attention__key_length=10).head_dim == (10, 10, 10)
 

@@ -23,23 +23,23 @@ from tests.models.reading.test_config import EXPERTS, MINIMAL
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("llama", {"llama.expert_used_count": None}, r"llama\.expert_used_count: the file does not hold this key"),
+        ("llama", {"llama.expert_used_count": None}, r"llama\.expert_used_count: this key is missing"),
         (
             "llama",
             {"llama.expert_used_count": 9},
             r"llama\.expert_used_count: expected an integer from 1 to 8, found 9",
         ),
         ("llama", {"llama.expert_group_count": 129}, r"llama\.expert_group_count: expected .* 0 to 8, found 129"),
-        ("llama", {"llama.expert_group_count": 4}, r"llama\.expert_group_used_count: the file does not hold this key"),
+        ("llama", {"llama.expert_group_count": 4}, r"llama\.expert_group_used_count: this key is missing"),
         (
             "llama",
             {"llama.expert_group_count": 3, "llama.expert_group_used_count": 2},
-            r"llama\.expert_group_count: 8 experts are expected in equal groups, .*found 3 groups",
+            r"llama\.expert_group_count: 8 experts must form equal groups, .*found 3 groups",
         ),
         (
             "llama",
             {"llama.expert_group_count": 8, "llama.expert_group_used_count": 1},
-            r"llama\.expert_group_count: .* 1 of which hold the 2 that are used, found 8 groups",
+            r"llama\.expert_group_count: .* 1 groups must have at least the 2 experts used, found 8 groups",
         ),
         ("qwen3", {"qwen3.expert_count": 8}, r"qwen3\.expert_count: qwen3 has no mixture of experts, found 8"),
         ("glm4moe", {"glm4moe.expert_count": 8, "glm4moe.expert_gating_func": 5}, r"glm4moe\.expert_gating_func: "),

@@ -29,7 +29,7 @@ KEYS: dict[str, tuple[str, Any, str]] = {
         "expected an integer from 0 to 72057594037927935",
     ),
     "no such token": ("ple.eos_token_id", 128, "expected an integer from 0 to 127"),
-    "no multipliers": ("ple.layer_multipliers", None, "the file does not hold this key"),
+    "no multipliers": ("ple.layer_multipliers", None, "this key is missing"),
     "pools that no choice is made of": ("attention.compress_ratios", [0, 0, 3], "expected a divisor of .* 8, found 3"),
     "pools of more than a block": ("attention.compress_ratios", [0, 0, 128], "expected an integer from 0 to 64"),
     "rows beyond the table": ("ple.head_offsets", [0, 101, 204, 311, 420, 600], "expected at least 727 rows"),
@@ -57,7 +57,7 @@ def test_pools_of_two_sizes_are_refused() -> None:
 
 def test_a_missing_table_is_one_line() -> None:
     tensors = {name: tensor for name, tensor in TENSORS.items() if name != TABLE}
-    with pytest.raises(ModelError, match=f"{TABLE}: the file does not hold this tensor"):
+    with pytest.raises(ModelError, match=f"{TABLE}: this tensor is missing"):
         plan_of(METADATA, tensors)
 
 

@@ -139,5 +139,5 @@ def test_a_value_passes_through_the_places_between_its_maker_and_its_reader() ->
 
 def test_a_cache_layer_cannot_be_at_two_places() -> None:
     plan = tiny_plan("llama plain")
-    with pytest.raises(AssertionError, match="cache layer 0 is at two places"):
+    with pytest.raises(AssertionError, match="cache layer 0 is on two devices"):
         split(plan, ["here" if isinstance(op, Append) else "there" for op in plan.operations])

@@ -32,7 +32,7 @@ from localllm.server.turn import Generation, Json, ToolChoice, Turn
 STORED = {  # fields that need stored responses, with an alternative
     "previous_response_id": "nothing is stored; send the whole conversation as input",
     "conversation": "nothing is stored; send the whole conversation as input",
-    "prompt": "stored prompts do not exist here; send instructions and input",
+    "prompt": "stored prompts are not supported; send instructions and input",
 }
 LOGPROBS = "message.output_text.logprobs"
 
@@ -86,7 +86,7 @@ def read_response(body: ResponseBody, client: str, most: int | None = None) -> R
         if getattr(body, name) is not None:
             raise wrong(f"not supported: {instead}", name)
     if body.background:
-        raise wrong("not supported: the answer comes with the response; leave it false", "background")
+        raise wrong("not supported: the response contains the answer; set it to false", "background")
     messages = read_input(body.input)
     tools = read_response_tools(body.tools, body.input, body.tool_choice)
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []

@@ -87,7 +87,7 @@ REFUSED = {
     "/read /no/such": "error: /no/such: cannot be read: No such file or directory",
     "/read /dev/null": "error: /dev/null: cannot be read: is not a regular file but a device",
     "/save /no/such/talk": "error: no such folder: /no/such; create it first",
-    "/copy": "error: nothing to copy: nothing has been answered yet",
+    "/copy": "error: nothing to copy yet",
     "/edit": "error: /edit needs a terminal",
 }
 
@@ -130,7 +130,7 @@ def test_edit_and_copy_in_a_terminal(tiny: Path, said: Said, tmp_path: Path) -> 
     terminal.wait_for("first token")
     terminal.wait_for(READY)
     terminal.type("/copy\r")
-    terminal.wait_for("clipboard: ")
+    terminal.wait_for(r"copied \d+ characters")
     terminal.wait_for(READY)
     terminal.type("/undo\r")
     terminal.wait_for("removed: from the editor")
@@ -194,9 +194,9 @@ def test_nothing_to_continue_and_nothing_kept(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["chat", str(tiny), "--continue"]) == 2
-    assert capsys.readouterr().err.startswith("error: no conversation to continue; one is kept after the first turn")
+    assert capsys.readouterr().err.startswith("error: no conversation to continue; a chat on a terminal is saved")
     assert main(["chat", str(tiny), "--continue", "--prompt-cache", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.endswith("both say which conversation to continue; give one\n")
+    assert capsys.readouterr().err.endswith("both select a conversation; give one of them\n")
     terminal = Terminal("chat", tiny, *QUICK, "--no-history", columns=100)
     terminal.wait_for(READY)
     terminal.type("one\r")

@@ -59,7 +59,7 @@ def test_pooling_none_gives_a_vector_for_each_token() -> None:
     for path, name in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
         response = call(ScriptedService(), path, {"model": "tiny", name: "abc"}, settings=settings)
         assert response.status_code == 400, path
-        assert "/embeddings has them" in response.text
+        assert "use /embeddings" in response.text
 
 
 @pytest.mark.parametrize(
