@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,8 @@ BACKENDS: dict[str, Callable[[int | None, str, bool], Backend]] = {
     "reference": _reference,
 }
 # GPU backends that "auto" tries, each with files that show that its driver is installed. Checking files is cheap;
-# importing the package is slow.
-_CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
+# importing the package is slow. OpenCL counts only if its package is installed, since many OpenCL drivers are for CPUs.
+_CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg"), ""), (_opencl_card, ("/etc/OpenCL/vendors",), "pyopencl"))
 
 
 @dataclass(slots=True)
@@ -110,8 +111,8 @@ def _auto(threads: int | None, checked: bool) -> Backend:
     If a GPU was expected, the CPU backend's description says why it was not used.
     """
     reasons = []
-    for opened, signs in _CARDS:
-        if any(Path(sign).exists() for sign in signs):
+    for opened, signs, required in _CARDS:
+        if any(Path(sign).exists() for sign in signs) and (not required or find_spec(required) is not None):
             try:
                 return opened(threads, "", checked)
             except BackendError as error:

@@ -423,7 +423,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return own(self, source.replace("/ (float)K + EPS", "/ (float)K * 1.01f + EPS"), kernel)
 
     monkeypatch.setattr(OpenClDevice, "compile", compile_)
-    monkeypatch.setattr("localllm.backends._CARDS", ((localllm.backends.BACKENDS["opencl"], ("/",)),))
+    monkeypatch.setattr("localllm.backends._CARDS", ((localllm.backends.BACKENDS["opencl"], ("/",), ""),))
     monkeypatch.setattr("localllm.quant.codecache.default_folder", lambda kind: tmp_path / kind)
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
