@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _ALIKE = 0.75  # minimum similarity, unless the name is a prefix of a known name
 
@@ -24,6 +24,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     near = [(_alike(wanted, letters), letters) for letters in by_letters if len(letters) > 1]
     alike, letters = max(near, default=(0.0, ""))
     return by_letters[letters] if alike >= _ALIKE else ""
+
+
+def either(names: Sequence[str]) -> str:
+    """Return names as a choice: "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _bare(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
-from localllm.base.spelling import closest
+from localllm.base.spelling import closest, either
 from localllm.cli import options
 from localllm.cli.app import UsageError, one_word
 from localllm.loading.resolve import BOX, is_model_folder, resolve
@@ -79,12 +79,15 @@ def model_words(own: options.ModelName) -> int:
 
 def _nearest(word: str, commands: Collection[str]) -> str:
     """Return the closest command, model and file as text, or "" if none is close."""
+    from localllm.cli.own_names import own_names
     from localllm.hub import StoreFolders, everything
     from localllm.hub.search import beside, nearest_models
+    from localllm.hub.short_names import known_like
 
-    model = nearest_models(word, everything(StoreFolders.here())) or closest(word, BOX)
+    model = nearest_models(word, everything(StoreFolders.here())) or closest(word, (*BOX, *own_names()))
+    models = [model] if model else known_like(word)
     found = [command] if (command := closest(word, commands)) else []
-    found += [f"the model {printable(model)}"] if model else []
+    found += [f"the model {printable(either(models))}"] if models else []
     found += [f"the file {printable(file)}"] if (file := beside(Path(word))) else []
     return " or ".join(found)
 
@@ -100,7 +103,7 @@ def one_model(given: options.ModelName, default: str = "") -> str:
         from localllm.cli.commands.pull import fetched
 
         return os.fspath(fetched(given.hf_repo))
-    resolve(name)  # fail before a command writes or loads anything
+    resolve(name, others=given.own_names)  # fail before a command writes or loads anything
     return name
 
 
@@ -120,7 +123,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
 def model_and_words(own: options.ModelName, required: bool = True) -> tuple[str, list[str]]:
     """Return the model and the other arguments of a command. The model may be "" unless it is required."""
     count = model_words(own)
-    given = options.ModelName(own.words[:count], own.model, own.hf_repo)
+    given = options.ModelName(own.words[:count], own.model, own.hf_repo, own.own_names)
     try:
         name = one_model(given) if given.named or required else ""
     except LocalLLMError as error:

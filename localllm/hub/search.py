@@ -8,16 +8,17 @@ of `STORES`. The first store with a match decides. If that store has several mat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from localllm.base.printable import printable
+from localllm.base.spelling import closest, either
 from localllm.hub import derived, hub_cache, llamacpp, lm_studio, ollama
 from localllm.hub.errors import NotHere, StoreError
 from localllm.hub.labels import ENDING, matching
 from localllm.hub.reference import REFERENCE
-from localllm.hub.short_names import full_name
+from localllm.hub.short_names import full_name, known_like
 from localllm.hub.store_folders import DERIVED, HUB, LLAMA, LM_STUDIO, OLLAMA, StoreFolders
 from localllm.hub.stored_model import StoredModel
 
@@ -48,20 +49,23 @@ def _scanned(places: StoreFolders) -> Iterator[StoredModel]:
             yield from scan(root, store)
 
 
-def locate(name: str, places: StoreFolders | None = None) -> Path:
-    """Return the file to open for a model name; raise StoreError with advice unless exactly one model matches."""
-    return find(name, everything(places or StoreFolders.here())).path
+def locate(name: str, places: StoreFolders | None = None, others: Collection[str] = ()) -> Path:
+    """Return the file to open for a model name; raise StoreError with advice unless exactly one model matches.
+
+    `others` are further names that a misspelled one may mean.
+    """
+    return find(name, everything(places or StoreFolders.here()), others).path
 
 
-def find(name: str, models: Sequence[StoredModel]) -> StoredModel:
+def find(name: str, models: Sequence[StoredModel], others: Collection[str] = ()) -> StoredModel:
     """Return the model with this name. Raise NotHere without a usable match, and StoreError if several models match."""
-    found = models_named(name, models)
+    found = models_named(name, models, others)
     if found.problem:
         raise NotHere(f"{printable(found.name)} ({found.store}): {found.problem}")
     return found
 
 
-def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
+def models_named(name: str, models: Sequence[StoredModel], others: Collection[str] = ()) -> StoredModel:
     """Return the model with this name, even if it is damaged. Raise StoreError for several models, and NotHere without
     any."""
     found = matches(name, models)
@@ -71,7 +75,7 @@ def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
         more = f" and {len(whole) - _SHOWN} more" if len(whole) > _SHOWN else ""
         raise StoreError(f"{printable(name)} is ambiguous: give one of {names}{more}")
     if not whole:
-        raise _unknown(name, models)
+        raise _unknown(name, models, others)
     return whole[0]
 
 
@@ -126,8 +130,8 @@ def is_path(name: str) -> bool:
     return name.endswith(ENDING) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 2 or "\\" in name
 
 
-def _unknown(name: str, models: Sequence[StoredModel]) -> NotHere:
-    shown, near = printable(name, 300), nearest_models(name, models)
+def _unknown(name: str, models: Sequence[StoredModel], others: Collection[str]) -> NotHere:
+    shown, near = printable(name, 300), nearest_models(name, models) or closest(name, others)
     hint = f"; did you mean {printable(near)}?" if near else ""
     reference = REFERENCE.fullmatch(name)
     if is_path(name) and not (reference and reference[2]):
@@ -135,6 +139,9 @@ def _unknown(name: str, models: Sequence[StoredModel]) -> NotHere:
         return NotHere(f"No such file: {shown}{f'; did you mean {printable(file, None)}?' if file else hint}")
     if reference is None and full_name(name):
         return NotHere(f"{shown} ({full_name(name)}) is not on this computer; `localllm pull {shown}` downloads it")
+    if reference is None and not near and (known := known_like(name)):
+        meant = f"did you mean {either(known)}? `localllm pull {known[0]}` downloads it"
+        return NotHere(f"No such file or model: {shown}; {meant}")
     if reference is None:
         return NotHere(
             f"No such file or model: {shown}{hint or ';'} `localllm list` shows the models on this computer, "

@@ -5,8 +5,10 @@ File sizes on the hub in November 2026, rounded. A pull reports the actual size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from types import MappingProxyType
 
 from localllm.hub.reference import Reference, reference
@@ -30,6 +32,9 @@ class KnownModel:
 
 _LLAMA, _GEMMA, _APACHE, _MIT = "Llama community licence", "Gemma terms of use", "Apache-2.0", "MIT"
 _MB = 10**6
+_SHOWN = 3  # maximum suggestions
+_BEGINNING = 3  # minimum letters of the beginning of a family
+_ALIKE = 0.85  # minimum similarity of letters: "lama" is llama, "llava" is another model
 # The first model of a family is also found without its tag.
 KNOWN = (
     KnownModel("qwen3.5:2b", "unsloth/Qwen3.5-2B-GGUF", "Q4_K_M", 1281 * _MB, _APACHE),
@@ -70,6 +75,32 @@ def known_model(name: str) -> KnownModel | None:
 def wanted_reference(text: str, own: Mapping[str, str] = MappingProxyType({})) -> Reference:
     """Parse a short name or USER/REPO[:QUANT]; raise StoreError for other texts. `own` has the user's short names."""
     return reference(own.get(text.strip().lower().removesuffix(":latest"), "") or full_name(text) or text)
+
+
+def known_like(name: str) -> list[str]:
+    """Return the short names in our table that a misspelled name may mean, at most three.
+
+    The letters of the family must be similar, or be its beginning. Its digits must begin with the given ones, since
+    another number is another model. If a model of these families has the tag, only models with the tag are returned.
+    """
+    family, _, tag = name.lower().partition(":")
+    found = [each.name for each in KNOWN if _bare(name) == _bare(each.name) or _like(family, each.name)]
+    return ([each for each in found if tag == each.partition(":")[2]] or found)[:_SHOWN]
+
+
+def _like(family: str, known: str) -> bool:
+    known = known.partition(":")[0]
+    letters, full = (re.sub(r"[^a-z]", "", each) for each in (family, known))
+    digits, number = (re.sub(r"[^0-9]", "", each) for each in (family, known))
+    if not number.startswith(digits):
+        return False
+    begins = len(letters) >= _BEGINNING and full.startswith(letters)
+    same = sorted(letters) == sorted(full)  # two letters in the wrong order
+    return begins or same or SequenceMatcher(None, letters, full).ratio() >= _ALIKE
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def named_like(words: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from localllm.base.errors import LocalLLMError
@@ -15,10 +16,11 @@ class FolderError(LocalLLMError):
     """A folder was given instead of a GGUF file. The message says how to get a GGUF."""
 
 
-def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
+def resolve(name: str | os.PathLike[str], folders: bool = False, others: Collection[str] = ()) -> Path:
     """Return the path for `name`: a path, the name of a bundled model, or a name in a store (`localllm.hub`).
 
-    With `folders`, a folder is returned too. Raises StoreError if nothing matches, FolderError for a folder.
+    With `folders`, a folder is returned too. Raises StoreError if nothing matches, FolderError for a folder. `others`
+    are further names that an error may suggest.
     """
     path = Path(name)
     if path.exists():
@@ -33,7 +35,7 @@ def resolve(name: str | os.PathLike[str], folders: bool = False) -> Path:
         return path
     from localllm.hub import locate
 
-    return locate(name)
+    return locate(name, others=(*BOX, *others))
 
 
 def is_model_folder(path: Path) -> bool:

@@ -32,7 +32,7 @@ def set_option(config: str, *words: str) -> str:
     if len(words) < 2:
         raise UsageError("expected KEY and VALUE, as in localllm config set model NAME")
     key, *given = words
-    table, each, sources = _found(config, key)
+    table, each, sources = _found(config, key, "set")
     if len(given) > 1 and not each.option.repeat:
         raise UsageError(f"expected one value for {printable(key)}, got {len(given)}; put a text into quotes")
     texts = [_checked(each, key, text) for text in given]
@@ -48,13 +48,13 @@ def unset_option(config: str, *words: str) -> str:
     """Remove KEY from the file, and return what was done."""
     if len(words) != 1:
         raise UsageError("expected one KEY, as in localllm config unset model")
-    table, each, sources = _found(config, words[0])
+    table, each, sources = _found(config, words[0], "unset")
     if not _write(config, sources, table, each, None):
         return f"{sources.path}: {_name(table, each)} was not set"
     return f"{sources.path}: {_name(table, each)} is no longer set"
 
 
-def _found(config: str, key: str) -> tuple[str, DeclaredOption, Sources]:
+def _found(config: str, key: str, action: str) -> tuple[str, DeclaredOption, Sources]:
     """Return the table and the option that a key means, and the present configuration. Raise UsageError if either is
     invalid."""
     exists = os.path.isfile(file_path(config, os.environ)[0])
@@ -62,7 +62,7 @@ def _found(config: str, key: str) -> tuple[str, DeclaredOption, Sources]:
     table, dot, name = key.partition(".")
     if dot and table not in sources.catalogue.commands:
         raise UsageError(f"{printable(key)}: no command {printable(table)} has a table; write COMMAND.OPTION")
-    place = f"localllm config set {printable(key)}"
+    place = f"localllm config {action} {printable(key)}"
     each = sources.catalogue.option(table, name, place) if dot else sources.catalogue.option(SHARED, key, place)
     return (table if dot else SHARED), each, sources
 

@@ -222,12 +222,17 @@ def test_a_folder_says_the_next_step(shell: Shell, tmp_path: Path) -> None:
         (
             ["run", "llama3", "hi"],
             1,
-            "No such file or model: llama3; `localllm list` shows the models on this computer",
+            "No such file or model: llama3; did you mean llama3.2:1b, llama3.2:3b or llama3.1:8b? `localllm pull",
         ),
         (
             ["llama3"],
             2,
-            "'llama3' is neither a command nor a model on this computer: localllm --help lists the commands, ",
+            "unknown command 'llama3'; did you mean the model llama3.2:1b, llama3.2:3b or llama3.1:8b? (localllm",
+        ),
+        (
+            ["mistral"],
+            2,
+            "'mistral' is neither a command nor a model on this computer: localllm --help lists the commands, ",
         ),
         (["docter"], 2, "unknown command 'docter'; did you mean doctor? ("),
         (["docs"], 2, "'docs' is neither a command nor a model on this computer"),  # a folder without models

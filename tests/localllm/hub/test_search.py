@@ -184,6 +184,34 @@ def test_the_nearest_name_may_be_a_short_one(home: Path) -> None:
     assert matches("xyzzy", models) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lama3.2:1b", "did you mean llama3.2:1b? `localllm pull llama3.2:1b` downloads it"),
+        ("llama-3.2-3b", "did you mean llama3.2:3b?"),
+        ("gemma:2b", "did you mean gemma3:1b, gemma3:4b or gemma3:12b?"),
+        ("dmeo", "did you mean demo?"),
+        ("wirter", "did you mean writer?"),
+    ],
+)
+def test_a_misspelled_name_is_answered_by_the_near_ones(tmp_path: Path, name: str, meant: str) -> None:
+    with pytest.raises(NotHere) as caught:
+        locate(name, places(tmp_path), others=("demo", "draft", "writer"))
+    assert meant in str(caught.value)
+
+
+def test_a_near_name_on_this_computer_comes_first(home: Path) -> None:
+    with pytest.raises(NotHere, match=r"lama3\.2:3b; did you mean llama3\.2:1b\? `localllm list`"):
+        locate("lama3.2:3b", places(home))
+
+
+@pytest.mark.parametrize("name", ["xyzzy", "mistral", "llava:7b", "qwen4", "phi3", "Hello", "tmp", "3", "a"])
+def test_a_name_that_only_resembles_another_model_is_answered_by_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotHere) as caught:
+        locate(name, places(tmp_path), others=("demo", "draft"))
+    assert "did you mean" not in str(caught.value)
+
+
 # -- forms of MODEL ------------------------------------------------------------------------------------------------
 
 
