@@ -26,6 +26,8 @@ from localllm.options import DeclaredOption, OptionError, Options, SamplingOptio
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
+_NEGATIVE = re.compile(r"-\d[\d.]*|-\.\d+")
+_NUMBERS = ("config",)  # commands whose arguments may be negative numbers
 
 
 class UsageError(Exception):
@@ -125,7 +127,7 @@ def _divided(ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
         if word == "--" or not (word.startswith("-") or ctx.allow_interspersed_args):
             break
         kept.append(rest.pop(0))
-        if word[:1] != "-" or word == "-":
+        if word[:1] != "-" or word == "-" or (ctx.info_name in _NUMBERS and _NEGATIVE.fullmatch(word)):
             continue
         flag, attached, _ = word.partition("=")
         if flag in HARMLESS and flag not in known:
@@ -165,7 +167,8 @@ class _Command(_Strict, TyperCommand):
             name,
             params=[_parameter(each) for each in options],
             help=page,
-            context_settings=_SETTINGS,
+            # `_known_words` has refused unknown options, except the negative numbers that are arguments here
+            context_settings={**_SETTINGS, "ignore_unknown_options": name in _NUMBERS},
             rich_markup_mode=None,
         )
 

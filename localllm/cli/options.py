@@ -225,7 +225,7 @@ class EmbedOptions(ModelName):
 class ShowOptions(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
     load: LoadOptions = group(LoadOptions, only=CACHE_OPTIONS)
-    speed: bool = option(False, "--speed", help="forecast the speed of decoding, as is done on a terminal")
+    speed: bool = option(False, "--speed", help="forecast the speed of decoding, also of a tiny model or in a pipe")
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="list the supported weight formats (no MODEL)")
     archs: bool = option(False, "--archs", help="list the supported architectures (no MODEL)")

@@ -8,13 +8,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.base.printable import printable
 from localllm.cli.app import UsageError, nearest_name
 from localllm.cli.catalogue import ALIKE, SHARED
 from localllm.cli.configuration import Configured, Sources, default_model
 from localllm.cli.flags import typed
 from localllm.cli.options import ConfigOptions
 from localllm.cli.table import COMMANDS
+from localllm.cli.terminal.console import fitted, room
 from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.tomlfile import file_path
 from localllm.cli.values import key_of
@@ -34,7 +34,7 @@ def config(own: ConfigOptions) -> None:
         from localllm.cli.commands.config_set import set_option, unset_option
 
         change = set_option if own.words[0] == SET else unset_option
-        print(change(own.config, *own.words[1:]))
+        print(fitted(change(own.config, *own.words[1:])))
         return
     wanted = " ".join(own.words)
     if wanted == PATH:
@@ -50,7 +50,7 @@ def config(own: ConfigOptions) -> None:
     found = {name: sources.found(name, given) for name in (SHARED, *known)}  # checks all values
     if wanted == CHECK:
         state = "no errors" if sources.has_file else "no such file, so the defaults apply"
-        print(printable(f"{sources.path}: {state}", None))
+        print(fitted(f"{sources.path}: {state}"))
         return
     sections = {name: _rows(sources.catalogue.of(name), values) for name, values in found.items()}
     shown = {wanted: sections[wanted]} if wanted else _shortened(sections)
@@ -81,9 +81,10 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> st
         f"default model: {model or 'none (localllm config set model NAME chooses one)'}",
         f"preset: {preset or 'none'} (known: {', '.join(sources.presets)})",
     )
-    parts = ["\n".join(printable(fact, None) for fact in facts)]
+    parts = ["\n".join(map(fitted, facts))]
     for name, rows in sections.items():
-        lines = in_columns([(key_of(each), _source(each, found, sources), _value(each, found)) for each, found in rows])
+        cells = [(key_of(each), _source(each, found, sources), _value(each, found)) for each, found in rows]
+        lines = in_columns(cells, room=room())
         parts.append(f"{f'[{name}]' if name else TITLE}\n{lines}")
     return "\n\n".join(parts)
 

@@ -23,6 +23,11 @@ STEPS = 12  # answer tokens shown
 LISTED = 4  # candidates shown per token
 BAR = 60  # width of the timeline in characters
 WIDTH = 120  # columns, if stdout is a pipe
+_WORK = (
+    ("operation", False), ("calls", True), ("time", True), ("read", True), ("GB/s", True),
+    ("of memory roof", True), ("done", True), ("of arithmetic roof", True),
+)  # fmt: skip
+_NARROW = (0, 2, 5, 7)  # columns of `_WORK` on a narrow terminal
 STYLES = {"prompt": "blue", "decoding": "green", "verifying": "yellow", "draft": "magenta", "sampling": "red"}
 LETTERS = {"prompt": "P", "decoding": "d", "verifying": "v", "draft": "m", "sampling": "s"}
 
@@ -32,12 +37,12 @@ def view(it: Explanation) -> None:
     stream = raw(sys.stdout)
     console = Console(file=stream, width=room() or WIDTH, highlight=False, markup=False, emoji=False)
     sys.stdout.flush()
-    for part in _parts(it):
+    for part in _parts(it, console):
         console.print(part)
     stream.flush()
 
 
-def _parts(it: Explanation) -> Iterator[Group | Text | Table | Padding]:
+def _parts(it: Explanation, console: Console) -> Iterator[Group | Text | Table | Padding]:
     record = it.account.record
     yield Text(f"\n{printable(it.model, None)} on {it.device}; ended by {it.ended_by}", "dim")
     yield Text(f"samplers: {', '.join(record.chain)}; seed {record.seed}", "dim")
@@ -49,12 +54,12 @@ def _parts(it: Explanation) -> Iterator[Group | Text | Table | Padding]:
     yield _heading(f"The prompt: {plural(len(record.prompt), 'token')}, text and bytes")
     yield _prompt(it)
     yield _heading(f"The time line: {time(record.ended)}")
-    yield _line(record)
+    yield _line(record, min(BAR, console.width - 12))
     yield _times(it)
     yield _heading("What was read and multiplied")
     yield Text(it.roofs, "dim")
     for phase in it.account.phases:
-        yield _work(phase, it.account.clocked)
+        yield _work(phase, it.account.clocked, console)
     yield _heading(f"The answer: {plural(len(record.choices), 'token')}")
     yield _choices(it, record.choices[:STEPS])
     if len(record.choices) > STEPS:
@@ -89,14 +94,14 @@ def _prompt(it: Explanation) -> Text:
     return line
 
 
-def _line(record: Record) -> Text:
-    """Return a timeline of letters. Each letter names the step that took most of its interval."""
+def _line(record: Record, bar: int) -> Text:
+    """Return a timeline of `bar` letters. Each letter names the step that took most of its interval."""
     total, chunks = record.ended or 1.0, {id(step) for step in record.chunks()}
-    shares: list[dict[str, float]] = [{} for _ in range(BAR)]
+    shares: list[dict[str, float]] = [{} for _ in range(bar)]
 
     def add(name: str, began: float, ended: float) -> None:
-        for cell in range(int(began / total * BAR), min(int(ended / total * BAR), BAR - 1) + 1):
-            inside = min(ended, (cell + 1) * total / BAR) - max(began, cell * total / BAR)
+        for cell in range(int(began / total * bar), min(int(ended / total * bar), bar - 1) + 1):
+            inside = min(ended, (cell + 1) * total / bar) - max(began, cell * total / bar)
             shares[cell][name] = shares[cell].get(name, 0.0) + inside
 
     for step in record.steps:
@@ -122,15 +127,20 @@ def _times(it: Explanation) -> Table:
     return found
 
 
-def _work(phase: Phase, clocked: bool) -> Group:
-    found = _table(
-        ("operation", False), ("calls", True), ("time", True), ("read", True), ("GB/s", True),
-        ("of memory roof", True), ("done", True), ("of arithmetic roof", True),
-    )  # fmt: skip
-    for each in (*phase.kinds, phase.whole):
-        found.add_row(*_kind(each, clocked), style="bold" if each is phase.whole else "")
+def _work(phase: Phase, clocked: bool, console: Console) -> Group:
+    """Return the table of a phase. A narrow terminal gets its most important columns."""
+
+    def table(columns: Sequence[int]) -> Table:
+        found = _table(*(_WORK[column] for column in columns))
+        for each in (*phase.kinds, phase.whole):
+            cells = _kind(each, clocked)
+            found.add_row(*(cells[column] for column in columns), style="bold" if each is phase.whole else "")
+        return found
+
+    whole = table(range(len(_WORK)))
     told = f"\n{phase.name}: {plural(len(phase.steps), 'pass')}, {plural(phase.rows, 'row')}"
-    return Group(Text(told), found)
+    wide = console.measure(whole, options=console.options.update(width=10 * WIDTH)).maximum
+    return Group(Text(told), whole if wide <= console.width else table(_NARROW))
 
 
 def _kind(each: Spent, clocked: bool) -> tuple[str, ...]:

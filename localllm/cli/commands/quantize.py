@@ -13,11 +13,10 @@ from typing import NamedTuple
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.outputs import check_target, scratch
 from localllm.base.machine.processor import usable_threads
-from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.commands.perplexity import read_evaluation_text
 from localllm.cli.commands.quantize_report import error_table, show_report, summary, text_report
-from localllm.cli.terminal.console import YELLOW, RateProgress, say
+from localllm.cli.terminal.console import YELLOW, RateProgress, fitted, say
 from localllm.cli.tool_options import QuantizeOptions
 from localllm.convert import Checkpoint
 from localllm.evaluation import cut_windows
@@ -89,8 +88,8 @@ def quantize(own: QuantizeOptions) -> None:
             digest = _write(source, target, asked, jobs, how, own)
         seconds = perf_counter() - begun
         said = [error_table(jobs, errors)] if errors is not None else []
-        shown = printable(str(target), None)
-        print(*said, f"{shown}: {summary(jobs)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
+        done = fitted(f"{target}: {summary(jobs)}{note}, {seconds:.1f} s")
+        print(*said, done, f"sha256 {digest}", sep="\n", flush=True)
         if own.report and test:
             print(text_report(source.path, target, test, own, progress))
 

@@ -21,7 +21,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.cli.flags import typed
 from localllm.cli.forecast import DecodeSpeed, cost_of, planned
 from localllm.cli.options import ShowOptions
-from localllm.cli.terminal.console import room
+from localllm.cli.terminal.console import fitted, room
 from localllm.cli.terminal.formatting import in_columns, parameters, rate_text, size
 from localllm.engine.cache_types import choose_types, harm
 from localllm.gguf import GGUFFile, StringArray, open_gguf
@@ -32,6 +32,9 @@ from localllm.sampling.defaults import file_defaults
 from localllm.sandbox import Confined
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
+# Minimum bytes per token for a forecast that was not asked for: smaller models are instant, and their forecast is wrong
+# by half (benchmarks/results/forecast.jsonl).
+FORECAST = 50 * 10**6
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # maximum items of a long array, maximum characters of a long text
 
 
@@ -43,7 +46,8 @@ def show(own: ShowOptions, name: str) -> None:
         confined.start()  # start now; the result is needed later
         cache = CacheTypes(*own.load.cache_types)
         facts = describe(file, own.ctx_size, own.tensors, cache, confined)
-        if own.speed or (sys.stdout.isatty() and not own.json):
+        on_terminal = sys.stdout.isatty() and not own.json
+        if own.speed or (on_terminal and facts["memory"].get("read_per_token", 0) >= FORECAST):
             facts["speed"] = _told(lambda: _speed(file, own.ctx_size, cache))
     if own.json:
         print(json.dumps(facts, indent=2))
@@ -247,7 +251,8 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     yield in_columns(list(_memory_rows(memory)), room=room)
     if "tokens_per_second" in facts.get("speed", {}):
         near, full = (rate_text(facts["speed"][f"tokens_per_second{at}"]) for at in ("", "_at_full_context"))
-        yield f"\nabout {near} tokens/s on this computer, {full} with a full context (forecast, measured now)"
+        speed = f"about {near} tokens/s on this computer, {full} with a full context"
+        yield "\n" + fitted(f"{speed} (forecast, measured now)")
     if "tensors" in facts:
         yield "\ntensors"
         yield in_columns(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 
 from localllm.cli.app import UsageError
+from localllm.cli.terminal.wrapping import broken, width_of
 
 
 def agrees(question: str) -> bool:
     """Return whether the user answers yes. Raise UsageError if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UsageError("use --yes to delete without confirmation")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    _put(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _put(question: str) -> None:
+    print("\n".join(broken(question, width_of(sys.stderr))) + " ", end="", file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:
@@ -22,7 +27,7 @@ def on_terminal() -> bool:
 
 def accepts(question: str) -> bool:
     """Return whether the user accepts an offer; an empty line does. Raise EOFError at the end of input."""
-    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+    _put(f"{question} [Y/n]")
     try:
         answer = sys.stdin.readline()
     except KeyboardInterrupt:

@@ -77,6 +77,12 @@ def room() -> int:
     return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
 
 
+def fitted(text: str) -> str:
+    """Return a line for stdout. On a terminal it wraps at words."""
+    line, width = printable(text, None), room()
+    return "\n".join(broken(line, width)) if width else line
+
+
 def say(text: str, style: str = DIM) -> None:
     """Print one line on stderr, after flushing stdout. On a terminal it wraps at words."""
     sys.stdout.flush()

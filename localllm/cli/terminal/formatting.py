@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from localllm.base.printable import printable
 from localllm.base.units import size as size
-from localllm.cli.terminal.wrapping import broken
+from localllm.cli.terminal.wrapping import broken, longest
 
 _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -76,8 +76,8 @@ def _cells(row: Sequence[str]) -> list[str]:
 def in_columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
     """Align rows in columns, with a ragged last column.
 
-    In a terminal of `room` columns the last column wraps at words, or moves to the next line if the others leave too
-    little room.
+    In a terminal of `room` columns the last column wraps at words. It moves to the next line if the others leave too
+    little room for it, or for its longest word.
     """
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
@@ -88,10 +88,10 @@ def in_columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) ->
         line = " " * indent + "  ".join([*cells, row[-1]])
         if not room or len(line) <= room:
             lines.append(line)
-        elif before <= room * 0.6:
+        elif before <= min(room * 0.6, room - longest(row[-1], room)):
             lines += broken(line, room, " " * before)
         else:
-            head = " " * indent + "  ".join(cell for cell in row[:-1] if cell)
-            below = " " * (indent + 4)
+            head = " " * indent + "  ".join(cell.strip() for cell in row[:-1] if cell.strip())
+            below = " " * min(indent + 4, max(room - longest(row[-1], room), 0))
             lines += [*broken(head, room, below), *broken(below + row[-1], room, below)]
     return "\n".join(lines)

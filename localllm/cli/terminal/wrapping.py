@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from typing import TextIO
 
 FALLBACK = 80  # columns if the terminal's width is unknown
 NARROWEST = 20
+_WORD = re.compile(r" *(?:[^ `]*`[^`]*`[^ `]*(?= |$)|[^ ]+)")
+_DIVIDES = re.compile(r"(?<=[/;])(?=[^/;])")
 
 
 def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
@@ -21,15 +24,32 @@ def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
 
 
 def broken(text: str, width: int, hanging: str = "") -> list[str]:
-    """Wrap a text at words and return the lines. All lines but the first begin with `hanging`."""
+    """Wrap a text at words and return the lines. All lines but the first begin with `hanging`.
+
+    A command between backticks is one word, so that it can be copied. A path or list longer than a line breaks after a
+    slash or semicolon.
+    """
     lines, line = [], ""
-    for word in re.findall(r" *[^ ]+", text):
+    for word in _words(text, width - cells(hanging)):
         if line.strip() and cells(line) + cells(word) > width:
             lines.append(line)
             word = hanging + word.lstrip(" ")
             line = ""
         line += word
     return [*lines, line]
+
+
+def longest(text: str, width: int) -> int:
+    """Return the columns of the longest part of a text that `broken` does not divide on lines of `width` columns."""
+    return max((cells(word.strip(" ")) for word in _words(text, width)), default=0)
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    """Yield words with the spaces before them, and the parts of words that are longer than `width` columns."""
+    for found in _WORD.findall(text):
+        for word in [found] if cells(found.strip(" ")) <= width else re.findall(r" *[^ ]+", found):
+            whole = cells(word.strip(" ")) <= width
+            yield from [word] if whole else _DIVIDES.split(word)
 
 
 def cells(text: str) -> int:
