@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +46,8 @@ class Conversation:
     With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
     ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called once with a note
     about each change to the messages that the template requires, and each time turns are dropped. Control tokens in
-    messages are encoded as plain text, unless `options.parse_special_in_content` is set.
+    messages are encoded as plain text, unless `options.parse_special_in_content` is set. `first_messages` follow the
+    system prompt in every conversation, also after `clear`; they are no turns.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Conversation:
         options: AnswerOptions = USUAL,
         *,
         context_shift: bool = False,
+        first_messages: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self._model, self._context = model, model.context
         self._tokenizer, self._template = _tokenizer_of(model), template
@@ -72,9 +74,11 @@ class Conversation:
         self._system, self._added = "", ""  # the system prompt, and the text appended by `clear`
         self._answered: list[int] = []  # tokens of the last answer
         self.tokens: list[int] = []  # evaluated tokens of the conversation
+        self._first = [dict(message) for message in first_messages]
         self.messages: list[dict[str, str]] = []
         self._last: Callable[[], Reply | None] = lambda: None  # weak reference to the last reply
         self.use_options(options)
+        self.messages = self._opening()
         self.use_sampling(sampling)
         assert model.stepper is not None  # `stepper` raises LocalLLMError if the model predicts no tokens
 
@@ -94,6 +98,11 @@ class Conversation:
     def use_sampling(self, sampling: SamplingOptions) -> None:
         """Use these sampling options for later answers."""
         self._sampler = self._model.sampler(sampling)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the conversation has a turn, or other messages than those before the first turn."""
+        return self.messages != self._opening()
 
     @property
     def structured(self) -> bool:
@@ -147,7 +156,7 @@ class Conversation:
     def clear(self, system: str = "") -> None:
         """Clear the conversation, with `system` appended to the system prompt. The cache keeps the common prefix."""
         self._added = system
-        self.messages, self._answered = self._instructions(), []
+        self.messages, self._answered = self._opening(), []
 
     def shift(self) -> int:
         """Drop the oldest turns until at most half of the context is used, but keep the newest turn. Return the number
@@ -197,9 +206,14 @@ class Conversation:
         told = "\n\n".join(part for part in (self._system, self._added) if part)
         return [{"role": "system", "content": told}] if told else []
 
+    def _opening(self) -> list[dict[str, str]]:
+        """Return the messages before the first turn."""
+        return [*self._instructions(), *self._first]
+
     def _asked(self, problem: str) -> list[dict[str, str]]:
         """Return the messages before the last answer. Without an answer, raise LocalLLMError with `problem`."""
-        if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
+        answered = self.messages[-1:] and self.messages[-1]["role"] == "assistant" and len(self.messages) > 1
+        if not answered or not self.begun:
             raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
 
@@ -345,7 +359,8 @@ class Conversation:
 
         Drop as few turns as possible to fit the others into half of the context. Always keep the newest turn.
         """
-        starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        kept = len(opening) if messages[: len(opening := self._opening())] == opening else 0
+        starts = [number for number, message in enumerate(messages) if message["role"] == "user" and number >= kept]
         if len(starts) < 2:
             return messages, 0
 

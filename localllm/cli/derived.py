@@ -1,5 +1,5 @@
-"""Derived models on the command line: their system prompt and parameters are the defaults of `run`, `chat` and
-`explain`."""
+"""Derived models on the command line: their system prompt, first messages and parameters are the defaults of `run`,
+`chat` and `explain`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def with_derived(line: CommandLine) -> CommandLine:
     model = _named(name) if line.name in _ANSWERING and name else None
     if model is None:
         return line
-    if model.messages:
-        say(f"note: the first messages of {printable(name)} are skipped; only `localllm serve` uses them")
     prompted = "system_prompt" in line.values or "system_prompt_file" in line.values
-    own = {"system_prompt": model.system} if model.system and not prompted else {}
-    values = {**_options(model), **own, **line.values}
-    return line._replace(values=values)
+    own: dict[str, Any] = {"system_prompt": model.system} if model.system and not prompted else {}
+    own = {**_options(model), **own, "first_messages": model.messages}
+    where = {option: f"the model {printable(model.name)}" for option in own if option not in line.values}
+    return line._replace(values={**own, **line.values}, where={**where, **line.where})
 
 
 def _named(name: str) -> DerivedModel | None:

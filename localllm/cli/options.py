@@ -113,6 +113,8 @@ class FormatOptions(Options):
     TITLE: ClassVar[str] = "Chat format"
     system_prompt_file: str = path("-sysf", "--system-prompt-file", help="read the instructions from a file")
     chat_template: str = same(ServeOptions, "chat_template")
+    # The beginning of every conversation with a derived model (derived.py)
+    first_messages: tuple[Mapping[str, str], ...] = option((), kind=several(JSON), help="")
 
     def answering(self, given: AnswerOptions) -> AnswerOptions:
         """Return the answer options with instructions read from the file. Raise OptionError if instructions are given

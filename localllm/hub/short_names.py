@@ -81,7 +81,7 @@ def known_like(name: str) -> list[str]:
     """Return the short names in our table that a misspelled name may mean, at most three.
 
     The letters of the family must be similar, or be its beginning. Its digits must begin with the given ones, since
-    another number is another model. If a model of these families has the tag, only models with the tag are returned.
+    another number is another model. Models with the given tag replace the others.
     """
     family, _, tag = name.lower().partition(":")
     found = [each.name for each in KNOWN if _bare(name) == _bare(each.name) or _like(family, each.name)]

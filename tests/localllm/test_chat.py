@@ -334,3 +334,21 @@ def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
     finish(conversation.say("two"))
     conversation.clear()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_first_messages_begin_every_conversation_and_are_no_turns(opened_demo: api.Model) -> None:
+    first = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A plumber."}]
+    template, _ = template_of(opened_demo)
+    options = AnswerOptions.of({"system_prompt": "You are Mario.", "max_tokens": 4})
+    conversation = Conversation(opened_demo, template, GREEDY, pytest.fail, options, first_messages=first)
+    opening = [{"role": "system", "content": "You are Mario."}, *first]
+    assert (conversation.messages, conversation.begun) == (opening, False)
+    with pytest.raises(LocalLLMError, match="nothing has been answered yet"):
+        conversation.undo()
+    list(conversation.say("Hi"))
+    assert (conversation.messages[:4], conversation.begun) == ([*opening, {"role": "user", "content": "Hi"}], True)
+    list(conversation.say("And then?"))
+    assert conversation.shift() == 1
+    assert conversation.messages[:4] == [*opening, {"role": "user", "content": "And then?"}]
+    conversation.clear()
+    assert conversation.messages == opening

@@ -131,7 +131,7 @@ class Talk:
     def keep(self) -> None:
         """Write the conversation to the journal."""
         if self.journal is not None:
-            self.journal.keep(self.conversation.messages)
+            self.journal.keep(self.conversation.messages if self.conversation.begun else [])
 
     def attempt(self, command: Callable[[], None]) -> None:
         try:

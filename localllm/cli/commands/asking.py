@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from localllm.base.errors import LocalLLMError
@@ -31,6 +31,7 @@ class Asking(NamedTuple, Generic[Own]):
     sampling: Mapping[str, Any]
     diffusion: DiffusionOptions
     format_: Family | None  # replaces the chat template
+    first_messages: Sequence[Mapping[str, str]]  # the beginning of every conversation
 
     def leave_out(self, names: Collection[str], problem: str, on: str) -> None:
         """Reject options that do not fit the model if the user typed them. If they are configured, print a note.
@@ -60,6 +61,7 @@ def asking(where: Mapping[str, str], own: Own, prompt: str, *groups: Any) -> Ask
         given[dict],
         given.get(DiffusionOptions, DiffusionOptions()),
         format_.template,
+        format_.first_messages,
     )
 
 

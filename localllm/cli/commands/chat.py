@@ -64,7 +64,9 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     template, note = template_of(model, confined, asked.format_)
     if note:
         say(f"note: {note}", YELLOW)
-    conversation = converse(model, template, asked.answering, asked.sampling, context_shift=own.context_shift)
+    conversation = converse(
+        model, template, asked.answering, asked.sampling, asked.first_messages, context_shift=own.context_shift
+    )
     cache = PromptCache(asked.keeping, model)
     cache.go_on(conversation)
     if going_on is not None:

@@ -157,4 +157,4 @@ def _conversation(model: Model, confined: Confined, asked: Asking[Prompted]) -> 
         return None
     if note:
         say(f"note: {note}", YELLOW)
-    return converse(model, template, asked.answering, asked.sampling)
+    return converse(model, template, asked.answering, asked.sampling, asked.first_messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
@@ -90,6 +90,7 @@ def converse(
     template: ChatTemplate,
     answering: AnswerOptions,
     asked: Mapping[str, Any],
+    first_messages: Sequence[Mapping[str, str]] = (),
     context_shift: bool = False,
 ) -> Conversation:
     """Create a conversation from the options."""
@@ -102,6 +103,7 @@ def converse(
         lambda note: say(f"note: {note}", YELLOW),
         answering,
         context_shift=context_shift,
+        first_messages=first_messages,
     )
 
 
