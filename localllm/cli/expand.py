@@ -12,7 +12,10 @@ _SEVERAL = ("bench",)  # commands whose arguments are all models
 
 
 def expanded(line: CommandLine) -> CommandLine:
-    """Return a command line with the user's short names replaced. Raise UsageError if -hf names no repository."""
+    """Return a command line with the user's short names replaced, and with the names and their file.
+
+    Raise UsageError if -hf names no repository.
+    """
     if line.name == "config":  # its arguments are not models, and it may create the file
         return line
     names, values = own_names(line.values.get("config", "")), dict(line.values)
@@ -34,4 +37,4 @@ def expanded(line: CommandLine) -> CommandLine:
             values["hf_repo"] = str(wanted_reference(given))
         except StoreError as error:
             raise UsageError(f"-hf/-hfr/--hf-repo: {error} (localllm {line.name} --help lists the options)") from None
-    return line._replace(values={**values, "own_names": names})
+    return line._replace(values={**values, "own_names": names, "changed_file": line.values.get("config", "")})

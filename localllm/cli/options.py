@@ -56,6 +56,7 @@ class ModelName(Options):
     own_names: Mapping[str, str] = option({}, kind=JSON, help="")  # from the configuration (own_names.py)
     # From the configuration, for commands whose MODEL it does not replace
     default_model: str = option("", help="")
+    changed_file: str = option("", help="")  # the configuration file to change, if --config names one
 
     @property
     def named(self) -> bool:
@@ -239,6 +240,7 @@ class PullOptions(Options):
     words: tuple[str, ...] = _words(
         help="a repository on the hub, and its model to download", metavar="USER/REPO[:QUANT]"
     )
+    changed_file: str = same(ModelName, "changed_file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def chat(model: options.ModelName, own: options.ChatOptions, *rest: Any) -> None
     if going_on is None and not model.named and on_terminal():
         from localllm.cli.commands.first_model import first_model
 
-        return chat(first_model() or BUNDLED, None, asked)
+        return chat(first_model(model.changed_file) or BUNDLED, None, asked)
     chat(one_model(model, going_on.model if going_on is not None else BUNDLED), going_on, asked)
 
 
@@ -87,7 +87,7 @@ def pull(own: options.PullOptions) -> None:
     if not own.words and on_terminal():
         from localllm.cli.commands.first_model import offer_again
 
-        offer_again()
+        offer_again(own.changed_file)
         return
     from localllm.cli.commands.pull import pull
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from localllm.base.errors import LocalLLMError
@@ -49,10 +50,17 @@ class ServerSettings:
     verbose: bool = False
     log_prompts: bool = False
     offer: Offer = "model"  # one model, a folder of models, or all models on this computer
+    names: Mapping[str, str] = field(default_factory=dict)  # the user's short names of models
     locked: str = ""  # why clients may not load, download or delete models; "": they may
 
     @classmethod
-    def of(cls, options: ServeOptions, max_tokens: int | None = None, offer: Offer = "model") -> ServerSettings:
+    def of(
+        cls,
+        options: ServeOptions,
+        max_tokens: int | None = None,
+        offer: Offer = "model",
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> ServerSettings:
         """Return the settings for `options`. This reads the key file."""
         addresses = tuple(part.strip() for part in options.host.split(","))
         keys = (*options.api_key, *keys_in(options.api_key_file))
@@ -85,6 +93,7 @@ class ServerSettings:
             verbose=options.verbose,
             log_prompts=options.log_prompts,
             offer=offer,
+            names=names,
             locked=_locked(options.manage_models, addresses, bool(keys)),
         )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -62,8 +63,9 @@ class Offer(NamedTuple):
     tokens_per_second: float
 
 
-def first_model() -> str:
-    """Return the model that the user accepts, now the default model, or "" for the bundled one.
+def first_model(config: str = "") -> str:
+    """Return the model that the user accepts, now the default model, or "" for the bundled one. `config` names the
+    configuration file that the choice is written to, if it is not the usual one.
 
     A user who has declined is not asked again. Raise KeyboardInterrupt for Ctrl-C, and SystemExit for Ctrl-D.
     """
@@ -71,15 +73,15 @@ def first_model() -> str:
     declined = folder / _DECLINED if folder is not None else None
     if declined is not None and declined.exists():
         return ""
-    return _offer(declined)
+    return _offer(config, declined)
 
 
-def offer_again() -> str:
+def offer_again(config: str = "") -> str:
     """Make the offer, also to a user who has declined it. Return the accepted model or ""."""
-    return _offer(None)
+    return _offer(config, None)
 
 
-def _offer(declined: Path | None) -> str:
+def _offer(config: str, declined: Path | None) -> str:
     free, places = free_memory(), StoreFolders.here()
     say("measuring which model suits this computer ...")
     try:
@@ -92,9 +94,9 @@ def _offer(declined: Path | None) -> str:
         return ""
     try:
         if here is not None and accepts(f"{_here(here)}: you already have {_named(here)}; use it?"):
-            return _chosen(here.name)
+            return _chosen(here.name, config)
         if new is not None and accepts(f"{_here(new)}: fetch {_named(new)}?"):
-            return _chosen(_fetched(new.name))
+            return _chosen(_fetched(new.name), config)
     except EOFError:
         raise SystemExit(0) from None
     if here is None and new is None:
@@ -119,12 +121,13 @@ def _fetched(name: str) -> str:
     return known.reference
 
 
-def _chosen(name: str) -> str:
+def _chosen(name: str, config: str) -> str:
     """Make a model the default model, if the configuration can be written. Return its name."""
     if name:
         try:
-            set_option("", "model", name)
-            say("it is now the default model; `localllm config unset model` undoes this")
+            set_option(config, "model", name)
+            where = f" --config {shlex.quote(config)}" if config else ""
+            say(f"it is now the default model; `localllm config unset model{where}` undoes this")
         except (UsageError, LocalLLMError) as error:
             say(f"it does not become the default model: {error}", RED)
     return name

@@ -59,7 +59,7 @@ def serve(
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; give one, or put the file into the folder")
     offer: Offer = "folder" if own.models else "model" if name else "stores"
-    settings = ServerSettings.of(own, own.max_tokens, offer)
+    settings = ServerSettings.of(own, own.max_tokens, offer, names or {})
     if own.slot_save_path:
         check_folder(Path(own.slot_save_path))
     format_ = given_template(own.chat_template) if own.chat_template else None

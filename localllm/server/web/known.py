@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 
@@ -20,7 +20,12 @@ class Known(Handlers):
     async def known(self, request: Request) -> Json:
         """Return the short names, the two permissions of this client, and why it cannot download models."""
         unloads, changes = (self._refusal(check, request) for check in (may_unload, may_change))
-        return {"models": short_names(), "load": not unloads, "download": not changes, "reason": changes}
+        return {
+            "models": short_names(self.settings.names),
+            "load": not unloads,
+            "download": not changes,
+            "reason": changes,
+        }
 
     def _refusal(self, check: Callable[[ServerSettings, Request], None], request: Request) -> str:
         """Return why a check refuses a request, or ""."""
@@ -31,8 +36,13 @@ class Known(Handlers):
         return ""
 
 
-def short_names() -> list[Json]:
-    """Return the models with short names. Sizes are in bytes."""
+def short_names(own: Mapping[str, str]) -> list[Json]:
+    """Return the models with short names: the user's `own`, whose sizes are unknown, then ours. Sizes are in bytes."""
     return [
-        {"name": each.name, "reference": each.reference, "size": each.bytes, "licence": each.licence} for each in KNOWN
+        *({"name": name, "reference": reference, "size": 0, "licence": ""} for name, reference in own.items()),
+        *(
+            {"name": each.name, "reference": each.reference, "size": each.bytes, "licence": each.licence}
+            for each in KNOWN
+            if each.name not in own
+        ),
     ]

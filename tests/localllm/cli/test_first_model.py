@@ -110,6 +110,24 @@ def test_no_is_remembered_and_pull_asks_again(environ: dict[str, str]) -> None:
     assert default_of(environ).startswith('model = "')
 
 
+@pytest.mark.parametrize("words", [("chat",), ("pull",)])
+def test_the_choice_is_written_to_the_given_file(
+    environ: dict[str, str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("temp = 0\n")
+    terminal = started(environ, *words, "--config", str(file))
+    terminal.wait_for(OFFER)
+    terminal.type("y\n")
+    terminal.wait_for(rf"it is now the default model;\s+`localllm config unset model --config {file}`\s+undoes\s+this")
+    if words == ("chat",):
+        terminal.wait_for(PROMPT)
+        terminal.type("\x04")
+    assert terminal.end() == 0
+    assert file.read_text().startswith('temp = 0\nmodel = "')
+    assert default_of(environ) == ""
+
+
 @pytest.mark.parametrize(("key", "code"), [("\x03", 130), ("\x04", 0)])
 def test_ctrl_c_and_ctrl_d_leave_without_an_answer(environ: dict[str, str], key: str, code: int) -> None:
     terminal = started(environ)

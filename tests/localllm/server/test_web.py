@@ -103,6 +103,10 @@ def test_the_list_of_known_models_is_the_hubs_table_and_needs_the_key() -> None:
     assert [each["name"] for each in found["models"]] == [each.name for each in KNOWN]
     told = {"name": first.name, "reference": first.reference, "size": first.bytes, "licence": first.licence}
     assert found["models"][0] == told
+    own = ServerSettings(names={"writer": "ann/Writer-GGUF:Q5_K_M", first.name: "ann/Other-GGUF"})
+    found = fetch("/api/known", settings=own).json()["models"]
+    assert found[0] == {"name": "writer", "reference": "ann/Writer-GGUF:Q5_K_M", "size": 0, "licence": ""}
+    assert [each["reference"] for each in found if each["name"] == first.name] == ["ann/Other-GGUF"]
     settings = ServerSettings(keys=frozenset({digest("secret")}))
     assert fetch("/api/known", settings=settings).status_code == 401
 

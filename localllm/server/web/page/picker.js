@@ -138,7 +138,7 @@ export class Picker {
 
   offer(one, here, busy) {
     const have = here.has(one.name.toLowerCase()) || here.has(one.reference.toLowerCase());
-    return element("li", {}, element("span", { class: "open" }, element("span", { class: "name" }, one.name), element("small", {}, `${size(one.size)} · ${one.licence}`)),
+    return element("li", {}, element("span", { class: "open" }, element("span", { class: "name" }, one.name), element("small", {}, one.size ? `${size(one.size)} · ${one.licence}` : one.reference)),
       have ? element("small", {}, "on this server")
         : element("button", { type: "button", "aria-label": `Download ${one.name}`, disabled: busy, onclick: () => this.get(one.name) }, "Download"));
   }

@@ -37,6 +37,7 @@ class Management:
     ) -> None:
         self.service, self.pulls, self.made = service, list(pulls), made
         self.asked: list[tuple[str, str]] = []  # (path, name of the model)
+        self.names: dict[str, str] = {}  # the user's short names
         self.refusal = ""  # text of the error that deleting gives
         self.left = 0  # number of downloads whose client has left
 
@@ -50,7 +51,7 @@ class Management:
         ]
 
     async def known(self, request: Request) -> Response:
-        return JSONResponse({"models": short_names(), "load": True, "download": True, "reason": ""})
+        return JSONResponse({"models": short_names(self.names), "load": True, "download": True, "reason": ""})
 
     async def _name(self, request: Request) -> str:
         name = str((await request.json())["model"])

@@ -124,6 +124,20 @@ def test_a_download_shows_its_progress_and_its_model_is_chosen(site: Callable[..
     assert row.endswith("on this server")
 
 
+def test_the_users_short_names_are_listed_first_and_downloaded(site: Callable[..., Site]) -> None:
+    it = site(echo, manage=managed([part(GIB, GIB), SUCCESS]))
+    assert it.management is not None
+    it.management.names = {"writer": "ann/Writer-GGUF:Q5_K_M", "qwen3:0.6b": QWEN.id}
+    page = it.page()
+    page.click("#model")
+    names = [known.name for known in KNOWN if known.name != "qwen3:0.6b"]
+    assert texts(page, "#known .name") == ["writer", "qwen3:0.6b", *names]
+    assert texts(page, "#known small")[0] == "ann/Writer-GGUF:Q5_K_M"
+    page.click("[aria-label='Download writer']")
+    page.wait_for_selector("#download-text >> text=Downloaded.")
+    assert ("/api/pull", "writer") in it.management.asked
+
+
 def test_a_download_is_cancelled_fails_and_is_resumed(site: Callable[..., Site]) -> None:
     endless: list[Line] = [part(4 * GIB, GIB), LONG]
     full: list[Line] = [part(4 * GIB, GIB), {"error": "<b>the disk is full</b>"}]
