@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from types import MappingProxyType
 
+from localllm.base.spelling import closest, either
+from localllm.hub.errors import StoreError
 from localllm.hub.reference import Reference, reference
 
 
@@ -74,7 +76,13 @@ def known_model(name: str) -> KnownModel | None:
 
 def wanted_reference(text: str, own: Mapping[str, str] = MappingProxyType({})) -> Reference:
     """Parse a short name or USER/REPO[:QUANT]; raise StoreError for other texts. `own` has the user's short names."""
-    return reference(own.get(text.strip().lower().removesuffix(":latest"), "") or full_name(text) or text)
+    name = text.strip().lower().removesuffix(":latest")
+    try:
+        return reference(own.get(name, "") or full_name(text) or text)
+    except StoreError as error:
+        near = closest(name, own)
+        meant = [near] if near else known_like(name)
+        raise StoreError(f"{error}; did you mean {either(meant)}?" if meant else str(error)) from None
 
 
 def known_like(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from localllm.options.serve import KEYS
 
 PATH, CHECK, SET, UNSET = "path", "check", "set", "unset"
 TITLE = "all commands"
+DEFAULT = "default"  # the source of an option that is not configured
 
 
 _Rows = list[tuple[DeclaredOption, Configured]]  # each option with its value, which may be the default
@@ -59,7 +60,7 @@ def config(own: ConfigOptions) -> None:
 
 
 def _rows(options: Mapping[str, DeclaredOption], found: Mapping[str, Configured]) -> _Rows:
-    default = {name: Configured(each.default, "default", "") for name, each in options.items()}
+    default = {name: Configured(each.default, DEFAULT, "") for name, each in options.items()}
     return [(each, found.get(name, default[name])) for name, each in options.items() if name != "preset"]
 
 
@@ -84,7 +85,10 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> st
     parts = ["\n".join(map(fitted, facts))]
     for name, rows in sections.items():
         cells = [(key_of(each), _source(each, found, sources), _value(each, found)) for each, found in rows]
-        lines = in_columns(cells, room=room())
+        lines = in_columns(cells)
+        if 0 < room() < max(map(len, lines.split("\n"))):
+            short = [(key, value if source == DEFAULT else f"{value} ({source})") for key, source, value in cells]
+            lines = in_columns(short, room=room())
         parts.append(f"{f'[{name}]' if name else TITLE}\n{lines}")
     return "\n\n".join(parts)
 
@@ -92,7 +96,7 @@ def _as_text(sources: Sources, preset: str, sections: Mapping[str, _Rows]) -> st
 def _value(each: DeclaredOption, found: Configured) -> str:
     """Return a value as typed after a flag, or a default as shown in help. Of API keys, only the number is shown."""
     value = found.value
-    if found.source == "default":
+    if found.source == DEFAULT:
         return typed(each.option.shown) or (str(value).lower() if isinstance(value, int | float) else "-")
     if each.option.kind is KEYS:
         return f"({len(value)} set)"
@@ -108,7 +112,7 @@ def _value(each: DeclaredOption, found: Configured) -> str:
 def _source(each: DeclaredOption, found: Configured, sources: Sources) -> str:
     """Return the source of a value as text. The header shows the path of the file, so here the file name is enough."""
     where = found.where.replace(str(sources.path), sources.path.name)
-    if found.source == "default" and each.option.key:
+    if found.source == DEFAULT and each.option.key:
         return "default, or the model file's"
     return f"environment {where}" if found.source == "environment" else where or found.source
 

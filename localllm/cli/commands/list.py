@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from shutil import get_terminal_size
 from time import time
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.cli.options import ListModelsOptions
-from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.terminal.formatting import age, in_columns, size
+from localllm.cli.terminal.console import YELLOW, room, say
+from localllm.cli.terminal.formatting import age, listing, size
 from localllm.hub import StoredModel, StoreFolders, everything
 from localllm.hub.owned import is_owned
 
@@ -29,7 +26,7 @@ def list_models(own: ListModelsOptions) -> None:
         return
     whole = [each for each in models if not each.problem]
     if whole:
-        print(_table([_row(each, places) for each in whole]))
+        print(listing(_HEADER, [_row(each, places) for each in whole], room()))
     for each in models:
         if each.problem:
             say(f"{printable(each.name)} ({each.store}): {each.problem}", YELLOW)
@@ -41,15 +38,6 @@ def _row(each: StoredModel, places: StoreFolders) -> tuple[str, ...]:
     where = "pulled" if is_owned(each, places.hub) else each.store
     where = where if each.derived is None else f"from {each.derived.base}"
     return each.name, size(each.bytes), _quantization(each), where, age(time() - each.used)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return the rows as a table, with two lines per row if the terminal is too narrow."""
-    wide = in_columns([_HEADER, *rows], indent=0)
-    room = get_terminal_size().columns if sys.stdout.isatty() else 0
-    if not room or max(map(len, wide.split("\n"))) <= room:
-        return wide
-    return "\n".join(f"{printable(name, None)}\n  {', '.join(part for part in rest if part)}" for name, *rest in rows)
 
 
 def _facts(each: StoredModel, places: StoreFolders) -> dict[str, object]:

@@ -7,7 +7,7 @@ import json
 from localllm.cli.app import UsageError
 from localllm.cli.options import SearchOptions
 from localllm.cli.terminal.console import room, say
-from localllm.cli.terminal.formatting import in_columns, parameters
+from localllm.cli.terminal.formatting import in_columns, listing, parameters
 
 _HEADER = ("name", "parameters", "architecture", "downloads", "note")
 
@@ -37,5 +37,5 @@ def search(own: SearchOptions) -> None:
         note = ["" if known else "not supported", "gated: accept its terms on the hub" if each.gated else ""]
         count = parameters(each.parameters) if each.parameters else ""
         rows.append((each.repo, count, each.architecture, f"{each.downloads:,}", ", ".join(filter(None, note))))
-    print(in_columns([_HEADER, *rows], indent=0, room=room()))
+    print(listing(_HEADER, rows, room()))
     say("`localllm pull NAME` downloads one")

@@ -60,6 +60,19 @@ def record(header: Sequence[str], row: Sequence[str], room: int) -> str:
     return in_columns(pairs, indent=0, room=room)
 
 
+def listing(header: Sequence[str], rows: Sequence[Sequence[str]], room: int = 0) -> str:
+    """Return rows in columns, without the empty ones. In a terminal of `room` columns that is too narrow, each row has
+    its first cell on a line, and the others below, without the header."""
+    used = [number for number in range(len(header)) if any(row[number] for row in rows)]
+    wide = in_columns([[row[number] for number in used] for row in (header, *rows)], indent=0)
+    if not room or max(map(len, wide.split("\n"))) <= room:
+        return wide
+    lines = []
+    for name, *rest in map(_cells, rows):
+        lines += [*broken(name, room), *broken("  " + ", ".join(filter(None, rest)), room, "  ")]
+    return "\n".join(lines)
+
+
 def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
     cells = [
         cell.rjust(width) if name in right else cell.ljust(width)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.commands.show import FORECAST
-from localllm.cli.terminal.formatting import in_columns
+from localllm.cli.terminal.formatting import in_columns, listing
 from localllm.cli.terminal.wrapping import broken
 from tests.localllm.cli.shell import Shell
 from tests.localllm.support import Terminal, localllm
@@ -93,3 +93,18 @@ def test_a_negative_number_is_a_value(environ: dict[str, str]) -> None:
     done = localllm("config", "set", "temp", "-5", environ=environ)
     assert (done.returncode, done.stderr[:14]) == (2, "error: temp: -")
     assert "unknown option -x" in localllm("config", "set", "temp", "-x", environ=environ).stderr
+
+
+def test_a_narrow_listing_drops_its_header_and_its_empty_cells() -> None:
+    header, row = ("name", "size", "note"), ("ann/Toy-GGUF:Q4_K_M", "2 MB", "")
+    assert listing(header, [row], COLUMNS) == "name                 size\nann/Toy-GGUF:Q4_K_M  2 MB"
+    assert listing(header, [row], 20) == "ann/Toy-GGUF:Q4_K_M\n  2 MB"
+
+
+def test_a_narrow_configuration_has_a_line_for_each_option(environ: dict[str, str]) -> None:
+    found = lines("config", "chat", environ=environ)
+    assert "  ctx-size                  0" in found
+    assert "  temperature               0.8 (default, or the model" in found
+    assert found.index("  temperature               0.8 (default, or the model") + 1 == found.index(
+        "                            file's)"
+    )

@@ -31,6 +31,10 @@ def test_the_first_of_a_family_has_its_plain_name() -> None:
 def test_other_names_are_refused_as_before() -> None:
     with pytest.raises(StoreError, match="no-such-name is not of the form USER/REPO"):
         wanted_reference("no-such-name")
+    with pytest.raises(StoreError, match=r"is not of the form USER/REPO or .*; did you mean llama3\.2:1b\?"):
+        wanted_reference("lama3.2:1b")
+    with pytest.raises(StoreError, match=r"; did you mean writer\?"):
+        wanted_reference("wirter", {"writer": "ann/Writer-GGUF"})
 
 
 def test_a_short_name_finds_what_was_pulled(tmp_path: Path) -> None:
