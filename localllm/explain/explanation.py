@@ -9,7 +9,7 @@ from localllm.explain.text import amount
 from localllm.tokenizer import Tokenizer
 
 _ENDS = {
-    "end": "an end-of-answer token, or the end of the grammar",
+    "end": "an end-of-answer token",
     "stop": "a stop string",
     "length": "the limit of tokens",
     "context": "the end of the context",
@@ -30,6 +30,9 @@ class Explanation:
 
     @property
     def ended_by(self) -> str:
+        choices = self.account.record.choices
+        if self.account.reason == "end" and choices and choices[-1].token not in self.tokenizer.eog:
+            return "the end of the grammar"
         return _ENDS[self.account.reason]
 
     @property

@@ -16,6 +16,7 @@ from localllm.base.machine.processor import usable_threads
 from localllm.cli.app import UsageError
 from localllm.cli.commands.perplexity import read_evaluation_text
 from localllm.cli.commands.quantize_report import error_table, show_report, summary, text_report
+from localllm.cli.flags import typed
 from localllm.cli.terminal.console import YELLOW, RateProgress, fitted, say
 from localllm.cli.tool_options import QuantizeOptions
 from localllm.convert import Checkpoint
@@ -134,7 +135,7 @@ def _as_file(source: Source, target: Path, own: QuantizeOptions) -> Iterator[Sou
             with open_gguf(path) as file:
                 yield file
         except LocalLLMError as problem:
-            raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
+            raise LocalLLMError(typed(problem).replace(str(path), str(source.path))) from problem
 
 
 def _threads(own: QuantizeOptions) -> int:

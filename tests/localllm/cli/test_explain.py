@@ -135,6 +135,14 @@ def test_the_terminal_view(shell: Shell) -> None:
     assert "54 65 6c 6c" in out  # UTF-8 bytes of "Tell"
 
 
+def test_the_end_of_an_answer_is_named(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "yes.gbnf").write_text('root ::= "yes"')
+    grammar = ("--grammar", tmp_path / "yes.gbnf")
+    assert "ended by an end-of-answer token\n" in shell("explain", "demo", "Hi", "--temp", 0)[1]
+    assert "ended by the limit of tokens\n" in shell("explain", "demo", "Hi", "--temp", 0, "-n", 2)[1]
+    assert "grammar" in shell("explain", "demo", "Hi", "--temp", 0, *grammar)[1].partition("ended by ")[2][:60]
+
+
 def test_json_has_every_number(shell: Shell) -> None:
     code, out, err = shell("explain", "demo", SAY, "--seed", 7, *SHORT, "--json", "--candidates", 3)
     assert code == 0, err
