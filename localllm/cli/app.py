@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
+from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 import typer
@@ -24,10 +25,16 @@ from localllm.cli.options import ConfigurationOptions
 from localllm.cli.values import finished, value_of_word
 from localllm.options import DeclaredOption, OptionError, Options, SamplingOptions, declared
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_HELP_LEAST = 52  # columns below which Typer's help is wider than the terminal
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f with value a
 _NEGATIVE = re.compile(r"-\d[\d.]*|-\.\d+")
 _NUMBERS = ("config",)  # commands whose arguments may be negative numbers
+
+
+def _settings() -> dict[str, Any]:
+    columns = get_terminal_size().columns
+    narrow = {"terminal_width": columns - 2} if columns < _HELP_LEAST else {}
+    return {"help_option_names": ["-h", "--help"], "max_content_width": 120, **narrow}
 
 
 class UsageError(Exception):
@@ -168,7 +175,7 @@ class _Command(_Strict, TyperCommand):
             params=[_parameter(each) for each in options],
             help=page,
             # `_known_words` has refused unknown options, except the negative numbers that are arguments here
-            context_settings={**_SETTINGS, "ignore_unknown_options": name in _NUMBERS},
+            context_settings={**_settings(), "ignore_unknown_options": name in _NUMBERS},
             rich_markup_mode=None,
         )
 
@@ -187,7 +194,7 @@ class _Command(_Strict, TyperCommand):
             sections.setdefault(title, []).append(parameter.get_help_record(ctx))
         for section, records in sections.items():
             with formatter.section(section):
-                formatter.write_dl(records, col_max=36)
+                formatter.write_dl(records, col_max=min(36, formatter.width // 2))
 
 
 class _Group(_Strict, TyperGroup):
@@ -201,7 +208,7 @@ class _Group(_Strict, TyperGroup):
             help="Run large language models from GGUF files on this computer.",
             params=[TyperOption(param_decls=[f"--{name}"], is_flag=True, help=flags[name]) for name in flags]
             + [*get_install_completion_arguments()],
-            context_settings=_SETTINGS,
+            context_settings=_settings(),
             rich_markup_mode=None,
         )
         self.table = table

@@ -21,7 +21,7 @@ from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.cli.options import MeasuringOptions
 from localllm.cli.terminal.answer import tell
-from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.console import YELLOW, room, say
 from localllm.cli.terminal.formatting import in_columns
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress
 from localllm.cli.tool_options import PerplexityOptions
@@ -94,7 +94,7 @@ def _report(name: str, device: str, own: PerplexityOptions, windows: Windows, sc
     if own.json:
         print(json.dumps(_as_json(name, device, own, windows, done, result, divergence), indent=2))
     else:
-        print(in_columns(_lines(name, device, windows, done, result, divergence), indent=0))
+        print(in_columns(_lines(name, device, windows, done, result, divergence), indent=0, room=room()))
 
 
 def read_evaluation_text(file: str) -> str:

@@ -22,7 +22,7 @@ def lines(*words: str, environ: dict[str, str], columns: int = COLUMNS) -> list[
     """Return what a command prints on a narrow terminal."""
     terminal = Terminal(*words, environ=environ, columns=columns)
     terminal.end()
-    return [line.rstrip("\r") for line in terminal.seen.split("\n")]
+    return re.split("[\r\n]+", terminal.seen)
 
 
 @pytest.fixture
@@ -50,6 +50,17 @@ def test_no_line_is_longer_than_the_terminal(environ: dict[str, str], words: tup
     found = lines(*words, environ=environ)
     assert len(found) > 1
     assert [line for line in found if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("chat", "--help"), ("perplexity", "demo", "-f", "{text}")], ids=" ".join
+)
+def test_forty_columns(environ: dict[str, str], tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "t").write_text("The cat sat on the mat. " * 300)
+    found = lines(*(word.format(text=tmp_path / "t") for word in words), environ=environ, columns=40)
+    assert len(found) > 2
+    shown = [line for line in found if not line.startswith(("  -", "evaluating"))]  # names of options, and a bar
+    assert [line for line in shown if len(line) > 40 and " " in line.strip()] == []
 
 
 def test_a_narrow_table_of_operations_keeps_its_words(environ: dict[str, str]) -> None:
