@@ -33,6 +33,7 @@ from localllm.cli.plots.style import (
 
 PNG_DOTS = 120  # dots per inch
 BAR = 0.22  # height of one test in the panel of all tests, in inches
+MARGIN = 0.12  # around a panel and the title, in inches
 MOST_CURVES = 9  # maximum curves per panel, so that the legend stays short
 
 
@@ -52,6 +53,7 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
     """Return a picture as "svg" or "png"."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with mpl.rc_context(SETTINGS), catch_warnings():
         filterwarnings("ignore", "Glyph ")  # glyphs that the font lacks; an SVG viewer may have them
@@ -59,7 +61,9 @@ def draw(picture: Picture, kind: str, titled: bool = True) -> bytes:
         count = roofline + len(picture.panels)
         rows = -(-count // 2)
         heights = [HEIGHT] * rows + [1.2 + BAR * len(picture.bars)]
-        figure = Figure(figsize=(2 * WIDTH, sum(heights) + 0.5), layout="constrained")
+        figure = Figure(
+            figsize=(2 * WIDTH, sum(heights) + 0.7), layout=ConstrainedLayoutEngine(h_pad=MARGIN, w_pad=MARGIN)
+        )
         if titled:
             figure.suptitle(short(picture.title, 100), color=INK, fontsize=12)
         grid = figure.add_gridspec(rows + 1, 2, height_ratios=heights)

@@ -56,7 +56,7 @@ def draw_roofline(axes: Any, picture: Picture) -> None:
 
 
 def _told(picture: Picture, roof: Roof) -> str:
-    computes = f", {roof.gop:,.0f} GOP/s, ridge {roof.ridge:.3g}" if roof.gop else ""
+    computes = f", {roof.gop:,.0f} GOP/s, ridge {roof.ridge:.3g} ops/byte" if roof.gop else ""
     computes += ", measured while other programs ran" if roof.disturbed else ""
     return f"{roof.gb:.3g} GB/s{computes}" + (f" ({picture.runs[roof.run]})" if len(picture.runs) > 1 else "")
 

@@ -109,6 +109,7 @@ def test_a_picture_has_the_numbers_of_the_rows(tiny: Path, capsys: pytest.Captur
     assert picture.roofs[0].gb == max(20, *(row["roof_gb_per_s"] for row in rows))
     assert picture.roofs[0].gop == 900
     assert picture.roofs[0].ridge == 900 / picture.roofs[0].gb
+    assert " ops/byte" in (tmp_path / "a.svg").read_text().partition("GOP/s, ridge ")[2][:20]
     assert [bar.rates for bar in picture.bars] == [(row["avg_ts"],) for row in rows]
     assert [bar.spreads for bar in picture.bars] == [(row["stddev_ts"],) for row in rows]
     depth, length, threads = picture.panels
