@@ -47,7 +47,7 @@ class Conversation:
     ContextFull, and an answer that fills the context ends with the reason "context". `tell` is called once with a note
     about each change to the messages that the template requires, and each time turns are dropped. Control tokens in
     messages are encoded as plain text, unless `options.parse_special_in_content` is set. `first_messages` follow the
-    system prompt in every conversation, also after `clear`; they are no turns.
+    system prompt in every conversation, also after `clear`; they do not count as turns.
     """
 
     def __init__(

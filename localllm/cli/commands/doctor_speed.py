@@ -42,7 +42,7 @@ def measure_speed(main: SystemMemory) -> Speed:
     from localllm.backends.cpu.memory import Arena
     from localllm.backends.cpu.roofs import product_rates, read_rates
 
-    busy = _load()
+    busy = load_remark()
     try:
         backend = CpuBackend()
     except BackendError as error:
@@ -97,10 +97,10 @@ def _doubts(what: str, watched: WatchedSpeed) -> list[str]:
     return found
 
 
-def _load() -> str:
+def load_remark(limit: float = LOAD) -> str:
     """Return a remark if other programs are running, judging by the load average over a minute."""
     try:
         waiting = os.getloadavg()[0]
     except (AttributeError, OSError):
         return ""
-    return f"the 1-minute load average was {waiting:.1f}" if waiting > LOAD else ""
+    return f"the 1-minute load average was {waiting:.1f}" if waiting > limit else ""

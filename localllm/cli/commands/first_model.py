@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +20,11 @@ from localllm.base.printable import printable
 from localllm.cli.app import UsageError
 from localllm.cli.chat.state import state_folder
 from localllm.cli.commands.config_set import set_option
+from localllm.cli.commands.doctor_speed import load_remark
 from localllm.cli.commands.pull import fetched
 from localllm.cli.forecast import DecodeSpeed, TokenCost, cost_of, cost_of_known, planned
 from localllm.cli.terminal.asking import accepts
-from localllm.cli.terminal.console import RED, say
+from localllm.cli.terminal.console import RED, YELLOW, say
 from localllm.cli.terminal.formatting import rate_text, size
 from localllm.gguf import open_gguf
 from localllm.hub import StoredModel, StoreError, StoreFolders, everything
@@ -92,6 +94,8 @@ def _offer(config: str, declined: Path | None) -> str:
     except (BackendError, MemoryError) as error:
         say(f"no model can be suggested, because the speed cannot be measured: {error}", RED)
         return ""
+    if busy := load_remark((os.cpu_count() or 1) / 2):
+        say(f"{busy}, so these speeds are low; `localllm pull` measures again", YELLOW)
     try:
         if here is not None and accepts(f"{_here(here)}: you already have {_named(here)}; use it?"):
             return _chosen(here.name, config)

@@ -66,6 +66,21 @@ def started(environ: dict[str, str], *words: str) -> Terminal:
     return Terminal(*words, environ=environ, columns=120)
 
 
+def test_a_busy_computer_is_told_before_the_offer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(first_model, "accepts", lambda question: False)
+    monkeypatch.setattr("os.getloadavg", lambda: (999.0, 1.0, 1.0))
+    first_model.offer_again()
+    told = "the 1-minute load average was 999.0, so these speeds are low; `localllm pull` measures again"
+    assert told in capsys.readouterr().err
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 1.0, 1.0))
+    first_model.offer_again()
+    assert "load average" not in capsys.readouterr().err
+
+
 # -- on a terminal ---------------------------------------------------------------------------------------------------
 
 
