@@ -134,7 +134,8 @@ def test_the_choice_is_written_to_the_given_file(
     terminal = started(environ, *words, "--config", str(file))
     terminal.wait_for(OFFER)
     terminal.type("y\n")
-    terminal.wait_for(rf"it is now the default model;\s+`localllm config unset model --config {file}`\s+undoes\s+this")
+    said = f"it is now the default model; `localllm config unset model --config {file}` undoes this"
+    terminal.wait_for(said.replace(" ", r"\s+"))
     if words == ("chat",):
         terminal.wait_for(PROMPT)
         terminal.type("\x04")
