@@ -119,3 +119,9 @@ def test_a_narrow_configuration_has_a_line_for_each_option(environ: dict[str, st
     assert found.index("  temperature               0.8 (default, or the model") + 1 == found.index(
         "                            file's)"
     )
+
+
+def test_an_unknown_option_names_the_command_that_was_typed(environ: dict[str, str]) -> None:
+    for command in (("set", "tmep", "1"), ("unset", "tmep")):
+        told = localllm("config", *command, environ=environ).stderr
+        assert told == f"error: localllm config {command[0]} tmep: unknown option tmep; did you mean temp?\n"
