@@ -64,15 +64,21 @@ def find(name: str, models: Sequence[StoredModel]) -> StoredModel:
 def models_named(name: str, models: Sequence[StoredModel]) -> StoredModel:
     """Return the model with this name, even if it is damaged. Raise StoreError for several models, and NotHere without
     any."""
+    found = only_match(name, models)
+    if found is None:
+        raise _unknown(name, models)
+    return found
+
+
+def only_match(name: str, models: Sequence[StoredModel]) -> StoredModel | None:
+    """Return the model with this name, even if it is damaged, or None. Raise StoreError for several models."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
     if len(whole) > 1:
         names = ", ".join(printable(each.name) for each in whole[:_SHOWN])
         more = f" and {len(whole) - _SHOWN} more" if len(whole) > _SHOWN else ""
         raise StoreError(f"{printable(name)} is ambiguous: give one of {names}{more}")
-    if not whole:
-        raise _unknown(name, models)
-    return whole[0]
+    return whole[0] if whole else None
 
 
 def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:

@@ -208,7 +208,7 @@ def test_the_list_follows_the_files(tmp_path: Path, tiny: bytes, site: Site) -> 
             assert await one.names() == []
             await one.told("/v1/chat/completions", 404, model="bob/New", **HELLO)
             async with asyncio.timeout(5):
-                while site.registry._left:
+                while site.registry._residents.left:
                     await asyncio.sleep(0.01)
             put(tmp_path, "bob/New/new.gguf", tiny + b" ")
             await one.said("bob/New")
