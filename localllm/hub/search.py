@@ -2,7 +2,7 @@
 
 Rules are tried in order: a full name as `everything` returns it, then USER/REPO[:QUANT], then short names (a repository
 without its user, a file name, or a name of the tables in `short_names.py`). Each rule searches the stores in the order
-of `STORES`. The first store with a match decides. If that store has several matches, an error lists them.
+of `STORES`. The first store with a usable match decides. If that store has several matches, an error lists them.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def only_match(name: str, models: Sequence[StoredModel]) -> StoredModel | None:
     """Return the model with this name, even if it is damaged, or None. Raise StoreError for several models."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
+    if len(whole) > 1:  # names that differ only in capitals
+        whole = [each for each in whole if each.name == name] or whole
     if len(whole) > 1:
         names = ", ".join(printable(each.name) for each in whole[:_SHOWN])
         more = f" and {len(whole) - _SHOWN} more" if len(whole) > _SHOWN else ""
@@ -82,7 +84,8 @@ def only_match(name: str, models: Sequence[StoredModel]) -> StoredModel | None:
 
 
 def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
-    """Return the models in one store with this name, by the first rule that matches any model."""
+    """Return the models in one store with this name, by the first rule that matches any model. A store whose matches
+    are all damaged counts only if no other store has a match."""
     wanted = name.lower()
     base, _, quant = wanted.partition(":")
 
@@ -108,10 +111,14 @@ def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
         (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""), (is_known, full_quant),
     )  # fmt: skip
     for rule, asked in rules:
+        damaged: list[StoredModel] = []
         for store in STORES:
             found = matching([each for each in models if each.store == store and rule(each)], asked)
-            if found:
+            if any(not each.problem for each in found):
                 return found
+            damaged = damaged or found
+        if damaged:
+            return damaged
     return []
 
 
