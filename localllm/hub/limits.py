@@ -1,7 +1,7 @@
-"""Limits for what huggingface_hub reads whole: lists, error texts and redirects. Files have their own limits in
-`fetch.py`.
+"""Limits for the responses that huggingface_hub reads into memory: lists, error texts and redirects. `fetch.py` limits
+files.
 
-The library has none, so that a hostile hub could fill the memory, or keep a download waiting forever.
+The library has no limits. Without these, a hostile hub could fill the memory, or occupy a download forever.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _ask_gzip(request: Any) -> None:
 
 
 class _ResponseHook:
-    """Replaces the body of a response by one that ends with an error beyond the limits."""
+    """Limits the body of a response. Beyond the limits, reading it raises an error."""
 
     def __init__(self, failure: type[Exception]) -> None:
         self._failure = failure
