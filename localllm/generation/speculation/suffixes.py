@@ -61,7 +61,7 @@ class SuffixDrafter:
 
     @property
     def behind(self) -> int:
-        """The number of tokens that are not indexed yet. Until they are, there are no drafts."""
+        """The number of tokens that are not indexed yet. Drafts come only once all are."""
         return len(self._text) - self._indexed
 
     def propose(self, sampler: Sampler, most: int = INDEXED) -> Iterator[DraftToken]:
