@@ -25,6 +25,7 @@ MOST_BYTES = 32 << 20  # maximum bytes of all derived models, which every scan r
 MOST_NAME = 200  # maximum characters of a name; most file systems allow 255 bytes with the ending
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}(?::{_PART})?")
+LATEST = 253_402_300_799  # seconds from 1970 to the end of the year 9999, the last that dates can have
 _ENDING, _LATEST = ".json", ":latest"
 _FILE = str.maketrans("/:", "+@")  # neither occurs in a name
 
@@ -77,6 +78,7 @@ def _parsed(name: str, content: Mapping[str, Any]) -> DerivedModel:
         and all(isinstance(each, dict) and all(isinstance(text, str) for text in each.values()) for each in messages)
         and isinstance(licence, str)
         and isinstance(created, int | float)
+        and 0 <= created <= LATEST
     ):
         raise Unusable("is not a derived model of localllm; delete it")
     return DerivedModel(name, base, system, parameters, tuple(messages), licence, created)

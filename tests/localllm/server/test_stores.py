@@ -618,6 +618,26 @@ def test_the_texts_of_derived_models_are_limited(site: Site, monkeypatch: pytest
     asyncio.run(run())
 
 
+def test_times_that_are_no_dates_break_no_list(tmp_path: Path, tiny: bytes, site: Site) -> None:
+    put(tmp_path, "bob/Own/own.gguf", tiny)
+    folder = site.places.derived
+    folder.mkdir(parents=True)
+    fields = {"base": "bob/Own", "system": "", "parameters": {}, "messages": [], "license": ""}
+    for name, created in (("a", float("inf")), ("b", -1e300), ("c", 10**400), ("d", 1e15), ("e", float("nan"))):
+        (folder / f"{name}.json").write_text(json.dumps({"name": name, "created": created, **fields}))
+
+    async def run() -> None:
+        async with site.client() as one:
+            await site.registry.refresh(now=True)
+            for model in site.service.models():
+                site.registry._entries[model.id].info.created = 10**15  # a file system may hold it
+            for path in ("/v1/models", "/api/tags", "/api/v0/models"):
+                await one.told(path)
+            assert await one.names() == ["bob/Own"]
+
+    asyncio.run(run())
+
+
 def test_a_hostile_file_of_a_derived_model_is_skipped(tmp_path: Path, site: Site) -> None:
     folder = site.places.derived
     folder.mkdir(parents=True)
