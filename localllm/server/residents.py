@@ -190,7 +190,7 @@ class Residents:
             self._loading.remove(entry)
 
     async def _open(self, entry: Entry) -> bool:
-        """Load a model for which there is room. Return False if there is none after all, with its KV cache."""
+        """Load a model that seems to fit. Return False if it does not fit with its KV cache."""
         entry.info, entry.failure = replace(entry.info, state="loading"), None
         served: Served | None = None
         state: State = "failed"
