@@ -19,6 +19,7 @@ from localllm import __version__
 from localllm.base.printable import printable
 from localllm.hub.errors import StoreError
 from localllm.hub.hub_cache import COMMIT
+from localllm.hub.limits import brief, limit_responses
 from localllm.hub.reference import OWNER_AND_REPO
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ class Hub:
 
     def __init__(self, endpoint: str | None = None) -> None:
         """Create a client for `endpoint`; None uses HF_ENDPOINT."""
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi, constants, get_session
 
+        limit_responses(get_session(), _transport_error())
         for name in ("huggingface_hub", _transport_error().__module__.partition(".")[0]):
             logging.getLogger(name).setLevel(logging.ERROR)  # localllm reports progress instead
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
@@ -86,7 +88,7 @@ class Hub:
         """Return the files of a repository's main branch."""
         from huggingface_hub import errors
 
-        with self._explained(repo):
+        with self._explained(repo), brief():
             try:
                 info = self._api.model_info(repo, files_metadata=True, timeout=_SECONDS)
                 files = [_remote(each.rfilename, each.size, each.lfs, each.blob_id) for each in info.siblings or ()]
@@ -109,7 +111,7 @@ class Hub:
         from huggingface_hub import errors
 
         facts: Any = ["downloads", "likes", "gated", "gguf"]
-        with self._explained(words):
+        with self._explained(words), brief():
             try:
                 found = self._api.list_models(search=words, filter="gguf", sort="downloads", limit=most, expand=facts)
                 return [repo for each in found if (repo := _found(each)) is not None][:most]
@@ -122,7 +124,7 @@ class Hub:
         """Send a HEAD request for a file; raise StoreError if access is denied or the file differs from the listing."""
         from huggingface_hub import get_hf_file_metadata
 
-        with self._explained(listing.repo):
+        with self._explained(listing.repo), brief():
             facts = get_hf_file_metadata(self._url(listing, file), endpoint=self.endpoint, timeout=_SECONDS, **_AGENT)
         if facts.etag != file.digest:
             raise StoreError(

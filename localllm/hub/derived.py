@@ -21,18 +21,22 @@ from localllm.hub.reading import MAX_JSON, Unusable, files_below, read_object
 from localllm.hub.stored_model import DerivedModel, StoredModel
 
 MOST = 1000  # maximum number of derived models
+MOST_BYTES = 32 << 20  # maximum bytes of all derived models, which every scan reads
+MOST_NAME = 200  # maximum characters of a name; most file systems allow 255 bytes with the ending
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}(?::{_PART})?")
-_ENDING = ".json"
+LATEST = 253_402_300_799  # seconds from 1970 to the end of the year 9999, the last that dates can have
+_ENDING, _LATEST = ".json", ":latest"
 _FILE = str.maketrans("/:", "+@")  # neither occurs in a name
 
 
 def derived_name(text: str) -> str:
     """Return a new model's name without `:latest`; raise StoreError for an invalid name."""
-    name = text.removesuffix(":latest")
-    if not _NAME.fullmatch(name) or ".." in name:
+    name = text[: -len(_LATEST)] if text.lower().endswith(_LATEST) else text
+    if not _NAME.fullmatch(name) or ".." in name or len(name) > MOST_NAME or name.lower().endswith(_LATEST):
         raise StoreError(
-            f"{printable(text, 100)!r} cannot be a model's name; use letters, digits, . _ and -, such as NAME:TAG"
+            f"{printable(text, 100)!r} cannot be a model's name; use up to {MOST_NAME} letters, digits, . _ and -, "
+            "such as NAME:TAG"
         )
     return name
 
@@ -40,9 +44,13 @@ def derived_name(text: str) -> str:
 def scan(root: Path, store: str, models: Sequence[StoredModel]) -> Iterator[StoredModel]:
     """Yield the derived models of a folder. `models` are the others, which may be their bases."""
     bases = {each.name: each for each in reversed(models)}
+    taken = {each.name.lower() for each in models if not each.problem}
     for file in files_below(root, depth=1):
         if file.endswith(_ENDING) and not file.startswith("."):
-            yield _described(root, store, file, bases)
+            found = _described(root, store, file, bases)
+            if found.name.lower() in taken:  # it was downloaded later
+                found = replace(found, problem="a downloaded model has the same name; delete one of them")
+            yield found
 
 
 def _described(root: Path, store: str, file: str, bases: Mapping[str, StoredModel]) -> StoredModel:
@@ -70,6 +78,7 @@ def _parsed(name: str, content: Mapping[str, Any]) -> DerivedModel:
         and all(isinstance(each, dict) and all(isinstance(text, str) for text in each.values()) for each in messages)
         and isinstance(licence, str)
         and isinstance(created, int | float)
+        and 0 <= created <= LATEST
     ):
         raise Unusable("is not a derived model of localllm; delete it")
     return DerivedModel(name, base, system, parameters, tuple(messages), licence, created)
@@ -83,8 +92,14 @@ def save_derived(root: Path, model: DerivedModel) -> None:
     path = _path(root, model.name)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if not path.exists() and sum(1 for _ in files_below(root, depth=1)) >= MOST:
+        sizes = {file: os.lstat(root / file).st_size for file in files_below(root, depth=1)}
+        before = sizes.pop(path.name, None)
+        if before is None and len(sizes) >= MOST:
             raise StoreError(f"there are {MOST} derived models, which is the limit; delete some")
+        if sum(sizes.values()) + len(data) > MOST_BYTES:
+            raise StoreError(
+                f"the derived models have {MOST_BYTES >> 20} MiB of texts, which is the limit; delete some"
+            )
         with NewFile(path) as new:
             new.file.write(data)
             new.commit()

@@ -2,7 +2,7 @@
 
 Rules are tried in order: a full name as `everything` returns it, then USER/REPO[:QUANT], then short names (a repository
 without its user, a file name, or a name of the tables in `short_names.py`). Each rule searches the stores in the order
-of `STORES`. The first store with a match decides. If that store has several matches, an error lists them.
+of `STORES`. The first store with a usable match decides. If that store has several matches, an error lists them.
 """
 
 from __future__ import annotations
@@ -68,19 +68,28 @@ def find(name: str, models: Sequence[StoredModel], others: Collection[str] = ())
 def models_named(name: str, models: Sequence[StoredModel], others: Collection[str] = ()) -> StoredModel:
     """Return the model with this name, even if it is damaged. Raise StoreError for several models, and NotHere without
     any."""
+    found = only_match(name, models)
+    if found is None:
+        raise _unknown(name, models, others)
+    return found
+
+
+def only_match(name: str, models: Sequence[StoredModel]) -> StoredModel | None:
+    """Return the model with this name, even if it is damaged, or None. Raise StoreError for several models."""
     found = matches(name, models)
     whole = [each for each in found if not each.problem] or found
+    if len(whole) > 1:  # names that differ only in capitals
+        whole = [each for each in whole if each.name == name] or whole
     if len(whole) > 1:
         names = ", ".join(printable(each.name) for each in whole[:_SHOWN])
         more = f" and {len(whole) - _SHOWN} more" if len(whole) > _SHOWN else ""
         raise StoreError(f"{printable(name)} is ambiguous: give one of {names}{more}")
-    if not whole:
-        raise _unknown(name, models, others)
-    return whole[0]
+    return whole[0] if whole else None
 
 
 def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
-    """Return the models in one store with this name, by the first rule that matches any model."""
+    """Return the models in one store with this name, by the first rule that matches any model. A store whose matches
+    are all damaged counts only if no other store has a match."""
     wanted = name.lower()
     base, _, quant = wanted.partition(":")
 
@@ -106,10 +115,14 @@ def matches(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
         (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""), (is_known, full_quant),
     )  # fmt: skip
     for rule, asked in rules:
+        damaged: list[StoredModel] = []
         for store in STORES:
             found = matching([each for each in models if each.store == store and rule(each)], asked)
-            if found:
+            if any(not each.problem for each in found):
                 return found
+            damaged = damaged or found
+        if damaged:
+            return damaged
     return []
 
 

@@ -99,11 +99,11 @@ class Unavailable(LocalLLMError):
 
 
 class Unloadable(Unavailable):
-    """The model cannot be loaded. Clients get no details; `reason` is for the server's log."""
+    """The model cannot be loaded. Clients get no details; `reason` is for the server's log, which has it if `told`."""
 
-    def __init__(self, message: str, reason: Exception) -> None:
+    def __init__(self, message: str, reason: Exception, told: bool = False) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.told = reason, told
 
 
 class Loading(_Later):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,9 @@ from localllm.hub import NotHere, StoredModel, StoreError, StoreFolders, everyth
 from localllm.hub.derived import derived_name, save_derived
 from localllm.hub.owned import is_owned, remove_model
 from localllm.hub.reference import Reference
-from localllm.hub.search import models_named
+from localllm.hub.search import matches, models_named
 from localllm.hub.short_names import wanted_reference
+from localllm.hub.store_folders import DERIVED
 from localllm.hub.stored_model import DerivedModel
 from localllm.server.errors import BadRequest, Forbidden, TooManyRequests, UnknownModel
 from localllm.server.pulls import Pulls
@@ -52,10 +54,11 @@ class ModelStore:
         try:
             asked = self._reference(name)
         except StoreError as error:
-            if self._here(name):
+            if self._here(name) is not None:
                 return _success()
             raise BadRequest(str(error), "model") from None
-        return _success() if asked.quant and self._here(name) else self._pulled(asked)
+        here = self._here(name) if asked.quant else None
+        return _success() if here is not None and here.derived is None else self._pulled(asked)
 
     async def _pulled(self, asked: Reference) -> AsyncGenerator[Json, None]:
         followed = self.pulls.follow(asked)
@@ -67,12 +70,11 @@ class ModelStore:
         await self._registry.refresh(now=True)
         yield {"status": "success"}
 
-    def _here(self, name: str) -> bool:
+    def _here(self, name: str) -> StoredModel | None:
         try:
-            self._registry.find(name)
+            return self._registry.stored(name)
         except (UnknownModel, StoreError):
-            return False
-        return True
+            return None
 
     async def delete(self, name: str) -> None:
         """Delete a model that `pull` or this server made; raise UnknownModel or StoreError. A loaded model stays in
@@ -114,11 +116,26 @@ class ModelStore:
 
     async def _save(self, model: DerivedModel) -> None:
         async with self._changing:
-            same = [each for each in await asyncio.to_thread(everything, self._places) if _same(each.name, model.name)]
-            if any(each.derived is None and not each.problem for each in same):
-                raise BadRequest(f"{model.name} is the name of a model that was downloaded; choose another name")
+            model = replace(model, name=await asyncio.to_thread(self._new_name, model.name))
             await asyncio.to_thread(save_derived, self._places.derived, model)
         await self._registry.refresh(now=True)
+
+    def _new_name(self, name: str) -> str:
+        """Return the name of a new derived model: the spelling of the model that it replaces, or the given one. Raise
+        BadRequest if the name already means another model."""
+        models = everything(self._places)
+        others = [each for each in models if each.store != DERIVED]
+        downloaded = next((each.name for each in matches(name, others) if not each.problem), "")
+        if not downloaded and (found := self._here(name)) is not None and not found.store:
+            downloaded = found.name  # the bundled model, or the default model's file
+        if downloaded:
+            known = f" ({downloaded})" if downloaded != name else ""
+            raise BadRequest(f"{name} is the name of a model that was downloaded{known}; choose another name", "model")
+        if "/" not in name:
+            with suppress(StoreError):
+                meaning = self._reference(name)
+                raise BadRequest(f"{name} is the short name of {meaning}; choose another name", "model")
+        return next((each.name for each in models if each.store == DERIVED and _same(each.name, name)), name)
 
     def _exactly(self, name: str) -> StoredModel:
         """Return the model with this full name or hub name, even if it is damaged."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from localllm.loading.resolve import resolve
 from localllm.options import DeclaredOption, OptionError
 from localllm.options.serve import KEYS
 
+_LOCK_SECONDS = 10.0
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
@@ -74,6 +78,10 @@ def _name(table: str, each: DeclaredOption) -> str:
 def _checked(each: DeclaredOption, key: str, text: str) -> str:
     """Return the text of a value as the file holds it. A model must exist, and is written for any folder."""
     try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{printable(key)}: {printable(text, 100)} is not UTF-8 text; the file needs it") from None
+    try:
         value_of_text(each, text)
     except OptionError as error:
         raise UsageError(f"{printable(key)}: {typed(error)}") from None
@@ -106,6 +114,17 @@ def _write(config: str, sources: Sources, table: str, each: DeclaredOption, valu
     """Change the file, and return whether it was changed. Raise UsageError, and write nothing, if it would be
     invalid."""
     path = Path(os.path.realpath(sources.path))  # the file that a link in a folder of settings leads to
+    if value is None and not path.exists():
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path.parent}: cannot be created: {error.strerror or error}") from None
+    with _alone(path.parent):
+        return _change(path, config, sources, table, each, value)
+
+
+def _change(path: Path, config: str, sources: Sources, table: str, each: DeclaredOption, value: str | None) -> bool:
     text = read_text(path, required=False) or ""
     key = _key_in(sources, table, each)
     after = changed(sources.path, text, (table, key) if table else (key,), value)
@@ -114,13 +133,37 @@ def _write(config: str, sources: Sources, table: str, each: DeclaredOption, valu
     checked = Sources(COMMANDS, config, os.environ, after)
     for name in (SHARED, *checked.catalogue.commands):
         checked.found(name, {})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path.parent}: cannot be created: {error.strerror or error}") from None
     with new_file(path, overwrite=True) as file:
         file.write(after.encode())
     return True
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other commands that change a file in this folder waiting, so that no change is lost. Windows has no such
+    lock."""
+    try:
+        import fcntl
+
+        lock = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        end = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise UsageError(f"{folder}: another program is changing the configuration; try again") from None
+                time.sleep(0.02)
+            except OSError:  # a network file system without locks
+                break
+        yield
+    finally:
+        os.close(lock)
 
 
 def _key_in(sources: Sources, table: str, each: DeclaredOption) -> str:

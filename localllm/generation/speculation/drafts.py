@@ -49,8 +49,10 @@ class Drafts:
 
     def propose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
         """Set `drafts` and `verified` of the decoding requests."""
+        indexing = sum(one.drafter is not None and one.drafter.behind > 1 for one in decoding)
+        most = suffixes.INDEXED // max(indexing, 1)
         for one in decoding:
-            one.drafts, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
+            one.drafts, one.verified, one.modelled = self._guess(one, limits.positions, most), 0, False
         if decoding and len(decoding) < self._costs.most and self._stale < _FRESH:
             self._choose(decoding, limits)
         self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
@@ -98,7 +100,7 @@ class Drafts:
         if self._model is not None:
             self._model.close()
 
-    def _guess(self, one: RequestState, positions: int) -> list[DraftToken]:
+    def _guess(self, one: RequestState, positions: int, most: int) -> list[DraftToken]:
         if one.drafter is None:
             return []
         room = min(self._longest, one.tokens_left - 1, positions - len(one.tokens) - 1)
@@ -106,7 +108,7 @@ class Drafts:
         stands = 1.0
         if room < 1:
             return []
-        for draft in one.drafter.propose(one.sampler):
+        for draft in one.drafter.propose(one.sampler, max(most, 2)):
             found.append(draft)
             stands *= self._acceptance.expect(draft.trust)
             if len(found) >= room or stands < _HOPELESS:

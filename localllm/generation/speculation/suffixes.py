@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from localllm.generation.speculation.rule import DraftToken
 from localllm.sampling.sampler import Sampler
 
-INDEXED = 2048  # maximum number of tokens indexed before one draft, so that a long prompt does not delay a step
+INDEXED = 512  # maximum number of tokens that all requests index in a step, so that long prompts do not delay it
+_WALK = 4096  # maximum number of contexts visited per token; in texts such as "aaaab", the last token visits all
 _CHAIN = 16  # maximum number of contexts updated per token; more occur in texts such as "aaaa"
 
 # A draft's acceptance rate depends on the length of its context, on the share of the context's occurrences that the
@@ -42,6 +43,10 @@ class SuffixDrafter:
         """Start with a text, which is indexed when drafts are wanted."""
         self._text = list(text)
         self._indexed = 0  # number of leading tokens in the automaton
+        self._clear()
+
+    def _clear(self) -> None:
+        """Start an empty automaton, for the tokens from here on."""
         self._last = 0  # the state of the whole indexed text
         self._link, self._length = array("i", [-1]), array("i", [0])  # longest suffix in another state; longest member
         self._count = array("i", [0])  # occurrences
@@ -54,9 +59,15 @@ class SuffixDrafter:
         """Append a token to the text."""
         self._text.append(token)
 
-    def propose(self, sampler: Sampler) -> Iterator[DraftToken]:
-        """Yield the most frequent continuation of the longest end of the text that occurred before."""
-        text, stop = self._text, self._indexed + INDEXED
+    @property
+    def behind(self) -> int:
+        """The number of tokens that are not indexed yet. Drafts come only once all are."""
+        return len(self._text) - self._indexed
+
+    def propose(self, sampler: Sampler, most: int = INDEXED) -> Iterator[DraftToken]:
+        """Yield the most frequent continuation of the longest end of the text that occurred before. Index at most
+        `most` tokens."""
+        text, stop = self._text, self._indexed + most
         for token in text[self._indexed : stop]:
             self._extend(token)
         self._indexed = min(stop, len(text))
@@ -106,24 +117,33 @@ class SuffixDrafter:
         """Add a token to the automaton: create its states, then count it in each context that it followed."""
         before = self._last
         self._last = new = self._state(self._length[before] + 1)
-        context = before
-        while context >= 0 and (following := self._next(context, token)) < 0:
+        context, left = before, _WALK
+        while context >= 0 and (following := self._next(context, token)) < 0 and left:
             self._connect(context, token, new)
             context = self._link[context]
-        if context >= 0:
-            self._link[new] = self._split(context, token, following)
+            left -= 1
+        if context >= 0 and left:
+            self._link[new] = self._split(context, token, following, left)
+        if not left or self._link[new] < 0:  # a few repeated tokens fill the text, and one visit could take seconds
+            self._clear()
+            self._extend(token)
+            return
         self._count_up(new, before, token)
 
-    def _split(self, context: int, token: int, following: int) -> int:
-        """Return the state of the substring context + token, which may so far share a state with longer substrings."""
+    def _split(self, context: int, token: int, following: int, left: int) -> int:
+        """Return the state of the substring context + token, which may so far share a state with longer substrings.
+        Return -1 if more than `left` contexts lead to it."""
         length = self._length[context] + 1
         if length == self._length[following]:
             return following
         split = self._state(length, like=following)
         self._link[following] = split
         while context >= 0 and self._next(context, token) == following:
+            if not left:
+                return -1
             self._connect(context, token, split)
             context = self._link[context]
+            left -= 1
         return split
 
     def _count_up(self, new: int, context: int, token: int) -> None:

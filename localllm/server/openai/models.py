@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from starlette.requests import Request
 
+from localllm.hub.derived import LATEST
 from localllm.server.errors import UnknownModel
 from localllm.server.http import Handlers
 from localllm.server.info import ModelInfo
@@ -109,5 +110,5 @@ def _parameter_size(count: int) -> str:
 
 
 def modified(model: ModelInfo) -> str:
-    """Return the modification time of the file."""
-    return datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return the modification time of the file. File systems can hold times that dates cannot."""
+    return datetime.fromtimestamp(min(max(model.created, 0), LATEST), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from localllm.cli.naming import is_prompt
 from localllm.cli.table import COMMANDS
 from tests.localllm.cli.shell import Shell
 from tests.localllm.cli.user import User
-from tests.localllm.support import Terminal, localllm, write_model
+from tests.localllm.support import REPOSITORY, Terminal, localllm, write_model
 
 QUICK = ("-n", "2", "--temp", "0", "-t", "1")
 NOTE = "note: no default model, so the bundled toy (demo) answers; `localllm pull` finds a real one\n"
@@ -260,3 +262,28 @@ def test_a_folder_that_cannot_be_written_is_told(user: User, monkeypatch: pytest
     done = localllm("config", "set", "threads", "2", environ={"LOCALLLM_CONFIG": "/dev/full"})
     assert done.returncode == 1
     assert "/dev/full" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path, user: User) -> None:
+    """Each process waits between reading and writing, so that all would read the file before the first writes."""
+    path = tmp_path / "config.toml"
+    keys = ("ctx-size", "seed", "threads", "top-k", "repeat-last-n", "max-tokens")
+    code = (
+        "import sys, time; from localllm.cli.commands import config_set as it; changed = it.changed;"
+        "it.changed = lambda *given: (time.sleep(0.1), changed(*given))[1];"
+        "print(it.set_option(sys.argv[1], sys.argv[2], '7'))"
+    )
+    words = [[sys.executable, "-c", code, str(path), key] for key in keys]
+    path.write_text("")
+    running = [subprocess.Popen(each, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True) for each in words]
+    for each in running:
+        assert (each.wait(60), each.communicate()[1]) == (0, "")
+    assert len(path.read_text().splitlines()) == len(keys)
+
+
+def test_a_value_that_is_not_text_is_refused(tmp_path: Path, user: User, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    assert main(["config", "set", "--config", str(path), "system-prompt", "a\udcff"]) == 2
+    assert capsys.readouterr().err == "error: system-prompt: a\\udcff is not UTF-8 text; the file needs it\n"

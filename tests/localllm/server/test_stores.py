@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import constants
 
 import localllm
-from localllm.hub import StoredModel
+from localllm.hub import StoredModel, derived
 from localllm.server import pulls, registry
 from localllm.server.app import make_app
 from localllm.server.catalogue import folder_of, stores
@@ -190,6 +190,8 @@ def test_the_bundled_model_is_listed_if_there_is_no_other(tmp_path: Path, hub: H
             assert "it cannot be a base; pull one" in refused["error"]
             await one.told("/api/copy", 400, source="demo", destination="a")
             await one.pulled(TOY)
+            taken = await one.told("/api/copy", 400, source=TOY, destination="demo")
+            assert "demo is the name of a model" in taken["error"]
             assert await one.names() == [TOY]
             await one.said("demo")
             assert await one.names() == [TOY, "demo"]
@@ -208,7 +210,7 @@ def test_the_list_follows_the_files(tmp_path: Path, tiny: bytes, site: Site) -> 
             assert await one.names() == []
             await one.told("/v1/chat/completions", 404, model="bob/New", **HELLO)
             async with asyncio.timeout(5):
-                while site.registry._left:
+                while site.registry._residents.left:
                     await asyncio.sleep(0.01)
             put(tmp_path, "bob/New/new.gguf", tiny + b" ")
             await one.said("bob/New")
@@ -535,6 +537,12 @@ def test_a_derived_model_adds_its_prompt_and_parameters(tmp_path: Path, site: Si
         ({"model": "a b"}, 400, "cannot be a model's name"),
         ({"model": "../x"}, 400, "cannot be a model's name"),
         ({"model": TOY}, 400, "is the name of a model that was downloaded"),
+        ({"model": "toy-gguf"}, 400, f"is the name of a model that was downloaded ({TOY})"),
+        ({"model": "hf.co/ann/Toy-GGUF"}, 400, "is the name of a model that was downloaded"),
+        ({"model": "Toy-Q4_K_M.gguf"}, 400, "is the name of a model that was downloaded"),
+        ({"model": "llama3.2:1b"}, 400, "is the short name of bartowski/"),
+        ({"model": "x:latest:latest"}, 400, "cannot be a model's name"),
+        ({"model": "/".join(["x" * 90] * 3)}, 400, "cannot be a model's name"),
         ({"template": "{{ .Prompt }}"}, 400, "template"),
         ({"quantize": "q4_K_M"}, 400, "localllm quantize"),
         ({"files": {"a.gguf": "sha256:0"}}, 400, "files"),
@@ -551,6 +559,81 @@ def test_wrong_derived_models_are_refused(site: Site, body: dict[str, Any], stat
             await one.pulled(TOY)
             assert problem in (await one.told("/api/create", status, **{"model": "new", "from": TOY, **body}))["error"]
             assert await one.names() == [TOY]
+
+    asyncio.run(run())
+
+
+def test_capitals_make_no_second_derived_model(tmp_path: Path, site: Site) -> None:
+    async def run() -> None:
+        async with site.client() as one:
+            await one.pulled(TOY)
+            for name in ("foo", "FOO", "Foo:Latest"):
+                made: dict[str, Any] = {"model": name, "from": TOY, "system": name}
+                await one.told("/api/create", **made)
+            assert await one.names() == [TOY, "foo"]
+            assert (await one.told("/api/show", model="FOO"))["system"] == "Foo:Latest"
+            file = site.places.derived / "foo.json"  # two files, as another program may leave them
+            file.with_name("FOO.json").write_text(file.read_text().replace('"foo"', '"FOO"'))
+            await one.told("/api/delete", 200, "DELETE", model="FOO")
+            assert await one.names() == [TOY, "foo"]
+            await one.told("/api/delete", 200, "DELETE", model="Foo")
+            assert await one.names() == [TOY]
+
+    asyncio.run(run())
+
+
+def test_a_derived_model_does_not_take_the_name_of_a_model_that_is_pulled_later(tmp_path: Path, site: Site) -> None:
+    async def run() -> None:
+        async with site.client() as one:
+            await one.pulled(TOY)
+            made: dict[str, Any] = {"model": OTHER, "from": TOY, "system": "You are Mario."}
+            await one.told("/api/create", **made)
+            assert "system" in await one.told("/api/show", model=OTHER)
+            made = {"model": "second", "from": OTHER}
+            await one.told("/api/create", **made)
+            await one.pulled(OTHER)
+            assert "system" not in await one.told("/api/show", model=OTHER)
+            await one.said(OTHER)
+            assert await one.names() == [TOY, OTHER, "second"]
+            assert {path.name for path in site.loads} == {"Toy-Q8_0.gguf"}
+            await one.told("/api/delete", 200, "DELETE", model=OTHER)
+            assert "system" in await one.told("/api/show", model=OTHER)  # the derived model has its name again
+
+    asyncio.run(run())
+
+
+def test_the_texts_of_derived_models_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derived, "MOST_BYTES", 1500)
+
+    async def run() -> None:
+        async with site.client() as one:
+            await one.pulled(TOY)
+            made: dict[str, Any] = {"from": TOY, "system": "x" * 1000}
+            await one.told("/api/create", model="a", **made)
+            assert "delete some" in (await one.told("/api/create", 400, model="b", **made))["error"]
+            await one.told("/api/create", model="a", **made)  # replaces itself
+            await one.told("/api/delete", 200, "DELETE", model="a")
+            await one.told("/api/create", model="b", **made)
+
+    asyncio.run(run())
+
+
+def test_times_that_are_no_dates_break_no_list(tmp_path: Path, tiny: bytes, site: Site) -> None:
+    put(tmp_path, "bob/Own/own.gguf", tiny)
+    folder = site.places.derived
+    folder.mkdir(parents=True)
+    fields = {"base": "bob/Own", "system": "", "parameters": {}, "messages": [], "license": ""}
+    for name, created in (("a", float("inf")), ("b", -1e300), ("c", 10**400), ("d", 1e15), ("e", float("nan"))):
+        (folder / f"{name}.json").write_text(json.dumps({"name": name, "created": created, **fields}))
+
+    async def run() -> None:
+        async with site.client() as one:
+            await site.registry.refresh(now=True)
+            for model in site.service.models():
+                site.registry._entries[model.id].info.created = 10**15  # a file system may hold it
+            for path in ("/v1/models", "/api/tags", "/api/v0/models"):
+                await one.told(path)
+            assert await one.names() == ["bob/Own"]
 
     asyncio.run(run())
 

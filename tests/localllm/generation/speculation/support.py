@@ -46,13 +46,15 @@ class Clock:
 class ToldDrafter:
     """A drafter that drafts the tokens of `guess(text)`."""
 
+    behind = 0
+
     def __init__(self, guess: Guessing, text: Sequence[int]) -> None:
         self._guess, self.text = guess, list(text)
 
     def accept(self, token: int) -> None:
         self.text.append(token)
 
-    def propose(self, sampler: Sampler) -> Iterator[DraftToken]:
+    def propose(self, sampler: Sampler, most: int = 0) -> Iterator[DraftToken]:
         text = self.text.copy()
         while True:
             draft = self._guess(text, sampler)

@@ -16,6 +16,7 @@ from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.policy import Costs
 from localllm.generation.speculation.rule import DraftToken
+from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from tests.localllm.generation.speculation.support import Told
@@ -59,6 +60,19 @@ def test_what_followed_the_same_tokens_is_drafted(model: localllm.Model) -> None
     drafts.propose([one, other], LIMITS)
     assert [draft.token for draft in one.drafts] == [9, 10, 11, 12, 5, 6]
     assert (one.verified, other.drafts, other.verified) == (6, [], 0)
+
+
+def test_requests_share_the_tokens_indexed_in_a_step(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 64: 1.0}), 6)
+    ones = writing(model, drafts, [PHRASE * 40] * 3)
+    for one in ones:
+        one.drafter = SuffixDrafter(PHRASE * 100)
+    drafts.propose(ones, LIMITS)
+    assert sum(len(PHRASE) * 100 - one.drafter.behind for one in ones if one.drafter) <= INDEXED
+    assert not any(one.drafts for one in ones)
+    for _ in range(6):
+        drafts.propose(ones, LIMITS)
+    assert all(len(one.drafts) == 6 for one in ones)
 
 
 def test_drafts_end_where_the_answer_or_the_context_does(model: localllm.Model) -> None:

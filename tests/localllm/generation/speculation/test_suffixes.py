@@ -84,10 +84,9 @@ def test_long_certain_contexts_have_a_high_prior() -> None:
     assert all(0 < prior < 1 for prior in PRIORS)
 
 
-def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffixes, "INDEXED", 10)
+def test_a_long_prompt_is_indexed_in_parts() -> None:
     drafter = SuffixDrafter([1, 2, 3] * 8)
-    found = [list(islice(drafter.propose(SAMPLER), 3)) for _ in range(3)]
+    found = [list(islice(drafter.propose(SAMPLER, 10), 3)) for _ in range(3)]
     assert [len(each) for each in found] == [0, 0, 3]
     assert [draft.token for draft in found[2]] == [1, 2, 3]
 
@@ -95,6 +94,30 @@ def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_text_of_one_token_stays_cheap() -> None:
     """The chain of contexts is as long as the text; only its longest are counted."""
     drafter = SuffixDrafter([5] * 2000)
-    assert [draft.token for draft in islice(drafter.propose(SAMPLER), 3)] == [5, 5, 5]
+    assert [draft.token for draft in islice(drafter.propose(SAMPLER, 2000), 3)] == [5, 5, 5]
     assert sum(count > 1 for count in drafter._count) <= 2000
     assert max(drafter._count) <= suffixes._CHAIN + 1
+
+
+@pytest.mark.parametrize("text", [[5] * 3000 + [6], [4] + [5] * 2000 + [6] + [5] * 1998 + [7]], ids=["end", "split"])
+def test_no_token_visits_the_whole_text(text: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token follows thousands of contexts. The automaton starts again instead of visiting all."""
+    monkeypatch.setattr(suffixes, "_WALK", 100)
+
+    class Counting(SuffixDrafter):
+        visited = 0
+
+        def _next(self, state: int, token: int) -> int:
+            self.visited += 1
+            return super()._next(state, token)
+
+    drafter, most = Counting(text), 0
+    while drafter.behind:
+        before = drafter.visited
+        list(islice(drafter.propose(SAMPLER, 1), 0))
+        next(iter(drafter.propose(SAMPLER, 1)), None)
+        most = max(most, drafter.visited - before)
+    assert most < 600
+    for token in (1, 2, 3, 1, 2):
+        drafter.accept(token)
+    assert next(drafter.propose(SAMPLER)).token == 3
