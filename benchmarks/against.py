@@ -153,7 +153,7 @@ def _completion(port: int, number: int) -> int:
 def compared(
     ours: Installation, other: Installation, work: list[tuple[str, Measure]], rounds: int, until: float
 ) -> list[dict[str, str | float]]:
-    """Return the result rows of at most `rounds` rounds, of which none begins that would end after the time `until`."""
+    """Return the result rows of at most `rounds` rounds. A round that would end after the time `until` is left out."""
     for _, measure in work:  # warms up the caches
         for one in (other, ours):
             measure(one)

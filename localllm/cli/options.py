@@ -90,7 +90,9 @@ class MeasuringOptions(Options):
     ctx_size: int = same(
         LoadOptions, "ctx_size", default=512, kind=integer(4), shown="512", help="window size in tokens"
     )
-    load: LoadOptions = group(LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "force"))
+    load: LoadOptions = group(
+        LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "draft_earlier", "force")
+    )
 
     @property
     def options(self) -> LoadOptions:

@@ -22,6 +22,7 @@ class LoadKeywords(TypedDict, total=False):
     model_draft: str | os.PathLike[str]
     spec: str | None
     draft_max: int
+    draft_earlier: int
     force: bool
     any_cache: bool
 

@@ -35,6 +35,10 @@ class SpeculationOptions(Options):
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
         help=f"maximum number of drafted tokens per pass, up to {MOST_DRAFTED}", kind=integer(1), unit="tokens",
     )  # fmt: skip
+    draft_earlier: int = option(
+        0, "--draft-earlier", kind=integer(0), unit="tokens",
+        help="also draft from this many tokens of earlier answers (0: none)",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

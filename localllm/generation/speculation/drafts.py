@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import Limits
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import suffixes
+from localllm.generation.speculation.earlier import EarlierByAccount, Following
 from localllm.generation.speculation.model_drafter import ModelDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
@@ -29,9 +30,17 @@ class Drafts:
     """Drafts tokens for all requests of a scheduler."""
 
     def __init__(
-        self, costs: Costs, longest: int, model: ModelDrafter[Any] | None = None, repeats: bool = True
+        self,
+        costs: Costs,
+        longest: int,
+        model: ModelDrafter[Any] | None = None,
+        repeats: bool = True,
+        earlier: int = 0,
     ) -> None:
-        """`repeats`: draft from repetitions. `model` drafts for requests without such drafts worth verifying."""
+        """`repeats`: draft from repetitions, also of `earlier` tokens of earlier answers. `model` drafts for requests
+        without such drafts worth verifying.
+        """
+        self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
         self._stale = 0  # consecutive steps with drafts
@@ -40,10 +49,13 @@ class Drafts:
         """Start drafting for a request: with the repetitions in its prompt."""
         one.drafting = True
         if self._repeats:
-            one.drafter = SuffixDrafter(one.tokens)
+            earlier = self._earlier.of(one.request.account) if self._earlier is not None else None
+            one.drafter = SuffixDrafter(one.tokens, Following(earlier, one.tokens) if earlier is not None else None)
 
     def end(self, one: RequestState) -> None:
         """Stop drafting for a request. The draft model keeps its sequence for later requests."""
+        if self._earlier is not None and one.done and one.request.reuse:
+            self._earlier.add(one.request.account, one.tokens, one.prompt_tokens)
         if self._model is not None:
             self._model.end(one)
 

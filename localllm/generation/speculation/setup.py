@@ -115,4 +115,5 @@ class Speculation:
             model = DraftModel(self._draft.engine, self._mapping, self._draft_costs, self.costs, longest)
         elif self._draft_costs is not None and self._head is not None:
             model = HeadDrafter(self._head, self._draft_costs, self.costs, longest)
-        return Drafts(self.costs, longest, model, repeats=self.options.kind in ("ngram", "auto"))
+        repeats = self.options.kind in ("ngram", "auto")
+        return Drafts(self.costs, longest, model, repeats=repeats, earlier=self.options.draft_earlier)

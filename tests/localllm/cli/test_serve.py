@@ -69,6 +69,7 @@ BAD = {  # values with an invalid format: exit code 2
     "cache_type_v": ["foo", "f16,f16"],
     "spec": ["maybe"],
     "draft_max": ["0", "x"],
+    "draft_earlier": ["-1", "x"],
 }
 LATE = {  # valid values that fail on this machine or with this model: exit code 1
     "ctx_size": (["-c", 2147483647], "the cache needs"),

@@ -36,7 +36,7 @@ class Timing(Options):
 
 
 def test_names_are_flat_and_each_stands_once() -> None:
-    assert LoadOptions.names()[-5:] == ("model_draft", "spec", "draft_max", "force", "any_cache")
+    assert LoadOptions.names()[-5:] == ("spec", "draft_max", "draft_earlier", "force", "any_cache")
     assert Timing.names() == ("threads", *(n for n in LoadOptions.names() if n not in ("threads", "draft_max")), "runs")
     names = [name for each in GROUPS for name in each.names()]
     assert len(set(names)) == len(names)

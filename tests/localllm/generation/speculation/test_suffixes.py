@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from localllm.generation.speculation import suffixes
+from localllm.generation.speculation import automaton
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import PRIORS, SuffixDrafter
 from localllm.options import SamplingOptions
@@ -95,28 +95,28 @@ def test_a_text_of_one_token_stays_cheap() -> None:
     """The chain of contexts is as long as the text; only its longest are counted."""
     drafter = SuffixDrafter([5] * 2000)
     assert [draft.token for draft in islice(drafter.propose(SAMPLER, 2000), 3)] == [5, 5, 5]
-    assert sum(count > 1 for count in drafter._count) <= 2000
-    assert max(drafter._count) <= suffixes._CHAIN + 1
+    assert sum(count > 1 for count in drafter._own._count) <= 2000
+    assert max(drafter._own._count) <= automaton._CHAIN + 1
 
 
 @pytest.mark.parametrize("text", [[5] * 3000 + [6], [4] + [5] * 2000 + [6] + [5] * 1998 + [7]], ids=["end", "split"])
 def test_no_token_visits_the_whole_text(text: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token follows thousands of contexts. The automaton starts again instead of visiting all."""
-    monkeypatch.setattr(suffixes, "_WALK", 100)
+    """The last token follows thousands of contexts. The drafter starts a new automaton instead of visiting all."""
+    monkeypatch.setattr(automaton, "_WALK", 100)
+    visited = 0
 
-    class Counting(SuffixDrafter):
-        visited = 0
+    def counting(self: automaton.SuffixAutomaton, state: int, token: int) -> int:
+        nonlocal visited
+        visited += 1
+        return following(self, state, token)
 
-        def _next(self, state: int, token: int) -> int:
-            self.visited += 1
-            return super()._next(state, token)
-
-    drafter, most = Counting(text), 0
+    following = automaton.SuffixAutomaton._next
+    monkeypatch.setattr(automaton.SuffixAutomaton, "_next", counting)
+    drafter, most = SuffixDrafter(text), 0
     while drafter.behind:
-        before = drafter.visited
-        list(islice(drafter.propose(SAMPLER, 1), 0))
+        before = visited
         next(iter(drafter.propose(SAMPLER, 1)), None)
-        most = max(most, drafter.visited - before)
+        most = max(most, visited - before)
     assert most < 600
     for token in (1, 2, 3, 1, 2):
         drafter.accept(token)
