@@ -110,7 +110,9 @@ def test_the_choice_is_told_in_one_line(client: Client) -> None:
 
 
 def test_a_repository_without_models_says_what_it_has(client: Client) -> None:
-    with pytest.raises(StoreError, match=r"has safetensors files but no GGUF files; .* `localllm quantize Tensors OUT\.gguf Q4_K_M`"):
+    with pytest.raises(
+        StoreError, match=r"has safetensors files but no GGUF files; .* `localllm quantize Tensors OUT\.gguf Q4_K_M`"
+    ):
         client.pull("ann/Tensors")
     with pytest.raises(StoreError, match=r"ann/Empty has no GGUF files, only README\.md; look for .* Empty-GGUF"):
         client.pull("ann/Empty")
