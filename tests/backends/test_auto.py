@@ -50,5 +50,5 @@ def test_a_driver_for_opencl_alone_does_not_ask_for_pyopencl(monkeypatch: pytest
     (opencl,) = (each for each in backends._CARDS if each[2] == "pyopencl")
     monkeypatch.setattr(backends, "_CARDS", ((opencl[0], SIGN, opencl[2]),))
     monkeypatch.setattr(backends, "find_spec", lambda name: None if name == "pyopencl" else find_spec(name))
-    monkeypatch.setitem(__import__("sys").modules, "pyopencl", None)  # its import fails, as where it is missing
+    monkeypatch.setitem(__import__("sys").modules, "pyopencl", None)  # its import fails, as if it were missing
     assert "PyOpenCL" not in _described()

@@ -1,4 +1,4 @@
-"""Models that share memory: no client is refused, closed or delayed because of what another client asks for."""
+"""Models that share memory: no client is refused, closed or delayed because another client asks for another model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Large(Served):
 
 
 class Three(Site):
-    """A server with three models, of which only b and one other fit into memory."""
+    """A server with three models. Only b and one other fit into memory."""
 
     def __init__(self, root: Path, known: bool = True, fails: float = 0) -> None:
         for name in SIZES:
@@ -92,7 +92,7 @@ def test_no_model_is_unloaded_for_one_that_does_not_fit_anyway(tmp_path: Path) -
 
 
 def test_a_model_that_does_not_fit_with_its_cache_waits_and_closes_nobody_s(tmp_path: Path) -> None:
-    """The file of c would fit beside a. While room is made for its cache, more requests for c arrive."""
+    """The file of c would fit together with a. While room is made for its cache, more requests for c arrive."""
 
     async def run() -> None:
         site = Three(tmp_path, known=False)

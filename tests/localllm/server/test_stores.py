@@ -256,7 +256,7 @@ def test_requests_for_a_model_share_one_load_even_if_the_first_client_leaves(
             left.cancel()
             free.set()
             assert await second
-        assert [path.name for path in site.loads] == ["one.gguf"]  # nobody wanted the other when its turn came
+        assert [path.name for path in site.loads] == ["one.gguf"]  # no request waited for the other when its turn came
 
     asyncio.run(run())
 

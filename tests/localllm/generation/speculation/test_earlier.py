@@ -59,7 +59,7 @@ def test_the_longer_context_drafts_and_a_draft_ends_with_the_answer() -> None:
     assert [each.token for each in islice(same_length.propose(SAMPLER), 1)] == [7]  # its own text, if both are equal
     longer = SuffixDrafter([9, 1, 2], Following(store, [9, 1, 2]))
     assert [each.token for each in longer.propose(SAMPLER)] == [3, 4, 5]
-    assert min(each.trust for each in longer.propose(SAMPLER)) >= len(PRIORS) // 2  # classes of their own
+    assert min(each.trust for each in longer.propose(SAMPLER)) >= len(PRIORS) // 2  # classes of earlier answers
 
 
 def test_answers_beyond_the_allowed_tokens_go_and_so_do_accounts() -> None:

@@ -33,7 +33,7 @@ def followers(text: Sequence[int], context: Sequence[int]) -> list[int]:
 
 
 def searched(text: Sequence[int], count: int) -> list[int]:
-    """Return the most frequent next token of the longest context with one, then that of the context with it, ..."""
+    """Return the most frequent next token of the longest context with one, append it to the context, and repeat."""
     context, found = list(text), list[int]()
     while len(found) < count:
         while context and not followers(text, context):

@@ -22,7 +22,7 @@ Line = dict[str, Any] | bytes | float  # a float is a pause in seconds
 
 
 def part(total: int, completed: int, digest: str = "sha256:a") -> dict[str, Any]:
-    """Return the line of a stream that tells the progress of one file."""
+    """Return a stream's progress line for one file."""
     return {"status": "pulling a.gguf", "digest": digest, "total": total, "completed": completed}
 
 
