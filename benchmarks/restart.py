@@ -3,7 +3,8 @@
     python benchmarks/restart.py MODEL.gguf [--words 2000] [--rounds 3]
 
 Each round starts three servers in turn: one with an empty `--cache-dir`, which fills it, then one without, then one
-with it. Prints medians in seconds, and the tokens that came from the cache.
+with it. Prints medians in seconds, and the tokens that came from the cache. Appends one JSON line with all rounds to
+benchmarks/results/restart.jsonl.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import sys
 import tempfile
 import time
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+
+from compare import RESULTS, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--words", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "restart.jsonl")
     given = parser.parse_args()
     prompt = " ".join(f"w{n * 7919 % 1000}" for n in range(given.words))
     rows: dict[str, list[tuple[float, int, int]]] = {"new": [], "restart": [], "restart, --cache-dir": []}
@@ -61,6 +66,14 @@ def main() -> None:
     for name, found in rows.items():
         seconds, cached = median(each[0] for each in found), f"{found[0][2]} of {found[0][1]} tokens from the cache"
         print(f"{name}: {seconds:.2f} s, {cached}")
+    row = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"), "model": Path(given.model).name,
+        "tokens": rows["new"][0][1], "machine": machine(),
+        "seconds": {name: [round(each[0], 3) for each in found] for name, found in rows.items()},
+        "cached_tokens": {name: found[0][2] for name, found in rows.items()},
+    }  # fmt: skip
+    with given.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
