@@ -11,10 +11,10 @@ from localllm.cli.options import RemoveOptions
 from localllm.cli.terminal.asking import agrees
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import size
-from localllm.hub import StoreFolders, everything
+from localllm.hub import NotHere, StoreFolders, everything
 from localllm.hub.owned import is_owned
 from localllm.hub.owned import remove_model as delete
-from localllm.hub.search import models_named
+from localllm.hub.search import nearest_models, only_match
 from localllm.loading.resolve import BOX
 
 
@@ -25,7 +25,12 @@ def remove(own: RemoveOptions) -> None:
         raise LocalLLMError(f"{name} is part of localllm and cannot be deleted")
     if os.path.lexists(name):
         raise LocalLLMError(f"{name} is your own file; rm deletes only models downloaded by `localllm pull`")
-    model = models_named(name, everything(places))
+    models = everything(places)
+    model = only_match(name, models)
+    if model is None:
+        near = nearest_models(name, models)
+        hint = f"did you mean {printable(near)}? " if near else ""
+        raise NotHere(f"no model {printable(name, 300)} on this computer; {hint}`localllm list` shows the models")
     if (
         is_owned(model, places.hub)
         and not own.yes

@@ -132,7 +132,7 @@ def test_rm_keeps_what_is_not_its_own(shell: Shell, tiny: Path, tmp_path: Path) 
         ("tiny:1b", "tiny:1b was not downloaded by `localllm pull`, so it is kept; `ollama rm tiny:1b` removes it"),
         ("demo", "demo is part of localllm and cannot be deleted"),
         (tiny, "is your own file"),
-        ("nothing", "No such file or model: nothing"),
+        ("nothing", "error: no model nothing on this computer; `localllm list` shows the models"),
     ):
         code, _, err = shell("rm", name, "--yes")
         assert code == 1

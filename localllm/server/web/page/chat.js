@@ -10,6 +10,9 @@ const TITLE_LENGTH = 60;
 const LOOK_MS = 500; // pause between two looks at the state of a model that has not begun its answer
 const ANSWER_MS = 700; // time for another tab to report that it is writing a message
 
+// Returns the length of a message and its files.
+const characters = (one) => one.content.length + (one.files ?? []).reduce((sum, file) => sum + file.text.length, 0);
+
 export class Chat {
   constructor(models, events) {
     this.models = models;
@@ -18,6 +21,7 @@ export class Chat {
     this.running = new Map(); // message id -> {message, stop} of each answer that this tab is generating
     this.alive = new Set(); // ids of messages that another tab is writing
     this.talk = null;
+    this.adjusted = null; // {last, tokens}: estimated change since the message `last` was answered
     this.messages = new Map();
     this.defaults = store.remembered("defaults", { system: "", sampling: {}, thinking: "", tools: "" });
     store.listen((told) => this.told(told));
@@ -149,16 +153,16 @@ export class Chat {
   async dropOldest() {
     const sent = this.path.filter((one) => !one.dropped);
     const { used, context } = this.fill;
-    const size = (one) => one.content.length + (one.files ?? []).reduce((sum, file) => sum + file.text.length, 0);
-    const whole = sent.reduce((sum, one) => sum + size(one), 0);
+    const whole = sent.reduce((sum, one) => sum + characters(one), 0);
     let wanted = whole * (1 - context / 2 / used); // characters, as many per token as on average
     const dropped = [];
     const last = sent.findLastIndex((one) => one.role === "user"); // the last question and its answer stay
     for (const one of sent.slice(0, Math.max(0, last))) {
       if (wanted <= 0 && one.role === "user") break; // the rest begins with a question
       dropped.push(Object.assign(one, { dropped: true }));
-      wanted -= size(one);
+      wanted -= characters(one);
     }
+    this.adjust(dropped, -1, used / whole);
     await store.save([this.talk], dropped);
     this.events.shown();
     return dropped.length;
@@ -167,18 +171,35 @@ export class Chat {
   // Sends a dropped message again with later requests.
   async include(id) {
     const message = this.messages.get(id);
+    const sent = this.path.filter((one) => !one.dropped);
+    if (this.fill) this.adjust([message], 1, this.fill.used / sent.reduce((sum, one) => sum + characters(one), 1));
     delete message.dropped;
     await store.save([this.talk], [message]);
     this.events.shown();
   }
 
-  // Returns {used, context} in tokens, from the last answer of the branch or its refusal, or null if they are unknown.
+  // Estimates the tokens of messages that are no longer sent (sign -1), or sent again (1), until the next answer.
+  adjust(messages, sign, perCharacter) {
+    const last = this.measured?.id;
+    const before = this.adjusted?.last === last ? this.adjusted.tokens : 0;
+    const tokens = messages.reduce((sum, one) => sum + characters(one), 0) * perCharacter;
+    this.adjusted = { last, tokens: before + sign * Math.round(tokens) };
+  }
+
+  // Returns the last message of the branch with a number of tokens.
+  get measured() {
+    return this.path.findLast((one) => one.stats || one.refused);
+  }
+
+  // Returns {used, context, about} in tokens, from the last answer of the branch or its refusal, or null if they are
+  // unknown. `about`: `used` is an estimate, because messages were dropped since.
   get fill() {
-    const last = this.path.findLast((one) => one.stats || one.refused);
+    const last = this.measured;
     if (!last) return null;
-    const used = last.refused?.prompt ?? last.stats.prompt + last.stats.tokens;
+    const change = this.adjusted?.last === last.id ? this.adjusted.tokens : 0;
+    const used = (last.refused?.prompt ?? last.stats.prompt + last.stats.tokens) + change;
     const context = last.refused?.context ?? this.contexts.get(this.model);
-    return context > 0 ? { used, context } : null;
+    return context > 0 ? { used, context, about: change !== 0 } : null;
   }
 
   async measure() {

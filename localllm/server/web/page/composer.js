@@ -117,7 +117,7 @@ export class Composer {
     $("drop").hidden = share < FULL_FROM || this.chat.writing;
     if (!fill) return;
     $("context-meter").value = share;
-    $("context-text").textContent = `${fill.used.toLocaleString("en")} of ${fill.context.toLocaleString("en")} tokens`;
+    $("context-text").textContent = `${fill.about ? "about " : ""}${fill.used.toLocaleString("en")} of ${fill.context.toLocaleString("en")} tokens`;
   }
 
   async drop() {

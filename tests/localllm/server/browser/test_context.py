@@ -33,6 +33,7 @@ def test_the_meter_shows_the_context_and_drops_the_oldest(site: Callable[..., Si
     page.wait_for_selector("#context >> text=3,700 of 4,096 tokens")
     page.click("text=Drop the oldest")
     until(page, "document.querySelectorAll('.dropped').length === 4")
+    page.wait_for_selector("#context >> text=/^about 1,\\d+ of 4,096 tokens/")
     assert page.evaluate(CONTENTS)[0] == "one"  # still on the page
     send(page, "four")
     answered(page, 4)
