@@ -17,7 +17,7 @@ from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
 from localllm.models.lookup import architecture_of, read_config
-from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_head
+from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_heads
 
 __all__ = [
     "ARCHITECTURES",
@@ -34,6 +34,6 @@ __all__ = [
     "record",
     "record_mtp_head",
     "record_mtp_heads",
-    "record_with_head",
+    "record_with_heads",
     "unit",
 ]

@@ -51,14 +51,14 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer | WkvLayer
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """The values of a multi-token-prediction head, which is the last stage of its model's plan.
+    """The values of a multi-token-prediction head, which is a stage of its model's plan; heads are the last stages.
 
     The stage receives `hidden` states and evaluates the tokens after them. `following` is the input of the next draft.
     """
 
-    hidden: Value  # the model's hidden states (T, width)
+    hidden: Value  # the hidden states that it receives (T, width): the model's, or the previous head's
     logits: Value  # of the token after next (L, vocabulary)
-    following: Value  # the head's hidden states (L, width)
+    following: Value  # the head's hidden states (L, width), or (T, width) if the next head receives them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Plan:
     hidden: Value | None = None  # hidden states for multi-token-prediction heads
     normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
-    draft: DraftHead | None = None  # set if the last stage is a multi-token-prediction head
+    drafts: tuple[DraftHead, ...] = ()  # the multi-token-prediction heads, each a stage after the model's
 
     @property
     def window(self) -> int:
@@ -120,9 +120,9 @@ class Plan:
     @property
     def reads(self) -> tuple[Read, ...]:
         """The parts of weights read per token, operation by operation; for an encoder-decoder
-        model, per decoder token. A multi-token-prediction head does not count."""
+        model, per decoder token. Multi-token-prediction heads do not count."""
         operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
-        operations = operations[: self.stages[0].stop] if self.draft is not None else operations
+        operations = operations[: self.stages[0].stop] if self.drafts else operations
         return tuple([read for op in operations for read in op.reads])
 
     @property

@@ -25,7 +25,7 @@ from localllm.models import (
     has_head,
     read_config,
     record,
-    record_with_head,
+    record_with_heads,
 )
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
@@ -88,7 +88,7 @@ def bind(
 
     def recorded(context: int) -> Plan:
         if drafts:
-            return record_with_head(file.metadata, architecture, tensors, context)
+            return record_with_heads(file.metadata, architecture, tensors, context, options.speculation.most_drafted)
         return record(config, architecture, tensors, context, embeddings)
 
     plan = recorded(context)
@@ -140,7 +140,7 @@ def bind(
     start = config.decoder.start if config.decoder is not None and pooler is None else None
     pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
     engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
-    engine.draft_head = plan.draft
+    engine.draft_heads = plan.drafts
     head = PoolingHead.of(config, architecture, file.tensors) if pools else None
     line = arranged.line(executable)
     return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
@@ -148,11 +148,11 @@ def bind(
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:
     """Return the values that stay readable after a step. `pools`: with the hidden states that embeddings pool."""
-    draft = plan.draft
-    found = [*(observed(plan) if observe else ()), *((draft.hidden, draft.logits, draft.following) if draft else ())]
-    known = {value.index for value in found}
-    wanted = plan.normed if pools else None
-    return [*found, wanted] if wanted is not None and wanted.index not in known else found
+    found = observed(plan) if observe else []
+    found += [value for head in plan.drafts for value in (head.hidden, head.logits, head.following)]
+    if pools and plan.normed is not None:
+        found.append(plan.normed)
+    return list({value.index: value for value in found}.values())
 
 
 def observed(plan: Plan) -> list[Value]:

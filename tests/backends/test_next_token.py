@@ -25,7 +25,7 @@ from localllm.models import (
     record,
     record_mtp_head,
     record_mtp_heads,
-    record_with_head,
+    record_with_heads,
 )
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import chunks
@@ -105,9 +105,8 @@ def test_a_head_as_a_stage_of_its_model(cpu: CpuBackend, name: str, on: str) -> 
     """The head in the model's plan, which shares its cache blocks, equals the separate head."""
     backend, tokens = cpu if on == "cpu" else ReferenceBackend(), model_of(name).tokens
     metadata, held = model_of(name).loaded()
-    plan = record_with_head(metadata, architecture_of(metadata), held)
-    draft = plan.draft
-    assert draft is not None
+    plan = record_with_heads(metadata, architecture_of(metadata), held)
+    (draft,) = plan.drafts
     executable = backend.bind(plan, LIMITS, CACHE, keep=[draft.hidden, draft.logits, draft.following])
     assert isinstance(executable, DraftingExecutable)
     try:
