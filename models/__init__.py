@@ -13,6 +13,7 @@ from __future__ import annotations
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
 from localllm.models.config import Config, ExpertConfig, RopeConfig
+from localllm.models.drafter import Drafter, check_fit, is_drafter, record_with_drafter
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
@@ -23,17 +24,21 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Config",
+    "Drafter",
     "ExpertConfig",
     "ModelError",
     "Pooler",
     "PoolingHead",
     "RopeConfig",
     "architecture_of",
+    "check_fit",
     "has_head",
+    "is_drafter",
     "read_config",
     "record",
     "record_mtp_head",
     "record_mtp_heads",
+    "record_with_drafter",
     "record_with_heads",
     "unit",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from localllm.base.notices import FILE, Notice, Setting
 from localllm.models.architecture import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
@@ -66,7 +67,8 @@ def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
     """
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
     if config.nextn_layers and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
-        raise ModelError(f"{first}: the file has only next-token heads; open the model's own file")
+        problem = f"{first}: the file has only next-token heads; open the model's own file, with "
+        raise ModelError(Notice(problem, Setting("model_draft", FILE), " for this one"))
 
 
 def _embedded(builder: Builder, context: int) -> Value:

@@ -46,10 +46,10 @@ def has_head(config: Config, architecture: Architecture, tensors: Mapping[str, T
 
 def record_with_heads(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
-    most: int = 1,
+    most: int = 1, heads: Mapping[str, Any] | None = None,
 ) -> Plan:  # fmt: skip
     """Record a model and, as further stages, its first `most` multi-token-prediction heads, or all if it has fewer.
-    Raises the errors of `record`.
+    Raises the errors of `record`. `heads` is the metadata of the heads if they come from another GGUF.
 
     Each head adds a cache layer after the model's layers, and shares their cache blocks. Position t of the layer of
     head k holds token t + k.
@@ -58,9 +58,11 @@ def record_with_heads(
     config = read_config(metadata, architecture.name)
     model = plan = record(config, architecture, tensors, context, every_row=True, recorder=recorder)
     assert model.hidden is not None
+    heads = heads or metadata
+    config = read_config(heads, architecture.name)
     received, names, drafts = model.hidden, model.tensors, list[DraftHead]()
     while has_head(config, architecture, tensors) and len(drafts) < most:
-        config = read_config(metadata, architecture.name, head=len(drafts) + 1)
+        config = read_config(heads, architecture.name, head=len(drafts) + 1)
         feeds = architecture.chained_heads and has_head(config, architecture, tensors) and len(drafts) + 1 < most
         recorder.end_stage()
         plan = record_mtp_head(config, architecture, tensors, context, recorder, feeds)

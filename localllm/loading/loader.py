@@ -17,6 +17,7 @@ from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
+from localllm.loading.drafters import with_drafter
 from localllm.models import (
     Config,
     Pooler,
@@ -71,12 +72,14 @@ def bind(
     embeddings: bool = False,
     sequences: int = 0,
     memory: int = 0,
+    drafter: GGUFFile | None = None,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
-    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory.
+    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
+    is another GGUF, whose prediction heads draft for this model.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -84,9 +87,12 @@ def bind(
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
     tensors = weights or file.tensors
-    drafts = options.speculation.may_use_head and not embeddings and has_head(config, architecture, tensors)
+    own = options.speculation.may_use_head and not options.speculation.model_draft
+    drafts = drafter is not None or (own and not embeddings and has_head(config, architecture, tensors))
 
     def recorded(context: int) -> Plan:
+        if drafter is not None and drafts:
+            return with_drafter(file, drafter, tensors, context, options.speculation.most_drafted)
         if drafts:
             return record_with_heads(file.metadata, architecture, tensors, context, options.speculation.most_drafted)
         return record(config, architecture, tensors, context, embeddings)
@@ -97,15 +103,16 @@ def bind(
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
+    held = dict(drafter.tensors if drafter is not None else ()) | file.tensors
     if options.check_tensors:
-        for tensor in file.tensors.values():
+        for tensor in held.values():
             tensor.check_finite()
 
     def limits_at(context: int) -> Limits:
         return limits_of(context, plan, max(1, sequences), diffuses)
 
     limits = limits_at(context)
-    weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
+    weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
     asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:

@@ -105,7 +105,7 @@ class Predictor(LoadedModel):
         from localllm.generation.speculation.setup import Speculation
 
         speculation, draft = options.speculation, None
-        if speculation.model_draft:
+        if speculation.model_draft and self.drafter is None:
             draft = load(
                 speculation.model_draft,
                 progress=progress,
