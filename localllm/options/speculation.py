@@ -21,7 +21,8 @@ class SpeculationOptions(Options):
     TITLE: ClassVar[str] = "Speculation"
     model_draft: str | os.PathLike[str] = option(
         "", "-md", "--model-draft", "--spec-draft-model",
-        help="a smaller model that drafts tokens, or a file of prediction heads", kind=PATH, metavar="MODEL", offers="models",
+        help="a smaller model that drafts tokens, or a file of prediction heads", kind=PATH, metavar="MODEL",
+        offers="models",
     )  # fmt: skip
     spec: str | None = option(
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
