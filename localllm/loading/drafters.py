@@ -1,4 +1,4 @@
-"""Finds the file that drafts for a model: the one given as draft model, or prediction heads beside the model's file."""
+"""Finds the file that drafts for a model: the file given as draft model, or a file of prediction heads in the model's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.options import SpeculationOptions
 from localllm.plan import Plan, Tensor
 
 BESIDE = "mtp-"  # llama.cpp's converter begins the names of head files with this (`--mtp`)
-_MOST_TRIED = 16  # maximum files beside a model that are opened
+_MOST_TRIED = 16  # maximum number of files that are opened in the model's folder
 
 
 def find_drafter(file: GGUFFile, options: SpeculationOptions) -> GGUFFile | None:

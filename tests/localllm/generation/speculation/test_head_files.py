@@ -1,4 +1,4 @@
-"""Prediction heads in a separate file: given as draft model, or beside the model's file; and files that do not fit."""
+"""Prediction heads in a separate file: given as draft model, or found in the model's folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_heads_beside_the_model_are_found(tmp_path: Path) -> None:
         assert model.drafter.path == heads
         expected = drafted(model)
     other = heads.rename(tmp_path / "other.gguf")
-    with pytest.raises(LocalLLMError, match="none in the file or beside it"):
+    with pytest.raises(LocalLLMError, match="none in the file or its folder"):
         loaded(path, spec="mtp")
     with loaded(path, model_draft=other, spec="mtp") as model:
         assert drafted(model) == expected
