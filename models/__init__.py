@@ -13,7 +13,8 @@ from __future__ import annotations
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
 from localllm.models.config import Config, ExpertConfig, RopeConfig
-from localllm.models.drafter import Drafter, check_fit, is_drafter, record_with_drafter
+from localllm.models.draft_architecture import Drafter
+from localllm.models.drafter import check_fit, is_drafter, is_heads, record_with_drafter
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
@@ -34,6 +35,7 @@ __all__ = [
     "check_fit",
     "has_head",
     "is_drafter",
+    "is_heads",
     "read_config",
     "record",
     "record_mtp_head",

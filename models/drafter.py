@@ -1,4 +1,4 @@
-"""GGUFs that draft for another model: its multi-token-prediction heads, as llama.cpp's converter writes them.
+"""GGUFs that draft for a model and are none: its multi-token-prediction heads, or an architecture such as EAGLE-3.
 
 Such a file is recorded into the plan of the model, whose weights it shares: embeddings and output are held once.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from localllm.models.architecture import Architecture
+from localllm.models.draft_architecture import Drafter, Target
 from localllm.models.errors import ModelError
+from localllm.models.families import DRAFTERS
 from localllm.models.lookup import architecture_of, read_config
 from localllm.models.next_token import has_head, record_with_heads
 from localllm.plan import Plan, Tensor
@@ -19,26 +21,29 @@ _HEAD = re.compile(r"blk\.(\d+)\.nextn\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-class Drafter(NamedTuple):
-    """The content of a GGUF that drafts for another model."""
-
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
-def is_drafter(tensors: Mapping[str, Tensor]) -> bool:
+def is_drafter(drafter: Drafter) -> bool:
     """Return whether a GGUF drafts for another model and is not a model itself."""
-    return any(_HEAD.match(name) for name in tensors) and not any(name.startswith("blk.0.") for name in tensors)
+    return drafter.metadata.get("general.architecture") in DRAFTERS or is_heads(drafter)
+
+
+def is_heads(drafter: Drafter) -> bool:
+    """Return whether a GGUF contains multi-token-prediction heads and no other layers."""
+    names = drafter.tensors
+    return any(_HEAD.match(name) for name in names) and not any(name.startswith("blk.0.") for name in names)
 
 
 def record_with_drafter(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], drafter: Drafter,
     context: int | None = None, most: int = 1,
 ) -> Plan:  # fmt: skip
-    """Record a model and, as further stages, at most `most` heads of a drafter, as `record_with_heads`.
+    """Record a model and, as further stages, a drafter: at most `most` of its heads, as in `record_with_heads`.
 
     Raises ModelError if the drafter does not fit the model.
     """
+    own = DRAFTERS.get(str(drafter.metadata.get("general.architecture")))
+    if own is not None:
+        target = Target(read_config(metadata, architecture.name), architecture, tensors, context)
+        return own.record(target, drafter)
     layers = check_fit(metadata, architecture, drafter)
     both = {name: tensor for name, tensor in tensors.items() if not _later(name, layers)}
     both |= {name: tensor for name, tensor in drafter.tensors.items() if _later(name, layers)}
@@ -46,7 +51,7 @@ def record_with_drafter(
 
 
 def check_fit(metadata: Mapping[str, Any], architecture: Architecture, drafter: Drafter) -> int:
-    """Return the number of layers of the model. Raise ModelError if the drafter is not made for such a model."""
+    """Return the number of layers of the model. Raise ModelError if the heads are not made for such a model."""
     found = architecture_of(drafter.metadata)
     if found.name != architecture.name:
         raise ModelError(f"general.architecture: expected {architecture.name}, as in the model, found {found.name}")

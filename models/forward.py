@@ -31,6 +31,7 @@ def record(
     embeddings: bool = False,
     every_row: bool = False,
     recorder: Recorder | None = None,
+    states: list[Value] | None = None,
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
@@ -38,7 +39,7 @@ def record(
     frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
     multi-token-prediction heads need, and not only the tokens whose logits are requested. `recorder` receives the
-    operations (default: a new one).
+    operations (default: a new one), and `states` the input of each layer and the output of the last.
     """
     _check_layers(config, tensors)
     context = context or config.context_length
@@ -51,8 +52,12 @@ def record(
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
+        if states is not None:
+            states.append(x)
         x = layers.layer(x, layer)
     recorder.begin_layer()
+    if states is not None:
+        states.append(x)
     hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
         PoolingHead.read(config, checked)  # check the head's tensors before weights are loaded

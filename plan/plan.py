@@ -7,8 +7,11 @@ value.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localllm.plan.attention import Attention
 from localllm.plan.batch import BLOCK
@@ -59,6 +62,16 @@ class DraftHead:
     hidden: Value  # the hidden states that it receives (T, width): the model's, or the previous head's
     logits: Value  # of the token after next (L, vocabulary)
     following: Value  # the head's hidden states (L, width), or (T, width) if the next head receives them
+    vocabulary: int = 0  # the model's number of tokens, if the logits are for some of them
+    tokens: NDArray[np.int32] | None = field(default=None, compare=False)  # the token of each logit; None: all in order
+
+    def spread(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits of a row for the model's tokens (vocabulary,), -inf for tokens without logits."""
+        if self.tokens is None:
+            return logits
+        result = np.full(self.vocabulary, -np.inf, np.float32)
+        result[self.tokens] = logits
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Finds the file that drafts for a model: the file given as draft model, or a file of prediction heads in the model's folder."""
+"""Finds the file that drafts for a model: the draft model, or prediction heads in the folder of the model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from localllm.base.errors import LocalLLMError
 from localllm.generation.speculation.errors import SpeculationError
 from localllm.gguf import GGUFError, GGUFFile, open_gguf
 from localllm.loading.resolve import resolve
-from localllm.models import Drafter, ModelError, architecture_of, check_fit, has_head, is_drafter, read_config
+from localllm.models import Drafter, ModelError, architecture_of, check_fit, has_head, is_drafter, is_heads, read_config
+from localllm.models import record as record_model
 from localllm.models import record_with_drafter as record
 from localllm.options import SpeculationOptions
 from localllm.plan import Plan, Tensor
@@ -30,8 +30,7 @@ def find_drafter(file: GGUFFile, options: SpeculationOptions) -> GGUFFile | None
         return _beside(file)
     given = open_gguf(resolve(options.model_draft))
     try:
-        if is_drafter(given.tensors):
-            _check(file, given)
+        if is_drafter(_content(given)):
             return given
         if options.kind == "mtp":
             raise SpeculationError(f"{given.path}: a whole model, not a file of prediction heads; use draft or auto")
@@ -45,11 +44,12 @@ def find_drafter(file: GGUFFile, options: SpeculationOptions) -> GGUFFile | None
 def with_drafter(file: GGUFFile, drafter: GGUFFile, tensors: Mapping[str, Tensor], context: int, most: int) -> Plan:
     """Record a model whose tokens a drafter predicts; see `models.record_with_drafter`."""
     architecture = architecture_of(file.metadata)
-    content = Drafter(drafter.metadata, drafter.tensors)
     try:
-        return record(file.metadata, architecture, tensors, content, context, most)
+        return record(file.metadata, architecture, tensors, _content(drafter), context, most)
     except ModelError as error:
-        raise _unfit(file, drafter, error) from None
+        record_model(read_config(file.metadata, architecture.name), architecture, tensors, context)  # may raise its own
+        problem = f"{drafter.path}: cannot draft for {file.path}: {error}"
+        raise SpeculationError(f"{problem}; use a file made for this model") from None
 
 
 def _beside(file: GGUFFile) -> GGUFFile | None:
@@ -65,10 +65,10 @@ def _beside(file: GGUFFile) -> GGUFFile | None:
         except GGUFError:
             continue
         try:
-            if is_drafter(drafter.tensors):
-                _check(file, drafter)
+            if is_heads(_content(drafter)):
+                check_fit(file.metadata, architecture, _content(drafter))
                 return drafter
-        except LocalLLMError:
+        except ModelError:
             pass
         drafter.close()
     return None
@@ -79,12 +79,5 @@ def _unlike(name: str, model: str) -> tuple[int, str]:
     return -len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))), name
 
 
-def _check(file: GGUFFile, drafter: GGUFFile) -> None:
-    try:
-        check_fit(file.metadata, architecture_of(file.metadata), Drafter(drafter.metadata, drafter.tensors))
-    except ModelError as error:
-        raise _unfit(file, drafter, error) from None
-
-
-def _unfit(file: GGUFFile, drafter: GGUFFile, error: ModelError) -> SpeculationError:
-    return SpeculationError(f"{drafter.path}: cannot draft for {file.path}: {error}; use a file made for this model")
+def _content(file: GGUFFile) -> Drafter:
+    return Drafter(file.metadata, file.tensors)

@@ -165,7 +165,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
         for each, part, row, own in zip(found, parts, logits, states, strict=True):
             each.following = own[-1:].copy()
             self._done(number, each, part, own)
-            if (draft := guess_token(each.one.sampler, row)) is not None:
+            if (draft := guess_token(each.one.sampler, self._heads[number].spread(row))) is not None:
                 each.one.drafts.append(draft)
                 guessed.append((each, [draft.token]))
         return guessed

@@ -1,4 +1,4 @@
-"""Drafts of a model's own multi-token-prediction head: the same answers as without, for hybrids and windows too."""
+"""Drafts of prediction heads and of EAGLE-3 files: the same answers as without, for hybrids and windows too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.speculation import head
 from localllm.generation.speculation.errors import SpeculationError
 from tests.localllm.generation.speculation.support import eager
+from tests.models.drafters import EAGLES
 from tests.models.kit import KIT
 
 NAMES = ("deepseek2-mtp", "glm4moe-mtp", "mimo2-mtp", "qwen35-mtp", "step35-mtp")
@@ -23,15 +24,17 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 OPTIONS = {"greedy": GREEDY, "seeded": {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1, "ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, *EAGLES])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[localllm.Model, localllm.Model]]:
     """Provide a model without and with drafts. All drafts are verified."""
-    path = KIT[request.param].write(tmp_path_factory.mktemp("m") / f"{request.param}.gguf")
+    folder, eagle = tmp_path_factory.mktemp("m"), EAGLES.get(request.param)
+    path = KIT[eagle.model if eagle else request.param].write(folder / "model.gguf")
+    drafter = {"model_draft": eagle.write(folder / "eagle3.gguf")} if eagle else {}
     with (
         localllm.load(path, ctx_size=200, threads=1) as plain,
-        localllm.load(path, ctx_size=200, threads=1, spec="mtp") as drafting,
+        localllm.load(path, ctx_size=200, threads=1, spec="mtp", **drafter) as drafting,
     ):
         eager(drafting)
         yield plain, drafting
@@ -113,7 +116,7 @@ def drafts_of(model: localllm.Model, tokens: list[int]) -> list[int]:
     for number in range(len(engine.draft_heads)):
         read = [*tokens, *drafts][number + 1 :]
         logits, following = engine.draft([DraftRows(sequence, 0, read, received, 1)], number)
-        drafts.append(int(logits[0].argmax()))
+        drafts.append(int(engine.draft_heads[number].spread(logits[0]).argmax()))
         received = following.copy() if model.config and model.config.architecture == "step35" else hidden
     engine.release(sequence)
     return drafts
