@@ -7,7 +7,7 @@ what is recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from localllm.base.notices import FILE, Notice, Setting
@@ -23,6 +23,14 @@ from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a recorded model that a drafter reads."""
+
+    states: list[Value] = field(default_factory=list)  # the input of each layer, and the output of the last
+    cached: dict[int, int] = field(default_factory=dict)  # layer -> cache layer, for layers with their own KV cache
+
+
 def record(
     config: Config,
     architecture: Architecture,
@@ -31,7 +39,7 @@ def record(
     embeddings: bool = False,
     every_row: bool = False,
     recorder: Recorder | None = None,
-    states: list[Value] | None = None,
+    parts: Parts | None = None,
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
@@ -39,7 +47,7 @@ def record(
     frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
     multi-token-prediction heads need, and not only the tokens whose logits are requested. `recorder` receives the
-    operations (default: a new one), and `states` the input of each layer and the output of the last.
+    operations (default: a new one), and `parts` the parts of the model that a drafter reads.
     """
     _check_layers(config, tensors)
     context = context or config.context_length
@@ -47,17 +55,20 @@ def record(
     recorder = recorder or Recorder()
     builder = Builder(config, architecture, checked, recorder)
     x = _embedded(builder, context)
-    parts = attention_of(builder, architecture, context), architecture.recurrence(builder)
-    layers = architecture.layers(builder, *parts, architecture.feed_forward(builder), every_row, embeddings)
+    attention, recurrence = attention_of(builder, architecture, context), architecture.recurrence(builder)
+    layers = architecture.layers(
+        builder, attention, recurrence, architecture.feed_forward(builder), every_row, embeddings
+    )
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
-        if states is not None:
-            states.append(x)
+        if parts is not None:
+            parts.states.append(x)
         x = layers.layer(x, layer)
     recorder.begin_layer()
-    if states is not None:
-        states.append(x)
+    if parts is not None:
+        parts.states.append(x)
+        parts.cached.update(attention.stored)
     hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
         PoolingHead.read(config, checked)  # check the head's tensors before weights are loaded

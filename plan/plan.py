@@ -63,6 +63,8 @@ class DraftHead:
     logits: Value  # of the token after next (L, vocabulary)
     following: Value  # the head's hidden states (L, width), or (T, width) if the next head receives them
     vocabulary: int = 0  # the model's number of tokens, if the logits are for some of them
+    # It reads the model's cache layers and adds none, so that it evaluates only the newest token, at a fixed position.
+    shares_cache: bool = False
     tokens: NDArray[np.int32] | None = field(default=None, compare=False)  # the token of each logit; None: all in order
 
     def spread(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:

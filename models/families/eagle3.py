@@ -17,7 +17,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config
 from localllm.models.draft_architecture import DraftArchitecture, Drafter, Target
 from localllm.models.errors import ModelError
-from localllm.models.forward import attention_of, record
+from localllm.models.forward import Parts, attention_of, record
 from localllm.models.reading import Keys, read_general
 from localllm.models.tensors import Tensors
 from localllm.plan import DraftHead, Plan, Recorder, Tensor, Value
@@ -31,14 +31,14 @@ def _record(target: Target, drafter: Drafter) -> Plan:
     """Record the model, which also combines its hidden states, and the draft layer as a second stage."""
     keys = Keys(drafter.metadata, f"{_ROW.name}.")
     config, layers = _checked(keys, target.config)
-    tensors, recorder, states = Tensors(drafter.named(_PREFIX)), Recorder(), list[Value]()
+    tensors, recorder, parts = Tensors(drafter.named(_PREFIX)), Recorder(), Parts()
     every_row = max(layers) > max(target.config.kv_layer)  # of later layers, only some rows have hidden states
     model = record(
         target.config, target.architecture, target.tensors, target.context, every_row=every_row, recorder=recorder,
-        states=states,
+        parts=parts,
     )  # fmt: skip
     builder = Builder(config, _ROW, tensors, recorder)
-    hidden = _combined(keys, builder, [states[layer] for layer in layers], target.config.width)
+    hidden = _combined(keys, builder, [parts.states[layer] for layer in layers], target.config.width)
     recorder.end_stage()
     recorder.begin_layer()
     received = recorder.receive(hidden.width, "hidden")
@@ -54,7 +54,7 @@ def _record(target: Target, drafter: Drafter) -> Plan:
     logits = recorder.linear(normed, output.matrix(name, count, config.width))
     names = model.tensors | owns.used() | {_PREFIX + each for each in tensors.used()}
     plan = recorder.finish(logits, names)
-    head = DraftHead(hidden, logits, following, target.config.vocabulary, tokens)
+    head = DraftHead(hidden, logits, following, target.config.vocabulary, tokens=tokens)
     return replace(
         plan, logits=model.logits, hidden=hidden, normed=model.normed, starts=model.starts, drafts=(head,)
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Small EAGLE-3 files for the test models. Their weights follow the test models' rule.
+"""Small EAGLE-3 and Gemma 4 assistant files for the test models. Their weights follow the test models' rule.
 
 `data/drafter_logits.npz` contains llama.cpp's logits for them, of its library with a float32 KV cache and without flash
 attention. Row t gets token t + 1 and the combined hidden states of token t: 32 rows in one batch, and the others one by
-one. Three drafts follow, each from the most likely token and the hidden state of the row before.
+one. Three drafts follow, each from the most likely token and the hidden state of the row before. An assistant reads the
+model's cache. For it, three drafts follow each row.
 """
 
 from __future__ import annotations
@@ -71,15 +72,76 @@ class Eagle3:
 
     def write(self, path: Path, **changed: Any) -> Path:
         """Write the file; `changed` replaces keys, whose names have `__` for dots."""
-        metadata, tensors = self.loaded()
-        metadata |= {f"eagle3.{key.replace('__', '.')}": value for key, value in changed.items()}
-        write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
-        return path
+        return written(path, "eagle3", *self.loaded(), changed)
 
 
+@dataclass(frozen=True, slots=True)
+class Assistant:
+    """A Gemma 4 test model, and the file that drafts for it."""
+
+    model: str
+    kv_heads: tuple[int, int]  # of the model's last sliding-window and full-attention layers
+
+    def loaded(self) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
+        """Return the metadata and all tensors, in memory."""
+        theirs, _ = KIT[self.model].loaded()
+        wide, words = int(theirs["gemma4.embedding_length"]), len(theirs[f"{TOKENIZER}ggml.tokens"])
+        width, heads, ffn, slides = 64, 4, 96, (True, False, True, False)
+        keys = {
+            "block_count": len(slides), "nextn_predict_layers": len(slides), "context_length": 256,
+            "embedding_length": width, "embedding_length_out": wide, "feed_forward_length": ffn,
+            "attention.head_count": heads, "attention.head_count_kv": np.array(
+                [self.kv_heads[not sliding] for sliding in slides], np.int32
+            ),
+            "attention.key_length": 64, "attention.value_length": 64, "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32, "rope.dimension_count": 64, "rope.dimension_count_swa": 32,
+            "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
+            "attention.sliding_window": int(theirs["gemma4.attention.sliding_window"]),
+            "attention.sliding_window_pattern": np.array(slides), "vocab_size": words,
+            "attention.shared_kv_layers": len(slides), "embedding_length_per_layer_input": 0,
+        }  # fmt: skip
+        name = "gemma4-assistant"
+        metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in keys.items()}
+        metadata |= {key: value for key, value in theirs.items() if key.startswith(TOKENIZER)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embd": (words, width), "output_norm": (width,), "nextn.pre_projection": (width, 2 * wide),
+            "nextn.post_projection": (wide, width), "rope_freqs": (32,),
+        }  # fmt: skip
+        for layer, sliding in enumerate(slides):
+            size = 32 if sliding else 64
+            own = {
+                "attn_norm": (width,), "attn_q": (heads * size, width), "attn_output": (width, heads * size),
+                "attn_q_norm": (size,), "post_attention_norm": (width,), "layer_output_scale": (1,),
+                "ffn_norm": (width,), "ffn_gate": (ffn, width), "ffn_up": (ffn, width), "ffn_down": (width, ffn),
+                "post_ffw_norm": (width,),
+            }  # fmt: skip
+            shapes |= {f"blk.{layer}.{part}": shape for part, shape in own.items()}
+        return metadata, {
+            f"{each}.weight": MemoryWeight.of(f"{each}.weight", values(f"{each}.weight", shape, name))
+            for each, shape in shapes.items()
+        }
+
+    def write(self, path: Path, **changed: Any) -> Path:
+        """Write the file; `changed` replaces keys, whose names have `__` for dots."""
+        return written(path, "gemma4-assistant", *self.loaded(), changed)
+
+
+def written(
+    path: Path, name: str, metadata: dict[str, Any], tensors: dict[str, MemoryWeight], changed: dict[str, Any]
+) -> Path:
+    metadata = metadata | {f"{name}.{key.replace('__', '.')}": value for key, value in changed.items()}
+    write_gguf(path, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
+    return path
+
+
+ASSISTANTS = {
+    "assistant": Assistant("gemma4-31b", (2, 1)),
+    "assistant, shared": Assistant("gemma4-e2b", (1, 1)),
+}
 EAGLES = {
     "shared": Eagle3("llama-gqa", (0, 1, 2)),
     "own": Eagle3("llama-gqa", (1, 2, 2), width=64, tokens=48, before_residual=True, before_fc=True),
     "hybrid": Eagle3("qwen35-dense", (0, 1, 1), tokens=100, factors=True),
     "last": Eagle3("gpt-oss-moe", (2, 0, 1), before_fc=True),
 }
+DRAFTERS: dict[str, Eagle3 | Assistant] = {**EAGLES, **ASSISTANTS}

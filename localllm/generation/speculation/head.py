@@ -85,6 +85,9 @@ class HeadDrafter(ModelDrafter[_Reading]):
     def evaluated(self, one: RequestState, hidden: F32) -> None:
         each, sequence = self._of(one), one.sequence
         assert sequence is not None
+        if self._heads[0].shares_cache:  # it reads the hidden state of the newest token
+            each.pending[0].start, each.pending[0].hidden = sequence.length - 1, hidden[-1:].copy()
+            return
         start = sequence.length - len(hidden)
         continues = each.pending[0].end == start
         for number, pending in enumerate(each.pending):
@@ -125,7 +128,8 @@ class HeadDrafter(ModelDrafter[_Reading]):
         parts = []
         for each, tokens in active:
             assert each.one.sequence is not None
-            start = len(each.one.tokens) + len(each.one.drafts) - 2  # the token before the newest draft
+            drafted = 0 if self._heads[0].shares_cache else len(each.one.drafts)
+            start = len(each.one.tokens) + drafted - 2  # the token before the newest one, or the newest draft
             parts.append(DraftRows(each.one.sequence, start, tokens, each.following, 1))
         return self._evaluated(0, found, parts)
 

@@ -1,4 +1,4 @@
-"""Drafts of prediction heads and of EAGLE-3 files: the same answers as without, for hybrids and windows too."""
+"""Drafts of prediction heads, EAGLE-3 and Gemma 4 assistants: the same answers as without, for hybrids too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.speculation import head
 from localllm.generation.speculation.errors import SpeculationError
 from tests.localllm.generation.speculation.support import eager
-from tests.models.drafters import EAGLES
+from tests.models.drafters import DRAFTERS
 from tests.models.kit import KIT
 
 NAMES = ("deepseek2-mtp", "glm4moe-mtp", "mimo2-mtp", "qwen35-mtp", "step35-mtp")
@@ -24,14 +24,14 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 OPTIONS = {"greedy": GREEDY, "seeded": {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1, "ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=[*NAMES, *EAGLES])
+@pytest.fixture(scope="module", params=[*NAMES, *DRAFTERS])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[localllm.Model, localllm.Model]]:
     """Provide a model without and with drafts. All drafts are verified."""
-    folder, eagle = tmp_path_factory.mktemp("m"), EAGLES.get(request.param)
-    path = KIT[eagle.model if eagle else request.param].write(folder / "model.gguf")
-    drafter = {"model_draft": eagle.write(folder / "eagle3.gguf")} if eagle else {}
+    folder, given = tmp_path_factory.mktemp("m"), DRAFTERS.get(request.param)
+    path = KIT[given.model if given else request.param].write(folder / "model.gguf")
+    drafter = {"model_draft": given.write(folder / "drafter.gguf")} if given else {}
     with (
         localllm.load(path, ctx_size=200, threads=1) as plain,
         localllm.load(path, ctx_size=200, threads=1, spec="mtp", **drafter) as drafting,
@@ -115,7 +115,9 @@ def drafts_of(model: localllm.Model, tokens: list[int]) -> list[int]:
     received = hidden
     for number in range(len(engine.draft_heads)):
         read = [*tokens, *drafts][number + 1 :]
-        logits, following = engine.draft([DraftRows(sequence, 0, read, received, 1)], number)
+        if engine.draft_heads[number].shares_cache:
+            read, received = read[-1:], received[-1:]
+        logits, following = engine.draft([DraftRows(sequence, len(hidden) - len(read), read, received, 1)], number)
         drafts.append(int(engine.draft_heads[number].spread(logits[0]).argmax()))
         received = following.copy() if model.config and model.config.architecture == "step35" else hidden
     engine.release(sequence)
@@ -154,8 +156,9 @@ def test_positions_of_hidden_states(
             for part in parts:
                 assert known.get(part.hidden[0].tobytes(), part.start) == part.start
             return draft(parts, head)
+        moves = not engine.draft_heads[0].shares_cache  # else all drafts of a step have the same position
         for part in parts:
-            places = [known.get(hidden.tobytes(), last[0] + 1) for hidden in part.hidden]
+            places = [known.get(hidden.tobytes(), last[0] + moves) for hidden in part.hidden]
             assert places == list(range(part.start, part.start + len(part.tokens)))
             counts["model" if part.hidden[0].tobytes() in known else "head"] += 1
             last[0] = places[-1]

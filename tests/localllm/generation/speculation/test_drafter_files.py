@@ -1,4 +1,4 @@
-"""EAGLE-3 files that do not fit a model, or are damaged, are refused in one line; `show` and `run` name the model."""
+"""EAGLE-3 and Gemma 4 assistant files that do not fit a model, or are damaged, are refused in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.cli.main import main
 from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ModelError
-from tests.models.drafters import EAGLES
+from tests.models.drafters import ASSISTANTS, EAGLES
 from tests.models.kit import KIT
 
 OWN = EAGLES["own"]
@@ -90,3 +90,39 @@ def test_other_models_and_other_uses(model: Path, tmp_path: Path) -> None:
         assert plain.drafter is None
         assert plain.plan is not None
         assert not plain.plan.drafts
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"embedding_length_out": 64}, "embedding_length_out: expected 128, as in the model, found 64"),
+        ({"attention__sliding_window": 9}, "attention.sliding_window: expected 8, as in the model, found 9"),
+        ({"attention__key_length": 32, "attention__value_length": 32, "rope__dimension_count": 32},
+         "attention.key_length: expected 64 in layer 1, as in the model, found 32"),
+        ({"attention__head_count": 1}, "attention.head_count"),
+        ({"block_count": 1 << 20}, "block_count: expected an integer"),
+    ],
+)  # fmt: skip
+def test_keys_of_an_assistant_that_do_not_fit(tmp_path: Path, changed: dict[str, Any], problem: str) -> None:
+    given = ASSISTANTS["assistant"]
+    model = KIT[given.model].write(tmp_path / "model.gguf")
+    path = given.write(tmp_path / "assistant.gguf", **changed)
+    with pytest.raises(LocalLLMError, match=problem) as error:
+        localllm.load(model, ctx_size=64, threads=1, model_draft=path)
+    assert str(error.value).startswith(f"{path}: cannot draft for {model}: gemma4-assistant.")
+
+
+@pytest.mark.parametrize("name", ["nextn.pre_projection", "nextn.post_projection", "blk.2.attn_q", "token_embd"])
+def test_tensors_that_an_assistant_lacks(tmp_path: Path, name: str) -> None:
+    given = ASSISTANTS["assistant"]
+    model, (metadata, tensors) = KIT[given.model].write(tmp_path / "model.gguf"), given.loaded()
+    new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values() if t.name != f"{name}.weight"]
+    write_gguf(path := tmp_path / "assistant.gguf", metadata, new)
+    with pytest.raises(LocalLLMError, match=rf"{name}\.weight: the file does not hold this tensor"):
+        localllm.load(model, ctx_size=64, threads=1, model_draft=path)
+
+
+def test_an_assistant_for_a_model_without_such_layers(model: Path, tmp_path: Path) -> None:
+    path = ASSISTANTS["assistant"].write(tmp_path / "assistant.gguf")
+    with pytest.raises(LocalLLMError, match="reads the cache of a Gemma 4 model, and this model has other layers"):
+        localllm.load(model, ctx_size=64, threads=1, model_draft=path)
