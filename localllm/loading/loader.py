@@ -131,8 +131,8 @@ def bind(
         return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
     backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
-    if drafts and isinstance(backend, DeviceBackend):
-        drafts, plan = False, record(config, architecture, tensors, context)  # heads run on the CPU only
+    if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
+        plan = record(config, architecture, tensors, context)  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, options.threads)
     arranged, executable = bind_to(arranged, bound, not chosen, options.threads)

@@ -131,6 +131,9 @@ class Predictor(LoadedModel):
         assert self.speculation is not None
         for note in self.speculation.notes:
             warnings.warn(note, NotUsed, stacklevel=2)
+        if self.drafter is not None and not self.engine.draft_heads:
+            problem = f"{self.drafter.path}: not used, because only a part of the model is on a graphics card"
+            warnings.warn(problem, NotUsed, stacklevel=2)
         if self.speculation.refused and draft is not None:
             draft.close()
             draft = None

@@ -20,7 +20,8 @@ from localllm.options import SpeculationOptions
 SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
 
 NO_HEAD = (
-    "no multi-token-prediction head can draft (none in the file or its folder, or the model is on a graphics card)"
+    "no multi-token-prediction head can draft (none in the file or its folder, or only a part of the model is on a "
+    "graphics card)"
 )
 _ITSELF = "it is the model itself, so drafting cannot be faster; use a smaller one"
 
