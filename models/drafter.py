@@ -23,7 +23,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 def is_drafter(drafter: Drafter) -> bool:
     """Return whether a GGUF drafts for another model and is not a model itself."""
-    return drafter.metadata.get("general.architecture") in DRAFTERS or is_heads(drafter)
+    return str(drafter.metadata.get("general.architecture")) in DRAFTERS or is_heads(drafter)
 
 
 def is_heads(drafter: Drafter) -> bool:

@@ -82,7 +82,8 @@ def _cached(target: Target, parts: Parts, layer: int) -> int:
 
 def _checked(keys: Keys, target: Target, model: Plan, parts: Parts) -> Config:
     """Return the configuration, whose layers read the model's cache; raise ModelError if they cannot."""
-    config = _ROW.read(keys.having(nextn_predict_layers=0, attention__shared_kv_layers=0), _ROW, 0)
+    unused = {"nextn_predict_layers": 0, "attention__shared_kv_layers": 0, "embedding_length_per_layer_input": 0}
+    config = _ROW.read(keys.having(**unused), _ROW, 0)
     ours = target.config
     for key, given, expected in (
         ("embedding_length_out", keys.integer("embedding_length_out", 1, 1 << 30), ours.width),

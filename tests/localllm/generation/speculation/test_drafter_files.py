@@ -122,6 +122,23 @@ def test_tensors_that_an_assistant_lacks(tmp_path: Path, name: str) -> None:
         localllm.load(model, ctx_size=64, threads=1, model_draft=path)
 
 
+def test_an_architecture_that_is_not_a_name(model: Path, tmp_path: Path) -> None:
+    path = OWN.write(tmp_path / "eagle3.gguf")
+    metadata, tensors = OWN.loaded()
+    new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()]
+    write_gguf(path, metadata | {"general.architecture": np.array([1, 2], np.int32)}, new, overwrite=True)
+    with pytest.raises(ModelError, match=r"general\.architecture: expected a name"):
+        localllm.load(model, ctx_size=64, threads=1, model_draft=path)
+
+
+def test_keys_that_an_assistant_ignores(tmp_path: Path) -> None:
+    given = ASSISTANTS["assistant"]
+    model = KIT[given.model].write(tmp_path / "model.gguf")
+    path = given.write(tmp_path / "assistant.gguf", embedding_length_per_layer_input=16)
+    with localllm.load(model, ctx_size=64, threads=1, model_draft=path) as drafting:
+        assert drafting.engine.draft_heads
+
+
 def test_an_assistant_for_a_model_without_such_layers(model: Path, tmp_path: Path) -> None:
     path = ASSISTANTS["assistant"].write(tmp_path / "assistant.gguf")
     with pytest.raises(LocalLLMError, match="reads the cache of a Gemma 4 model, and this model has other layers"):
