@@ -69,7 +69,7 @@ def check_fit(metadata: Mapping[str, Any], architecture: Architecture, drafter: 
     if not has_head(theirs, architecture, drafter.tensors):
         if not theirs.nextn_layers:
             raise ModelError(f"{architecture.name}.nextn_predict_layers: expected 1 or more heads, found 0")
-        raise ModelError(f"blk.{theirs.layers}.nextn.eh_proj.weight: the file does not hold this tensor")
+        raise ModelError(f"blk.{theirs.layers}.nextn.eh_proj.weight: this tensor is missing")
     return ours.layers
 
 

@@ -50,8 +50,8 @@ def test_keys_that_do_not_fit(
 @pytest.mark.parametrize(
     ("name", "shape", "values", "problem"),
     [
-        ("fc.weight", None, None, r"fc\.weight: the file does not hold this tensor"),
-        ("blk.0.attn_norm_2.weight", None, None, r"blk\.0\.attn_norm_2\.weight: the file does not hold this tensor"),
+        ("fc.weight", None, None, r"fc\.weight: this tensor is missing"),
+        ("blk.0.attn_norm_2.weight", None, None, r"blk\.0\.attn_norm_2\.weight: this tensor is missing"),
         ("fc.weight", (64, 128), np.zeros(64 * 128, np.float32), r"fc\.weight: expected shape \(64, 384\)"),
         ("token_embd.weight", None, None, r"token_embd\.weight: expected shape \(128, 64\) .*, found \(128, 128\)"),
         ("output.weight", None, None, r"output\.weight: expected shape \(48, 64\) .*, found \(128, 128\)"),
@@ -118,7 +118,7 @@ def test_tensors_that_an_assistant_lacks(tmp_path: Path, name: str) -> None:
     model, (metadata, tensors) = KIT[given.model].write(tmp_path / "model.gguf"), given.loaded()
     new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values() if t.name != f"{name}.weight"]
     write_gguf(path := tmp_path / "assistant.gguf", metadata, new)
-    with pytest.raises(LocalLLMError, match=rf"{name}\.weight: the file does not hold this tensor"):
+    with pytest.raises(LocalLLMError, match=rf"{name}\.weight: this tensor is missing"):
         localllm.load(model, ctx_size=64, threads=1, model_draft=path)
 
 

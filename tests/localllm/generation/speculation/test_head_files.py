@@ -63,7 +63,7 @@ def test_heads_in_a_file_draft_as_in_the_model_s_file(name: str, tmp_path: Path)
             assert model.plan is not None
             assert plan is not None
             assert model.plan.tensors == plan.tensors  # embeddings and output are held once
-    with pytest.raises(ModelError, match=r"holds next-token heads and no layers; open the file of the model"):
+    with pytest.raises(ModelError, match="has only next-token heads; open the model's own file, with model_draft=FILE"):
         loaded(heads)
 
 
@@ -111,7 +111,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values() if t.name.startswith("blk.4.")]
     for name in ("nextn.eh_proj", "nextn.hnorm", "attn_k"):
         write_gguf(heads, metadata, [each for each in new if each.name != f"blk.4.{name}.weight"], overwrite=True)
-        with pytest.raises(LocalLLMError, match=rf"blk\.4\.{name}\.weight: the file does not hold") as error:
+        with pytest.raises(LocalLLMError, match=rf"blk\.4\.{name}\.weight: this tensor is missing") as error:
             loaded(path, model_draft=heads)
         assert str(error.value).startswith(f"{heads}: cannot draft for {path}: ")
     wide = NewTensor("blk.4.nextn.eh_proj.weight", "F32", (128, 128), np.zeros((128, 512), np.uint8))
