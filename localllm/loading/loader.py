@@ -87,14 +87,14 @@ def bind(
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
     tensors = weights or file.tensors
-    own = options.speculation.may_use_head and not options.speculation.model_draft
-    drafts = drafter is not None or (own and not embeddings and has_head(config, architecture, tensors))
+    speculation = options.speculation
+    drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
 
     def recorded(context: int) -> Plan:
-        if drafter is not None and drafts:
-            return with_drafter(file, drafter, tensors, context, options.speculation.most_drafted)
-        if drafts:
-            return record_with_heads(file.metadata, architecture, tensors, context, options.speculation.most_drafted)
+        if drafter is not None:
+            return with_drafter(file, drafter, tensors, context, speculation.most_drafted)
+        if drafts and has_head(config, architecture, tensors):
+            return record_with_heads(file.metadata, architecture, tensors, context, speculation.most_drafted)
         return record(config, architecture, tensors, context, embeddings)
 
     plan = recorded(context)

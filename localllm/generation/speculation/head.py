@@ -26,23 +26,34 @@ class _Pending:
 
     def __init__(self) -> None:
         self.start = 0  # position of the first
-        self.hidden = _NONE  # (n, width)
+        self.count = 0
+        self._parts: list[F32] = []  # (n, width) each; joined when they are read, because one arrives per token
 
     @property
     def end(self) -> int:
-        return self.start + len(self.hidden)
+        return self.start + self.count
+
+    @property
+    def hidden(self) -> F32:
+        """All hidden states (count, width)."""
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts)]
+        return self._parts[0] if self._parts else _NONE
 
     def put(self, start: int, hidden: F32) -> None:
         """Store the hidden states from position `start`, replacing later ones."""
-        if self.start < start <= self.end:
-            self.hidden = np.concatenate((self.hidden[: start - self.start], hidden))
-        else:  # the first, or the first after a cached prefix or a preemption
-            self.start, self.hidden = start, hidden.copy()
+        if not self.start < start <= self.end:  # the first, or the first after a cached prefix or a preemption
+            self._parts, self.start = [], start
+        elif start < self.end:
+            self._parts = [self.hidden[: start - self.start]]
+        self._parts.append(hidden.copy())
+        self.count = start + len(hidden) - self.start
 
     def drop(self, stop: int) -> None:
         """Forget the positions before `stop`."""
         if stop > self.start:
-            self.start, self.hidden = stop, self.hidden[stop - self.start :]
+            self._parts = [self.hidden[stop - self.start :]]
+            self.start, self.count = stop, self.end - stop
 
 
 class _Reading(Drafting):
@@ -86,7 +97,8 @@ class HeadDrafter(ModelDrafter[_Reading]):
         each, sequence = self._of(one), one.sequence
         assert sequence is not None
         if self._heads[0].shares_cache:  # it reads the hidden state of the newest token
-            each.pending[0].start, each.pending[0].hidden = sequence.length - 1, hidden[-1:].copy()
+            each.pending[0].drop(each.pending[0].end)
+            each.pending[0].put(sequence.length - 1, hidden[-1:])
             return
         start = sequence.length - len(hidden)
         continues = each.pending[0].end == start
@@ -113,7 +125,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
         return number + 1 < len(self._heads) and self._follows(number + 1)
 
     def _draft(self, found: list[_Reading], rows: int, worth: float) -> None:
-        found = [each for each in found if len(each.pending[0].hidden) and each.one.sequence is not None]
+        found = [each for each in found if each.pending[0].count and each.one.sequence is not None]
         room = [(each.one.sequence, each.room) for each in found if each.one.sequence is not None]
         with self._engine.drafting(room):
             super()._draft(found, rows, worth)

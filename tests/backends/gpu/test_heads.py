@@ -11,7 +11,9 @@ import pytest
 
 import localllm
 from localllm.backends.base import Backend
+from localllm.base.notices import NotUsed
 from localllm.engine import DraftRows, SequenceRows
+from localllm.generation.speculation.errors import SpeculationError
 from tests.backends import test_assistant, test_eagle3
 from tests.localllm.generation.speculation.support import eager
 from tests.models.drafters import ASSISTANTS, DRAFTERS, EAGLES
@@ -78,3 +80,18 @@ def _rows_alone_and_together(model: localllm.Model, prompts: list[list[int]]) ->
             np.testing.assert_array_equal(following[number], state)
     for part in parts:
         engine.release(part.sequence)
+
+
+def test_with_a_part_of_the_layers_the_file_is_not_used(tmp_path: Path, backend_name: str) -> None:
+    given = DRAFTERS["own"]
+    path, drafter = KIT[given.model].write(tmp_path / "m.gguf"), given.write(tmp_path / "drafter.gguf")
+    options: dict[str, Any] = {"ctx_size": 64, "threads": 1, "backend": backend_name, "model_draft": drafter}
+    with (
+        pytest.warns(NotUsed, match="not used, because only a part of the model is on a graphics card"),
+        localllm.load(path, gpu_layers=2, **options) as model,
+    ):
+        assert not model.engine.draft_heads
+    with localllm.load(path, gpu_layers=0, spec="draft", **options) as model:  # all on the CPU
+        assert model.engine.draft_heads
+    with pytest.raises(SpeculationError, match="no multi-token-prediction head can draft"):
+        localllm.load(path, gpu_layers=2, spec="mtp", **options)
