@@ -411,4 +411,4 @@ def _refuse_other_kinds(file: GGUFFile) -> None:
     try:
         architecture_of(file.metadata)
     except ModelError as error:
-        raise ModelError(f"{file.path}: {error}") from None
+        raise ModelError(Notice(f"{file.path}: ", *error.args)) from None
