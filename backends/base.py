@@ -174,10 +174,10 @@ class TopKExecutable(Protocol):
 
 @runtime_checkable
 class DraftingExecutable(Protocol):
-    """Optional interface of executables: a plan whose last stage is a multi-token-prediction head (`Plan.draft`)."""
+    """Optional interface of executables: a plan whose last stages are multi-token-prediction heads (`Plan.drafts`)."""
 
-    def draft(self, batch: Batch, hidden: F32) -> None:
-        """Run the head on tokens and on the hidden states (T, width) of the tokens before them.
+    def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
+        """Run a head on tokens and on the hidden states (T, width) of the tokens before them.
 
         `value` returns its logits and its hidden states.
         """

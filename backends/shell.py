@@ -129,11 +129,12 @@ class Shell(ABC):
             self.run()
         return self.result() if self._counts["logits"] else np.empty((0, self._plan.logits.width), np.float32)
 
-    def draft(self, batch: Batch, hidden: F32) -> None:
-        """Run the multi-token-prediction head of the plan; see `DraftingExecutable`."""
-        assert self._plan.draft is not None, "the plan has no head"
+    def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
+        """Run a multi-token-prediction head of the plan; see `DraftingExecutable`."""
+        heads = len(self._plan.drafts)
+        assert head < heads, "the plan has no such head"
         self.begin(batch)
-        self._stage = self._stage_count - 1
+        self._stage = self._stage_count - heads + head
         self.run([hidden])
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
@@ -211,7 +212,7 @@ class Shell(ABC):
             self._free()
 
     def _must_be_whole(self) -> None:
-        whole = self._stage_count == 1 or self._plan.encodes or self._plan.draft is not None
+        whole = self._stage_count == 1 or self._plan.encodes or bool(self._plan.drafts)
         assert whole, "a split plan runs in stages"
 
     def _must_be_open(self) -> None:

@@ -22,6 +22,7 @@ from localllm.generation.request import LogitsProcessor, Request
 from localllm.generation.speculation.errors import NoDrafts
 from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
+from localllm.loading.drafters import find_drafter
 from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.resolve import resolve
 from localllm.loading.templated import Templated, messages_of
@@ -365,6 +366,8 @@ def load(
         if drafts and architecture_of(file.metadata).decoder and not embeddings:
             raise NoDrafts("a model with an encoder")
         if file.tensors:
+            if drafts and not embeddings:
+                model.drafter = find_drafter(file, chosen.speculation)
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences, memory=memory)
             if drafts:
                 model.speculate(chosen, load, progress, sequences)
@@ -408,4 +411,4 @@ def _refuse_other_kinds(file: GGUFFile) -> None:
     try:
         architecture_of(file.metadata)
     except ModelError as error:
-        raise ModelError(f"{file.path}: {error}") from None
+        raise ModelError(Notice(f"{file.path}: ", *error.args)) from None

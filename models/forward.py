@@ -7,9 +7,10 @@ what is recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from localllm.base.notices import FILE, Notice, Setting
 from localllm.models.architecture import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
@@ -22,6 +23,14 @@ from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a recorded model that a drafter reads."""
+
+    states: list[Value] = field(default_factory=list)  # the input of each layer, and the output of the last
+    cached: dict[int, int] = field(default_factory=dict)  # layer -> cache layer, for layers with their own KV cache
+
+
 def record(
     config: Config,
     architecture: Architecture,
@@ -30,6 +39,7 @@ def record(
     embeddings: bool = False,
     every_row: bool = False,
     recorder: Recorder | None = None,
+    parts: Parts | None = None,
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
@@ -37,7 +47,7 @@ def record(
     frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
     multi-token-prediction heads need, and not only the tokens whose logits are requested. `recorder` receives the
-    operations (default: a new one).
+    operations (default: a new one), and `parts` the parts of the model that a drafter reads.
     """
     _check_layers(config, tensors)
     context = context or config.context_length
@@ -45,13 +55,20 @@ def record(
     recorder = recorder or Recorder()
     builder = Builder(config, architecture, checked, recorder)
     x = _embedded(builder, context)
-    parts = attention_of(builder, architecture, context), architecture.recurrence(builder)
-    layers = architecture.layers(builder, *parts, architecture.feed_forward(builder), every_row, embeddings)
+    attention, recurrence = attention_of(builder, architecture, context), architecture.recurrence(builder)
+    layers = architecture.layers(
+        builder, attention, recurrence, architecture.feed_forward(builder), every_row, embeddings
+    )
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
+        if parts is not None:
+            parts.states.append(x)
         x = layers.layer(x, layer)
     recorder.begin_layer()
+    if parts is not None:
+        parts.states.append(x)
+        parts.cached.update(attention.stored)
     hidden, x = layers.hidden(x), layers.end(x)
     if embeddings or architecture.encoder:
         PoolingHead.read(config, checked)  # check the head's tensors before weights are loaded
@@ -66,7 +83,8 @@ def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
     """
     first = f"blk.{config.layers}.nextn.eh_proj.weight"
     if config.nextn_layers and first in tensors and not any(name.startswith("blk.0.") for name in tensors):
-        raise ModelError(f"{first}: the file has only next-token heads; open the model's own file")
+        problem = f"{first}: the file has only next-token heads; open the model's own file, with "
+        raise ModelError(Notice(problem, Setting("model_draft", FILE), " for this one"))
 
 
 def _embedded(builder: Builder, context: int) -> Value:

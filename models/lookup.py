@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
+from localllm.base.notices import FILE, Notice, Setting
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
 from localllm.models.config import Config
 from localllm.models.errors import ModelError
+from localllm.models.families import DRAFTERS
 from localllm.models.reading.keys import Keys
 
 
@@ -22,6 +24,9 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     if not isinstance(name, str):
         problem = "the key is missing" if name is None else f"expected a name, found {str(name)[:60]!r}"
         raise ModelError(f"general.architecture: {problem}; {len(ARCHITECTURES)} architectures are supported")
+    if name in DRAFTERS:
+        problem = f"general.architecture: {name} files draft for a model; open the model itself, with "
+        raise ModelError(Notice(problem, Setting("model_draft", FILE), " for this one"))
     nearest = max(ARCHITECTURES, key=lambda known: SequenceMatcher(None, name[:60], known).ratio())
     raise ModelError(
         f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "

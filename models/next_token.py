@@ -1,8 +1,9 @@
 """Multi-token-prediction heads (arXiv:2412.19437, section 2.2): extra layers that predict the token after next.
 
-At position t, a head reads token t + 1 and the hidden state of token t; its logits are for token t + 2. The hidden
-states come from the model (`Plan.hidden`) or from the previous head. Each head is therefore a separate plan with its
-own KV cache, which begins with a Receive of the hidden states. With hyper-connections, the hidden states contain all
+At position t, head k (from 1) reads token t + k and a hidden state of position t; its logits are for token t + k + 1.
+The first head reads the model's hidden states (`Plan.hidden`). The others read the previous head's, or the
+model's too (`Properties.chained_heads`). Each head is therefore a separate plan with its own KV cache, which begins
+with a Receive of the hidden states. With hyper-connections, the hidden states contain all
 streams, and the head combines each stream with the token.
 """
 
@@ -43,39 +44,46 @@ def has_head(config: Config, architecture: Architecture, tensors: Mapping[str, T
     return bool(architecture.heads_verified and config.nextn_layers and present)
 
 
-def record_with_head(
-    metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
-) -> Plan:
-    """Record a model and, as a second stage, its first multi-token-prediction head. Raises the errors of `record`.
+def record_with_heads(
+    metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
+    most: int = 1, heads: Mapping[str, Any] | None = None,
+) -> Plan:  # fmt: skip
+    """Record a model and, as further stages, its first `most` multi-token-prediction heads, or all if it has fewer.
+    Raises the errors of `record`. `heads` is the metadata of the heads if they come from another GGUF.
 
-    The head adds a cache layer after the model's layers, and shares their cache blocks. Position t of
-    that layer holds token t + 1.
+    Each head adds a cache layer after the model's layers, and shares their cache blocks. Position t of the layer of
+    head k holds token t + k.
     """
     recorder = Recorder()
     config = read_config(metadata, architecture.name)
-    model = record(config, architecture, tensors, context, every_row=True, recorder=recorder)
-    recorder.end_stage()
-    head = read_config(metadata, architecture.name, head=1)
-    plan = record_mtp_head(head, architecture, tensors, context, recorder)
+    model = plan = record(config, architecture, tensors, context, every_row=True, recorder=recorder)
     assert model.hidden is not None
-    assert plan.hidden is not None
-    draft = DraftHead(model.hidden, plan.logits, plan.hidden)
-    names = model.tensors | plan.tensors
+    heads = heads or metadata
+    config = read_config(heads, architecture.name)
+    received, names, drafts = model.hidden, model.tensors, list[DraftHead]()
+    while has_head(config, architecture, tensors) and len(drafts) < most:
+        config = read_config(heads, architecture.name, head=len(drafts) + 1)
+        feeds = architecture.chained_heads and has_head(config, architecture, tensors) and len(drafts) + 1 < most
+        recorder.end_stage()
+        plan = record_mtp_head(config, architecture, tensors, context, recorder, feeds)
+        assert plan.hidden is not None
+        drafts.append(DraftHead(received, plan.logits, plan.hidden))
+        names, received = names | plan.tensors, plan.hidden if feeds else model.hidden
     return replace(
         plan, logits=model.logits, hidden=model.hidden, normed=model.normed, tensors=names, starts=model.starts,
-        draft=draft,
+        drafts=tuple(drafts),
     )  # fmt: skip
 
 
 def record_mtp_head(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
-    recorder: Recorder | None = None,
+    recorder: Recorder | None = None, feeds: bool = False,
 ) -> Plan:  # fmt: skip
     """Record a multi-token-prediction head, the last layer of `config` (see `read_config`). Raises the errors of
     `record`.
 
-    `context` and `recorder` are as in `record`. Run the plan with `begin`, `run([hidden states (T, width)])` and
-    `result`.
+    With `feeds`, its hidden states cover all tokens of a batch, as the next head needs. `context` and `recorder` are as
+    in `record`. Run the plan with `begin`, `run([hidden states (T, width)])` and `result`.
     """
     checked, last = Tensors(tensors, architecture.ignored), config.layers - 1
     recorder = recorder or Recorder()
@@ -91,12 +99,12 @@ def record_mtp_head(
     x = _joined(builder, name, x, hidden)
     attention = attention_of(builder, architecture, context or config.context_length)
     kind = LayerRecorder if config.connections is None else ConnectionRecorder
-    layers = kind(builder, attention, architecture.recurrence(builder), architecture.feed_forward(builder))
+    layers = kind(builder, attention, architecture.recurrence(builder), architecture.feed_forward(builder), feeds)
     seen = layers.layer(x, last)
     recorder.begin_layer()
     norm = _first(checked, f"{name}shared_head_norm", f"blk.{last}.layer_output_norm", architecture.output_norm)
     output = _first(checked, f"{name}shared_head_head", "output")
-    return architecture.output(builder).finish(layers.end(seen), norm, output, hidden=layers.hidden(seen))
+    return architecture.output(builder).finish(layers.end(seen), norm, output, feeds, layers.hidden(seen))
 
 
 def _joined(builder: Builder, name: str, x: Value, hidden: Value) -> Value:

@@ -108,6 +108,9 @@ class Properties:
     recurrent: Recurrent | None = None
     output_norm: str = "output_norm"  # "": no norm before the output
     heads_norm: bool = True  # multi-token-prediction heads read hidden states after the output norm; False: before it
+    # Of several multi-token-prediction heads, each reads the hidden states of the head before it (arXiv:2412.19437);
+    # False: all read the model's
+    chained_heads: bool = True
     encoder: bool = False  # bidirectional attention; the model returns embeddings instead of logits
     decoder: bool = False  # an encoder and a decoder; the program cannot draft tokens for it
     diffusion: bool = False  # bidirectional attention; the model fills in masked tokens instead of appending

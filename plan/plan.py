@@ -7,8 +7,11 @@ value.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localllm.plan.attention import Attention
 from localllm.plan.batch import BLOCK
@@ -51,14 +54,26 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer | WkvLayer
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """The values of a multi-token-prediction head, which is the last stage of its model's plan.
+    """The values of a multi-token-prediction head, which is a stage of its model's plan; heads are the last stages.
 
     The stage receives `hidden` states and evaluates the tokens after them. `following` is the input of the next draft.
     """
 
-    hidden: Value  # the model's hidden states (T, width)
+    hidden: Value  # the hidden states that it receives (T, width): the model's, or the previous head's
     logits: Value  # of the token after next (L, vocabulary)
-    following: Value  # the head's hidden states (L, width)
+    following: Value  # the head's hidden states (L, width), or (T, width) if the next head receives them
+    vocabulary: int = 0  # the model's number of tokens, if the logits are for some of them
+    # It reads the model's cache layers and adds none, so that it evaluates only the newest token, at a fixed position.
+    shares_cache: bool = False
+    tokens: NDArray[np.int32] | None = field(default=None, compare=False)  # the token of each logit; None: all in order
+
+    def spread(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits of a row for the model's tokens (vocabulary,), -inf for tokens without logits."""
+        if self.tokens is None:
+            return logits
+        result = np.full(self.vocabulary, -np.inf, np.float32)
+        result[self.tokens] = logits
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,7 @@ class Plan:
     hidden: Value | None = None  # hidden states for multi-token-prediction heads
     normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
-    draft: DraftHead | None = None  # set if the last stage is a multi-token-prediction head
+    drafts: tuple[DraftHead, ...] = ()  # the multi-token-prediction heads, each a stage after the model's
 
     @property
     def window(self) -> int:
@@ -120,9 +135,9 @@ class Plan:
     @property
     def reads(self) -> tuple[Read, ...]:
         """The parts of weights read per token, operation by operation; for an encoder-decoder
-        model, per decoder token. A multi-token-prediction head does not count."""
+        model, per decoder token. Multi-token-prediction heads do not count."""
         operations = self.operations[self.stages[-1].start :] if self.encodes else self.operations
-        operations = operations[: self.stages[0].stop] if self.draft is not None else operations
+        operations = operations[: self.stages[0].stop] if self.drafts else operations
         return tuple([read for op in operations for read in op.reads])
 
     @property

@@ -56,6 +56,7 @@ class Recorder:
         self._values: list[Value] = []
         self._layers: list[Store] = []
         self._starts: list[int] = []
+        self._read: set[int] = set()  # cache layers that an attention reads
         self._encodes = False
 
     def begin_layer(self) -> None:
@@ -210,7 +211,9 @@ class Recorder:
             most, whole = selection.width // slices - 1, chooser.block % BLOCK == 0 and not chooser.pooled
             self._layers[layer] = stored = replace(stored, selected=most, whole=whole)
         elif causal:  # non-causal layers keep all blocks: a token also attends to later positions in the batch
-            self._layers[layer] = replace(stored, window=window)
+            widest = 0 if 0 in (window, stored.window) else max(window, stored.window)
+            self._layers[layer] = replace(stored, window=widest if layer in self._read else window)
+            self._read.add(layer)
         assert pools is not None or (selection is None) == (not stored.selected), "read only by selections, or never"
         assert not both_ways or (q.rows == "batch" and not chunked), "bidirectional rows must be the whole batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")

@@ -81,6 +81,8 @@ class GpuExecutable(Shell):
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
+        of_drafts = {value.index for head in plan.drafts for value in (head.logits, head.following)}
+        self._kept_of_step = [value for value in keep if value.index not in of_drafts]
         self._routings = {out: _empty_routing(own, rows[own.hidden.rows]) for out, own in program.routings.items()}
         self._piece_counts: dict[str, int] = {}
 
@@ -139,6 +141,20 @@ class GpuExecutable(Shell):
                 self._supply(self._program.stages[stage], rows)
                 passes = self._launch(self._program.stages[stage], picked)
                 self._read(part, rows, wanted, picked, passes)
+
+    def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
+        drafts = self._plan.drafts
+        assert head < len(drafts), "the plan has no such head"
+        self._check(batch)
+        self._upload(batch)
+        stage = self._program.stages[self._stage_count - len(drafts) + head]
+        ((_, buffer),) = stage.received
+        for rows in self.pieces(batch):
+            wanted = self._send(batch, rows)
+            self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(hidden[rows]))
+            self._supply(stage, rows)
+            self._launch(stage, 0)
+            self._download([drafts[head].logits, drafts[head].following], rows, wanted)
 
     def _upload(self, batch: Batch) -> None:
         """Upload the data that all pieces of a batch share, and read the rows of its lookups."""
@@ -211,13 +227,19 @@ class GpuExecutable(Shell):
         of = {"batch": rows, "logits": wanted}
         if picked and passes:
             self._gather(KEYS[(passes - 1) % 2], self._keys_of(len(batch.logit_rows), picked), wanted)
-        kept = [(value, self._kept[value.index]) for value in self._plan.values if value.index in self._kept]
-        for value, into in [*([] if picked else [(self._plan.logits, self._logits)]), *kept]:
-            self._gather(self._program.where[value.index], into, of[value.rows])
+        if not picked:
+            self._gather(self._program.where[self._plan.logits.index], self._logits, wanted)
+        self._download(self._kept_of_step, rows, wanted)
         for out, own in self._program.routings.items():
             found, at = self._routings[out], of[own.hidden.rows]
             self._gather(own.hidden, found.hidden.reshape(len(found.hidden), -1), at)
             self._gather(own.choices, found.choices, at)
+
+    def _download(self, values: Sequence[Value], rows: NDArray[np.intp], wanted: NDArray[np.intp]) -> None:
+        """Download kept values of a piece: some rows of the batch, or rows with logits."""
+        for value in values:
+            at = rows if value.rows == "batch" else wanted
+            self._gather(self._program.where[value.index], self._kept[value.index], at)
         if not len(wanted):
             self._device.sync()
 

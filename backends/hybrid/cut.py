@@ -16,7 +16,7 @@ class Placement:
     """A placement puts the last `layers` layers on the GPU; the output counts as one layer.
 
     The experts of the first `host_experts` layers stay on the host. If all layers and the output go to the GPU, so do
-    the embeddings. An encoder-decoder model runs entirely on the GPU or entirely on the host.
+    the embeddings. An encoder-decoder model and a model with heads for drafting run entirely on one side.
     """
 
     layers: int
@@ -28,19 +28,24 @@ def most_layers(plan: Plan) -> int:
     return len(plan.starts)
 
 
+def whole(plan: Plan, placement: Placement) -> bool:
+    """Return whether a placement puts the whole plan on the GPU."""
+    return placement.layers >= most_layers(plan) and not placement.host_experts
+
+
 def sides(plan: Plan, placement: Placement) -> list[Side]:
     """Return the side on which each operation runs."""
     count, starts = len(plan.operations), plan.starts
     on_gpu = min(placement.layers, len(starts))
-    # Encoder and decoder stages run on different rows, so neither can be split.
-    if plan.encodes and on_gpu < len(starts):
+    # Their stages run on different rows, so none can be split.
+    if (plan.encodes and on_gpu < len(starts)) or (plan.drafts and not whole(plan, placement)):
         on_gpu = 0
     first = (0 if on_gpu == len(starts) else starts[-on_gpu]) if on_gpu else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
     caches: dict[int, Side] = {}  # a layer that reuses an earlier layer's KV cache runs on the same side
     found: list[Side] = []
     for number, op in enumerate(plan.operations):
-        stays = isinstance(op, Experts) and number < host_experts
+        stays = isinstance(op, Experts) and number < host_experts and not plan.drafts
         side: Side = "gpu" if number >= first and not stays else "host"
         for layer in op.state:
             side = caches.setdefault(layer, side)

@@ -22,7 +22,7 @@ from localllm.backends.base import (
     WrongResults,
 )
 from localllm.backends.hybrid.backend import HybridBackend
-from localllm.backends.hybrid.cut import Placement, cut_plan, most_layers
+from localllm.backends.hybrid.cut import Placement, cut_plan, most_layers, whole
 from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.base.notices import Notice, Setting, Together
 from localllm.plan import Plan
@@ -95,6 +95,14 @@ class Planner:
         if not self.fits(wanted):
             raise DoesNotFit(self._refusal(wanted))
         return wanted
+
+    def undivided(self, offload: Offload) -> bool:
+        """Return whether the whole plan goes to the GPU, or none of it."""
+        try:
+            placement = self.place(offload)
+        except DoesNotFit:
+            return False
+        return whole(self.plan, placement) or offload.gpu_layers == 0
 
     def most_that_fit(self, host_experts: int) -> int:
         return _largest(0, most_layers(self.plan), lambda layers: self.fits(Placement(layers, host_experts)))

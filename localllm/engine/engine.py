@@ -64,10 +64,13 @@ class Result(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """Tokens that a multi-token-prediction head evaluates, and the hidden states of the tokens before them."""
+    """Tokens that a multi-token-prediction head evaluates, and the hidden states of earlier tokens.
+
+    Head number k, from 0, reads the hidden state at position t with the token at position t + k + 1.
+    """
 
     sequence: CacheSequence
-    start: int  # position of the first token minus one, which is the position of its hidden state
+    start: int  # position of the first hidden state, and of its entry in the head's cache layer
     tokens: Sequence[int]
     hidden: F32  # (tokens, width)
     wanted: int  # number of last tokens whose logits and hidden states are requested
@@ -108,7 +111,7 @@ class Engine:
         self.steps = 0  # number of finished steps
         self.alone = Exclusive()  # lock held during every step, and by callers while they read its results
         self.closed = False  # whether the executable is closed, so that no step can run
-        self.draft_head: DraftHead | None = None  # the values of the plan's multi-token-prediction head
+        self.draft_heads: tuple[DraftHead, ...] = ()  # the values of the plan's multi-token-prediction heads
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -135,6 +138,11 @@ class Engine:
         """Return a prompt as its sequence stores it: for an encoder-decoder model, followed by the
         decoder start token."""
         return prompt if self.start is None or self.start in prompt else [*prompt, self.start]
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """The first multi-token-prediction head, if the plan has one."""
+        return self.draft_heads[0] if self.draft_heads else None
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
@@ -208,8 +216,8 @@ class Engine:
             batch = self._batch(rows, starts, counts, wanted)
             self.copy_shared()
             results = self._run(rows, batch, wanted)
-            if self.draft_head is not None:
-                hidden = np.split(self.executable.value(self.draft_head.hidden), list(accumulate(counts[:-1])))
+            if self.draft_heads:
+                hidden = np.split(self.executable.value(self.draft_heads[0].hidden), list(accumulate(counts[:-1])))
                 results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
             for part in rows:
                 part.sequence.settle()
@@ -233,12 +241,12 @@ class Engine:
             for (sequence, _), length in zip(wanted, lengths, strict=True):
                 sequence.truncate(length)
 
-    def draft(self, parts: Sequence[DraftRows]) -> tuple[F32, F32]:
-        """Run the multi-token-prediction head. Return its logits (n, vocabulary) and hidden states (n, width) for the
-        requested tokens of all parts, as views that the next call overwrites.
+    def draft(self, parts: Sequence[DraftRows], number: int = 0) -> tuple[F32, F32]:
+        """Run a multi-token-prediction head. Return its logits (n, vocabulary) and hidden states (n, width) for the
+        requested tokens of all parts, as views that the next call overwrites. A head that feeds the next one returns
+        the hidden states of all tokens.
         """
-        head, executable = self.draft_head, self.executable
-        assert head is not None
+        head, executable = self.draft_heads[number], self.executable
         assert isinstance(executable, DraftingExecutable)
         counts = [len(part.tokens) for part in parts]
         slots = [part.sequence.slots(part.start, part.start + len(part.tokens)) for part in parts]
@@ -258,7 +266,7 @@ class Engine:
             window_tables=_stacked([one[1] for one in tables]) if windowed else None,
         )
         with self.alone:
-            executable.draft(batch, np.concatenate([part.hidden for part in parts]))
+            executable.draft(batch, np.concatenate([part.hidden for part in parts]), number)
             return executable.value(head.logits), executable.value(head.following)
 
     def copy_shared(self) -> None:

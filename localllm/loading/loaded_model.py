@@ -64,6 +64,7 @@ class LoadedModel(Closing):
     def __init__(self, file: GGUFFile, nearest_rule: bool = False) -> None:
         """`nearest_rule`: use the most similar known pre-tokenizer if the GGUF's is unknown."""
         self.file = file
+        self.drafter: GGUFFile | None = None  # another file, whose prediction heads draft for this model
         self.maybe_tokenizer = (
             Tokenizer.from_metadata(file.metadata, nearest_rule) if has_tokenizer(file.metadata) else None
         )
@@ -90,7 +91,9 @@ class LoadedModel(Closing):
         memory: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences, memory)
+        self._bound = bound = bind(
+            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter
+        )  # fmt: skip
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
@@ -257,7 +260,7 @@ class LoadedModel(Closing):
         """Free the weights and the KV cache: now, or when the thread in the engine has finished its step."""
         self._closed = True
         if self._bound is None:
-            self.file.close()
+            self._close_files()
         else:
             self._bound.engine.alone.afterwards(self._free)
 
@@ -265,4 +268,9 @@ class LoadedModel(Closing):
         assert self._bound is not None
         self._bound.engine.closed = True
         self._bound.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         self.file.close()
+        if self.drafter is not None:
+            self.drafter.close()

@@ -17,6 +17,7 @@ from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
+from localllm.loading.drafters import with_drafter
 from localllm.models import (
     Config,
     Pooler,
@@ -25,7 +26,7 @@ from localllm.models import (
     has_head,
     read_config,
     record,
-    record_with_head,
+    record_with_heads,
 )
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
@@ -71,12 +72,14 @@ def bind(
     embeddings: bool = False,
     sequences: int = 0,
     memory: int = 0,
+    drafter: GGUFFile | None = None,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
-    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory.
+    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
+    is another GGUF, whose prediction heads draft for this model.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -84,11 +87,14 @@ def bind(
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
     tensors = weights or file.tensors
-    drafts = options.speculation.may_use_head and not embeddings and has_head(config, architecture, tensors)
+    speculation = options.speculation
+    drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
 
     def recorded(context: int) -> Plan:
-        if drafts:
-            return record_with_head(file.metadata, architecture, tensors, context)
+        if drafter is not None:
+            return with_drafter(file, drafter, tensors, context, speculation.most_drafted)
+        if drafts and has_head(config, architecture, tensors):
+            return record_with_heads(file.metadata, architecture, tensors, context, speculation.most_drafted)
         return record(config, architecture, tensors, context, embeddings)
 
     plan = recorded(context)
@@ -97,15 +103,16 @@ def bind(
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
+    held = dict(drafter.tensors if drafter is not None else ()) | file.tensors
     if options.check_tensors:
-        for tensor in file.tensors.values():
+        for tensor in held.values():
             tensor.check_finite()
 
     def limits_at(context: int) -> Limits:
         return limits_of(context, plan, max(1, sequences), diffuses)
 
     limits = limits_at(context)
-    weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values()) - summarize(plan).table_bytes
+    weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
     asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
@@ -124,8 +131,8 @@ def bind(
         return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
     backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
-    if drafts and isinstance(backend, DeviceBackend):
-        drafts, plan = False, record(config, architecture, tensors, context)  # heads run on the CPU only
+    if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
+        plan = record(config, architecture, tensors, context)  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, options.threads)
     arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
@@ -140,7 +147,7 @@ def bind(
     start = config.decoder.start if config.decoder is not None and pooler is None else None
     pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
     engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
-    engine.draft_head = plan.draft
+    engine.draft_heads = plan.drafts
     head = PoolingHead.of(config, architecture, file.tensors) if pools else None
     line = arranged.line(executable)
     return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
@@ -148,11 +155,11 @@ def bind(
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:
     """Return the values that stay readable after a step. `pools`: with the hidden states that embeddings pool."""
-    draft = plan.draft
-    found = [*(observed(plan) if observe else ()), *((draft.hidden, draft.logits, draft.following) if draft else ())]
-    known = {value.index for value in found}
-    wanted = plan.normed if pools else None
-    return [*found, wanted] if wanted is not None and wanted.index not in known else found
+    found = observed(plan) if observe else []
+    found += [value for head in plan.drafts for value in (head.hidden, head.logits, head.following)]
+    if pools and plan.normed is not None:
+        found.append(plan.normed)
+    return list({value.index: value for value in found}.values())
 
 
 def observed(plan: Plan) -> list[Value]:

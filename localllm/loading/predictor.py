@@ -105,7 +105,7 @@ class Predictor(LoadedModel):
         from localllm.generation.speculation.setup import Speculation
 
         speculation, draft = options.speculation, None
-        if speculation.model_draft:
+        if speculation.model_draft and self.drafter is None:
             draft = load(
                 speculation.model_draft,
                 progress=progress,
@@ -131,6 +131,9 @@ class Predictor(LoadedModel):
         assert self.speculation is not None
         for note in self.speculation.notes:
             warnings.warn(note, NotUsed, stacklevel=2)
+        if self.drafter is not None and not self.engine.draft_heads:
+            problem = f"{self.drafter.path}: not used, because only a part of the model is on a graphics card"
+            warnings.warn(problem, NotUsed, stacklevel=2)
         if self.speculation.refused and draft is not None:
             draft.close()
             draft = None

@@ -21,13 +21,14 @@ class SpeculationOptions(Options):
     TITLE: ClassVar[str] = "Speculation"
     model_draft: str | os.PathLike[str] = option(
         "", "-md", "--model-draft", "--spec-draft-model",
-        help="a smaller model that drafts tokens", kind=PATH, metavar="MODEL", offers="models",
+        help="a smaller model that drafts tokens, or a file of prediction heads", kind=PATH, metavar="MODEL",
+        offers="models",
     )  # fmt: skip
     spec: str | None = option(
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
         help=Notice(
             "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), mtp (the model's own "
-            "prediction head), or auto (the fastest)"
+            "prediction heads), or auto (the fastest)"
         ),
         shown=Notice("off; auto with ", Setting("model_draft")),
     )  # fmt: skip
@@ -49,13 +50,13 @@ class SpeculationOptions(Options):
                     "), or use ngram",
                 )
             )  # fmt: skip
-        if self.model_draft and self.spec in ("ngram", "mtp"):
-            raise OptionError(f"a draft model was given, but {self.spec} does not use it: use draft or auto")
+        if self.model_draft and self.spec == "ngram":
+            raise OptionError("a draft model was given, but ngram does not use it: use draft or auto")
 
     @property
     def may_use_head(self) -> bool:
-        """Whether the model's multi-token-prediction head may draft."""
-        return self.kind in ("mtp", "auto") and not self.model_draft
+        """Whether prediction heads may draft: the model's own, or those that `model_draft` contains."""
+        return self.kind in ("mtp", "auto", "draft")
 
     @property
     def most_drafted(self) -> int:

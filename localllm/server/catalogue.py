@@ -12,6 +12,7 @@ from pathlib import Path
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import inside
 from localllm.hub import StoredModel, StoreFolders, everything
+from localllm.hub.labels import is_model
 
 log = logging.getLogger("localllm.server")
 Scan = Callable[[], Sequence[StoredModel]]
@@ -36,11 +37,12 @@ def folder_of(folder: Path) -> Scan:
 
 
 def models_in(folder: Path) -> list[StoredModel]:
-    """Return the models in a folder and its subfolders. A split model counts once, and mmproj files are skipped."""
+    """Return the models in a folder and its subfolders. A split model counts once. Files such as projectors
+    and prediction heads are skipped."""
     found: dict[str, StoredModel] = {}
     for path in sorted(folder.rglob("*.gguf")):
         name = path.relative_to(folder).as_posix().removesuffix(".gguf")
-        if path.name.startswith("mmproj"):
+        if not is_model(path.name):
             continue
         problem = "" if inside(path, folder) else f"it is a link to a file outside {folder}"
         if not problem and not path.is_file():

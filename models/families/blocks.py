@@ -69,7 +69,8 @@ class MimoAttention(Attention):
 
 
 MIMO2 = Architecture(  # MiMo V2
-    "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, ignored=QKV_EXTRAS,
+    "mimo2", "neox", read=_mimo2, attention=MimoAttention, heads_norm=False, chained_heads=False,
+    ignored=QKV_EXTRAS,
     sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
 )  # fmt: skip
 

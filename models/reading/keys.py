@@ -125,5 +125,6 @@ class Keys:
 
 
 def found(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
     text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
     return f"found {text if len(text) <= 60 else text[:60] + '...'}"

@@ -25,7 +25,7 @@ from localllm.models import (
     record,
     record_mtp_head,
     record_mtp_heads,
-    record_with_head,
+    record_with_heads,
 )
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import chunks
@@ -100,32 +100,33 @@ def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["reference", "cpu"])
-@pytest.mark.parametrize("name", STORED)
-def test_a_head_as_a_stage_of_its_model(cpu: CpuBackend, name: str, on: str) -> None:
+@pytest.mark.parametrize(("name", "number"), HEADS)
+def test_a_head_as_a_stage_of_its_model(cpu: CpuBackend, name: str, number: int, on: str) -> None:
     """The head in the model's plan, which shares its cache blocks, equals the separate head."""
     backend, tokens = cpu if on == "cpu" else ReferenceBackend(), model_of(name).tokens
     metadata, held = model_of(name).loaded()
-    plan = record_with_head(metadata, architecture_of(metadata), held)
-    draft = plan.draft
-    assert draft is not None
-    executable = backend.bind(plan, LIMITS, CACHE, keep=[draft.hidden, draft.logits, draft.following])
+    plan = record_with_heads(metadata, architecture_of(metadata), held, most=number)
+    assert len(plan.drafts) == number
+    draft = plan.drafts[-1]
+    model_hidden = plan.drafts[0].hidden
+    executable = backend.bind(plan, LIMITS, CACHE, keep=[model_hidden, draft.logits, draft.following])
     assert isinstance(executable, DraftingExecutable)
     try:
         logits = Driver(executable).step([(0, tokens)], [len(tokens) - 1]).copy()
-        rows, found, following = executable.value(draft.hidden).copy(), [], []
+        rows, found, following = executable.value(model_hidden).copy(), [], []
         for start, stop in chunks(len(tokens) - 1, THEIRS):
             places, of = np.arange(start, stop, dtype=np.int32), np.zeros(stop - start, np.int32)
             own, wanted = np.array(tokens[start + 1 : stop + 1], np.int32), np.arange(stop - start, dtype=np.int32)
             executable.draft(
-                Batch(own, places, places.copy(), of, np.zeros((1, 1), np.int32), wanted), rows[start:stop]
+                Batch(own, places, places.copy(), of, np.zeros((1, 1), np.int32), wanted), rows[start:stop], number - 1
             )
             found.append(executable.value(draft.logits).copy())
             following.append(executable.value(draft.following).copy())
     finally:
         executable.close()
-    ours, (model, head) = np.concatenate(found), plans(name)
+    ours, (model, head) = np.concatenate(found), plans(name, number)
     expected_rows, expected = hidden(backend, model, tokens)
-    assert nmse(ours, STORED[name][0]).max() < LIMIT
+    assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
     assert np.concatenate(following).shape == (len(tokens) - 1, rows.shape[1])
     assert not plan.reads or len(plan.reads) == len(model.reads)
     for one, other in (

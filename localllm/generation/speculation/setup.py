@@ -19,7 +19,10 @@ from localllm.options import SpeculationOptions
 
 SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
 
-NO_HEAD = "no multi-token-prediction head can draft (none in the file, or the model is on a graphics card)"
+NO_HEAD = (
+    "no multi-token-prediction head can draft (none in the file or its folder, or only a part of the model is on a "
+    "graphics card)"
+)
 _ITSELF = "it is the model itself, so drafting cannot be faster; use a smaller one"
 
 
@@ -57,7 +60,8 @@ class Speculation:
                 if options.kind != "auto":
                     raise
                 self._draft, self.refused = None, said(error)
-        self._head = target.engine if options.may_use_head and target.engine.draft_head is not None else None
+        heads = options.may_use_head and drafting is None and bool(target.engine.draft_heads)
+        self._head = target.engine if heads else None
         if options.kind == "mtp" and self._head is None:
             raise SpeculationError(f"{target.vocabulary.path}: {NO_HEAD}; use ngram")
         drafting = self._draft

@@ -1,4 +1,4 @@
-"""Drafts of a model's own multi-token-prediction head: the same answers as without, for hybrids and windows too."""
+"""Drafts of prediction heads, EAGLE-3 and Gemma 4 assistants: the same answers as without, for hybrids too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.speculation import head
 from localllm.generation.speculation.errors import SpeculationError
 from tests.localllm.generation.speculation.support import eager
+from tests.models.drafters import DRAFTERS
 from tests.models.kit import KIT
 
 NAMES = ("deepseek2-mtp", "glm4moe-mtp", "mimo2-mtp", "qwen35-mtp", "step35-mtp")
@@ -23,15 +24,17 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 OPTIONS = {"greedy": GREEDY, "seeded": {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1, "ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, *DRAFTERS])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[localllm.Model, localllm.Model]]:
     """Provide a model without and with drafts. All drafts are verified."""
-    path = KIT[request.param].write(tmp_path_factory.mktemp("m") / f"{request.param}.gguf")
+    folder, given = tmp_path_factory.mktemp("m"), DRAFTERS.get(request.param)
+    path = KIT[given.model if given else request.param].write(folder / "model.gguf")
+    drafter = {"model_draft": given.write(folder / "drafter.gguf")} if given else {}
     with (
         localllm.load(path, ctx_size=200, threads=1) as plain,
-        localllm.load(path, ctx_size=200, threads=1, spec="mtp") as drafting,
+        localllm.load(path, ctx_size=200, threads=1, spec="mtp", **drafter) as drafting,
     ):
         eager(drafting)
         yield plain, drafting
@@ -77,19 +80,19 @@ def test_several_answers_at_once(pair: tuple[localllm.Model, localllm.Model], mo
 
 
 def test_drafts_are_the_head_s(pair: tuple[localllm.Model, localllm.Model]) -> None:
-    """The first draft is the head's likeliest token for the whole text, evaluated from the beginning."""
+    """Each head's draft is its likeliest token for the whole text, evaluated from the beginning."""
     _, drafting = pair
     drafting.new_core(SchedulerLimits())
     engine, ids = drafting.engine, prompt(drafting, 30)
-    drafted: list[tuple[int, int]] = []
+    drafted: list[tuple[int, list[int]]] = []
 
     class Watching:
-        """Records the first draft of each step, and the length of the text before it."""
+        """Records the drafts of each step, and the length of the text before them."""
 
         def step(self, rows: list[SequenceRows]) -> Any:
             [row] = rows
             if len(row.tokens) > 1 and row.sequence.length >= len(ids):
-                drafted.append((row.sequence.length + 1, row.tokens[1]))
+                drafted.append((row.sequence.length + 1, list(row.tokens[1:])))
             return engine.alone
 
     engine.watch = Watching()  # type: ignore[assignment]
@@ -97,13 +100,28 @@ def test_drafts_are_the_head_s(pair: tuple[localllm.Model, localllm.Model]) -> N
         tokens = ids + drafting.generate(ids, max_tokens=12, **GREEDY).tokens
     finally:
         engine.watch = None
-    sequence = engine.add()
-    hidden = engine.step([SequenceRows(sequence, tokens)])[0].hidden.copy()
-    rows = DraftRows(sequence, 0, tokens[1:], hidden[:-1], len(tokens) - 1)
-    truth = engine.draft([rows])[0].argmax(1).tolist()
-    engine.release(sequence)
+    heads = drafting.plan.drafts if drafting.plan is not None else ()
     assert len(drafted) > 3
-    assert [token for _, token in drafted] == [truth[length - 2] for length, _ in drafted]
+    assert len(heads) == 1 or max(len(drafts) for _, drafts in drafted) == len(heads)
+    for length, drafts in drafted:
+        assert drafts[: len(heads)] == drafts_of(drafting, tokens[:length])[: len(drafts)]
+
+
+def drafts_of(model: localllm.Model, tokens: list[int]) -> list[int]:
+    """Return the likeliest token of each head for the whole text, evaluated from the beginning."""
+    engine, drafts = model.engine, list[int]()
+    sequence = engine.add()
+    hidden = engine.step([SequenceRows(sequence, tokens)])[0].hidden[:-1].copy()
+    received = hidden
+    for number in range(len(engine.draft_heads)):
+        read = [*tokens, *drafts][number + 1 :]
+        if engine.draft_heads[number].shares_cache:
+            read, received = read[-1:], received[-1:]
+        logits, following = engine.draft([DraftRows(sequence, len(hidden) - len(read), read, received, 1)], number)
+        drafts.append(int(engine.draft_heads[number].spread(logits[0]).argmax()))
+        received = following.copy() if model.config and model.config.architecture == "step35" else hidden
+    engine.release(sequence)
+    return drafts
 
 
 def test_files_without_a_head(tmp_path: Path) -> None:
@@ -132,9 +150,15 @@ def test_positions_of_hidden_states(
             known.update((hidden.tobytes(), first + at) for at, hidden in enumerate(result.hidden))
         return found
 
-    def watched(parts: list[DraftRows]) -> Any:
+    def watched(parts: list[DraftRows], head: int = 0) -> Any:
+        if head:  # it reads the model's hidden states, or those of the head before it
+            counts["head"] += 1
+            for part in parts:
+                assert known.get(part.hidden[0].tobytes(), part.start) == part.start
+            return draft(parts, head)
+        moves = not engine.draft_heads[0].shares_cache  # else all drafts of a step have the same position
         for part in parts:
-            places = [known.get(hidden.tobytes(), last[0] + 1) for hidden in part.hidden]
+            places = [known.get(hidden.tobytes(), last[0] + moves) for hidden in part.hidden]
             assert places == list(range(part.start, part.start + len(part.tokens)))
             counts["model" if part.hidden[0].tobytes() in known else "head"] += 1
             last[0] = places[-1]
