@@ -16,6 +16,7 @@ from functools import cache, partial
 import numpy as np
 
 from localllm.backends.cpu.panels import (
+    STRIDED,
     SUPER_BLOCK,
     Block,
     IntegerPanel,
@@ -79,9 +80,10 @@ def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable
 
 
 def _permuted(f: Function, name: str, index: Index, signs: Value, first: int) -> Iterator[Value]:
-    """Yield CENTRE + coordinates with their signs, four coordinates at a time (u8 x 64).
+    """Yield CENTRE + coordinates with their signs, four per lane (u8 x 64).
 
-    Bit `first` of the lanes of `signs` is the sign of the first coordinate.
+    Points of eight coordinates come one by one, in two halves. Points of four come together: first coordinate 0 of RUNS
+    points, then coordinate 1 and so on. Bit `first` of the lanes of `signs` is the sign of the first coordinate.
     """
     four = grid(name).shape[1] == 4
     tables, levels = _packed(name, 4 if four else 2)
@@ -90,16 +92,28 @@ def _permuted(f: Function, name: str, index: Index, signs: Value, first: int) ->
     below = (1 << sign) - 1
     padded = np.resize(levels, 1 << sign)
     entries = [int(CENTRE + level) for level in padded] + [int(CENTRE - level) for level in padded]
+    nibbles = f.bits(f.shift_bytes(signs, [first + 4 * n for n in range(4)]), i32x16)  # of the points, if `four`
     for step in range(4 if four else 8):
-        if four:  # every lane gets its row's byte of each table twice
-            order = [n // 4 * 4 + step + (64 if n % 4 > 1 else 0) for n in range(64)]
-            fields = f.shift_bytes(f.shuffle(codes[0], codes[1], order), [0, 12, 16, 28])
+        if four:
+            fields = f.bits(f.bits(codes[step // 2], i32x16) >> (4 * (step % 2)), u8x64)
+            bits = f.bits(nibbles << (sign - step), u8x64)
         else:
             fields = f.shift_bytes(codes[step % 2], [step // 2 * 8 + 2 * n for n in range(4)])
-        bit = first + 4 * step
-        half = signs if bit < 16 else f.bits(f.bits(signs, i32x16) >> 16, u8x64)  # saves registers for constants
-        bits = f.shift_bytes(half, [bit % 16 + n - sign for n in range(4)])
+            half = signs if step < 4 else f.bits(f.bits(signs, i32x16) >> 16, u8x64)  # saves registers for constants
+            bits = f.shift_bytes(half, [4 * step % 16 + n - sign for n in range(4)])
         yield f.lookup_long([entries[n % len(entries)] for n in range(64)], f.merge_bits(below, fields, bits), None)
+
+
+def _transposed(f: Function, values: Sequence[Value]) -> list[Value]:
+    """Transpose the 4 x 4 bytes that four vectors have in each lane (u8 x 64)."""
+
+    def pair(a: Value, b: Value, order: Sequence[int]) -> Value:
+        return f.shuffle(a, b, [n // 4 * 4 + order[n % 4] % 4 + order[n % 4] // 4 * 64 for n in range(64)])
+
+    halves = [[pair(values[n], values[n + 1], [at, at + 4, at + 1, at + 5]) for at in (0, 2)] for n in (0, 2)]
+    return [
+        pair(halves[0][n // 2], halves[1][n // 2], [at, at + 1, at + 4, at + 5]) for n, at in enumerate((0, 2, 0, 2))
+    ]
 
 
 def _fields(f: Function, lanes: Value, starts: Sequence[int], mask: int) -> Value:
@@ -144,8 +158,9 @@ def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
 
 
 def _signed_steps(
-    f: Function, name: str, group: int, index: Callable[[int], Index], signs: Callable[[int], Value]
-) -> Iterator[Step]:
+    f: Function, name: str, group: int, index: Callable[[int], Index], signs: Callable[[int], Value],
+    strided: bool = False,
+) -> Iterator[Step]:  # fmt: skip
     """Yield the steps of a block.
 
     `index(i)` returns the indices of RUNS points of every row, and `signs(i)` a sign bit for 32 values of every row.
@@ -155,7 +170,9 @@ def _signed_steps(
     if f.isa.byte_permute:
         for four in fours:
             first = four * values
-            found = _permuted(f, name, index(four), sign(first // 32), first % 32)
+            found = list(_permuted(f, name, index(four), sign(first // 32), first % 32))
+            if values == STRIDED and not strided:
+                found = _transposed(f, found)
             for k, points in zip(range(first, first + values, 4), found, strict=True):
                 yield k // group, k % group // 4, points
         return
@@ -196,20 +213,20 @@ def _iq2_s_steps(f: Function, block: Block) -> Iterator[Step]:
     return _signed_steps(f, "IQ2S", 16, index, lambda group: words(f, block, 34 + 4 * group))
 
 
-def _iq3_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
+def _iq3_xxs_steps(f: Function, block: Block, strided: bool = False) -> Iterator[Step]:
     def signs(group: int) -> Value:
         return _signs_of_codes(f, _fields(f, word32(f, block, 66 + 4 * group), (0, 7, 14, 21), 0x7F))
 
-    return _signed_steps(f, "IQ3XXS", 32, lambda four: (words(f, block, 2 + 4 * four), None), signs)
+    return _signed_steps(f, "IQ3XXS", 32, lambda four: (words(f, block, 2 + 4 * four), None), signs, strided)
 
 
-def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
+def _iq3_s_steps(f: Function, block: Block, strided: bool = False) -> Iterator[Step]:
     def index(four: int) -> Index:
         starts = [four % 8 * 4 + n for n in range(4)]
         ninth = _fields(f, word32(f, block, 66 + four // 8 * 4), starts, 1)
         return words(f, block, 2 + 4 * four), ninth
 
-    return _signed_steps(f, "IQ3S", 32, index, lambda group: words(f, block, 74 + 4 * group))
+    return _signed_steps(f, "IQ3S", 32, index, lambda group: words(f, block, 74 + 4 * group), strided)
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
@@ -275,14 +292,15 @@ def _scales(
 
 def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
-    scales: SuperScales, zero: int = CENTRE,
+    scales: SuperScales, zero: int = CENTRE, strided: Callable[..., Iterator[Step]] | None = None,
 ) -> IntegerPanel:  # fmt: skip
     # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S becomes 1.4 times as fast).
     in_integers = scales if group == 16 or zero == EIGHTH else None
     largest = 127 if zero == CENTRE else EIGHTH + 9
     return IntegerPanel(
-        name, fields, SUPER_BLOCK, group, zero, False, steps, scales.product, largest, in_integers, direct_rows=3
-    )
+        name, fields, SUPER_BLOCK, group, zero, False, steps, scales.product, largest, in_integers, direct_rows=3,
+        strided=None if strided is None else partial(strided, strided=True),
+    )  # fmt: skip
 
 
 IQ2_XXS = _panel(
@@ -302,7 +320,7 @@ IQ2_S = _panel(
 )
 IQ3_XXS = _panel(
     "IQ3_XXS", ((2, 1), (4, 24)), 32, _iq3_xxs_steps,
-    _scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28),
+    _scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28), strided=_iq3_xxs_steps,
 )  # fmt: skip
 IQ3_S = _panel(
     "IQ3_S",
@@ -310,6 +328,7 @@ IQ3_S = _panel(
     32,
     _iq3_s_steps,
     _scales(1.0, lambda f, block, group: _nibble(f, block, 106, group)),
+    strided=_iq3_s_steps,
 )
 IQ1_S = _panel(
     "IQ1_S", ((2, 1), (4, 8), (2, 8)), 32, _iq1_s_steps,
