@@ -293,14 +293,27 @@ def _scales(
 def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
     scales: SuperScales, zero: int = CENTRE, strided: Callable[..., Iterator[Step]] | None = None,
+    order: tuple[int, ...] = (),
 ) -> IntegerPanel:  # fmt: skip
     # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S becomes 1.4 times as fast).
     in_integers = scales if group == 16 or zero == EIGHTH else None
     largest = 127 if zero == CENTRE else EIGHTH + 9
     return IntegerPanel(
         name, fields, SUPER_BLOCK, group, zero, False, steps, scales.product, largest, in_integers, direct_rows=3,
-        strided=None if strided is None else partial(strided, strided=True),
+        strided=None if strided is None else partial(strided, strided=True), order=order,
     )  # fmt: skip
+
+
+def _in_turn(first: int, signs: int, points: int, rest: int = 0) -> tuple[int, ...]:
+    """Return the offsets of the 4-byte elements in reading order: for each group of 32 values, point indices and signs.
+
+    If the rest of the indices begins at `rest`, it has one element for four groups.
+    """
+    found: list[int] = []
+    for group in range(8):
+        found += [rest + group] if rest and group % 4 == 0 else []
+        found += [signs + 4 * group, *range(first + points * group, first + points * (group + 1), 4)]
+    return tuple(found)
 
 
 IQ2_XXS = _panel(
@@ -317,10 +330,12 @@ IQ2_S = _panel(
     16,
     _iq2_s_steps,
     _scales(0.125, lambda f, block, group: _nibble(f, block, 74, group)),
+    order=_in_turn(2, 34, points=4, rest=66),
 )
 IQ3_XXS = _panel(
     "IQ3_XXS", ((2, 1), (4, 24)), 32, _iq3_xxs_steps,
     _scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28), strided=_iq3_xxs_steps,
+    order=_in_turn(2, 66, points=8),
 )  # fmt: skip
 IQ3_S = _panel(
     "IQ3_S",
@@ -329,6 +344,7 @@ IQ3_S = _panel(
     _iq3_s_steps,
     _scales(1.0, lambda f, block, group: _nibble(f, block, 106, group)),
     strided=_iq3_s_steps,
+    order=_in_turn(2, 74, points=8, rest=66),
 )
 IQ1_S = _panel(
     "IQ1_S", ((2, 1), (4, 8), (2, 8)), 32, _iq1_s_steps,
