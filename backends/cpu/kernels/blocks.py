@@ -26,7 +26,6 @@ from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, Var
 
 VALUES = X_VALUES  # k per call of `tile`
 X_BYTES = X_BLOCK  # bytes of activations per call
-DIRECT_ROWS = (3, 2, 1)  # rows per call of `direct_block`
 
 
 def _x_at(k: int) -> int:
@@ -68,6 +67,11 @@ def _strided(f: Function, x: Value, count: int) -> Value:
         values = f.load(x + _x_at(k), vector(I8, X_VALUES))
         f.store(copy + k, f.shuffle(values, values, order))
     return copy
+
+
+def direct_rows(isa: Isa) -> int:
+    """Return the maximum rows per call of `direct_block`."""
+    return isa.direct_tile
 
 
 def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
