@@ -135,6 +135,10 @@ class Builder:
         self.isa = isa
         self.module = ir.Module(name=name)
         self.function = ir.Function(self.module, ir.FunctionType(I64, [I64] * arguments), name=name)
+        if isa.dot == "vnni512":
+            # Without this, LLVM spills 64-byte registers to addresses that cross cache lines.
+            self.function.attributes.alignstack = 64
+            self.function.attributes.add("nounwind")  # llvmlite omits `alignstack` if it is the only attribute
         self._entry = ir.IRBuilder(self.function.append_basic_block("entry"))
         body = self.function.append_basic_block("body")
         self.builder = ir.IRBuilder(body)

@@ -37,6 +37,11 @@ class Isa:
         return 32 if self.dot in ("vnni512", "sdot") else 16
 
     @property
+    def direct_tile(self) -> int:
+        """Maximum rows per pass over packed weights. On Zen 4, more than 4 gain less than their code costs."""
+        return 4 if self.dot == "vnni512" else min(self.int_tile[0], 3)
+
+    @property
     def super_tile(self) -> tuple[int, int]:
         """The `int_tile` of formats that are summed in integers. Their float32 sums stay in memory."""
         return (3, 1) if self.dot == "maddubs" else self.int_tile

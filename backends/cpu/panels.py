@@ -28,6 +28,7 @@ i32x16 = vector(I32)
 Step = tuple[int, int, Value]  # group, word within the group, bytes of 16 rows x 4 values
 Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32 x 16
 SUPER_BLOCK = 256
+STRIDED = 16  # values of a row that `IntegerPanel.strided` yields in steps of every fourth value
 
 
 class Activations(Enum):
@@ -91,6 +92,8 @@ class IntegerPanel:
     repack_field: int = -1
     order: tuple[int, ...] = ()  # GGUF offsets of the 4-byte elements in reading order; empty: the GGUF's order
     order_registers: int = 0  # registers that this order needs; with fewer, the GGUF's order is used
+    # Like `steps`, but word n of 16 values holds the values n, n + 4, n + 8 and n + 12; faster with `Isa.byte_permute`.
+    strided: Callable[[Function, Block], Iterator[Step]] | None = None
     in_order: bool = False  # scales follow the values of a block, and decode loads in memory order
 
     def _bytes(self, wide: bool) -> int:
@@ -139,6 +142,12 @@ class IntegerPanel:
             for start, wide in ((block.narrow, False), (block.wide, True))
             for at in range(0, self._bytes(wide), LINE)
         ]
+
+    def direct_steps(self, isa: Isa) -> tuple[Callable[[Function, Block], Iterator[Step]], bool]:
+        """Return the steps for products with packed bytes, and whether they are strided."""
+        if self.strided is not None and isa.byte_permute:
+            return self.strided, True
+        return self.steps, False
 
     @property
     def activations(self) -> Activations:

@@ -102,15 +102,23 @@ class Function(Builder):
         return self.join(parts)
 
     def lookup_long(self, table: Sequence[int], low: Value, high: Value | None) -> Value:
-        """Return table[256 * high + low] for a table of bytes and u8 x 64 indices; requires `isa.byte_permute`."""
+        """Return table[256 * high + low] for a table of bytes and u8 x 64 indices; requires `isa.byte_permute`.
+
+        A table of 64 or 128 bytes ignores the upper bits of `low`.
+        """
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
+        if len(table) == 64:
+            entries = ir.Constant(type_, [I8(entry) for entry in table])
+            return self._call("llvm.x86.avx512.permvar.qi.512", type_, [entries, low.ir])
         parts = []
         for first in range(0, len(table), 128):
             halves = [
                 ir.Constant(type_, [I8(int(entry)) for entry in table[at : at + 64]]) for at in (first, first + 64)
             ]
             parts.append(self._call("llvm.x86.avx512.vpermi2var.qi.512", type_, [halves[0], low.ir, halves[1]]))
+        if len(parts) == 1:
+            return parts[0]
         parts = [self.select(low < 0, b, a) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         bit = 1
         while len(parts) > 1:
@@ -127,8 +135,18 @@ class Function(Builder):
         """
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
-        control = ir.Constant(type_, [I8(shifts[n % 4] + 32 * (n // 4 % 2)) for n in range(64)])
+        control = ir.Constant(type_, [I8((shifts[n % 4] + 32 * (n // 4 % 2)) % 64) for n in range(64)])
         return self._call("llvm.x86.avx512.pmultishift.qb.512", type_, [control, value.ir])
+
+    def merge_bits(self, mask: int, a: Value, b: Value) -> Value:
+        """Return the bits of `a` in the bits of `mask` of every byte (u8 x 64), and the bits of `b` in the others."""
+        if not self.isa.byte_permute:
+            return (a & mask) | (b & ~mask)
+        # LLVM forgets that the two masks are complements, and emits two instructions.
+        type_ = vector(I64, 8)
+        masks = self.bits(self.constant(a.type, mask), type_)
+        values = [x.ir for x in (masks, self.bits(a, type_), self.bits(b, type_))]
+        return self.bits(self._call("llvm.x86.avx512.pternlog.q.512", type_, [*values, I32(0xCA)]), a.type)
 
     def table(self, name: str, numbers: Sequence[int], element: ir.Type = I32) -> Value:
         """Return the address of constant integers that are stored with the kernel."""

@@ -21,12 +21,11 @@ from localllm.backends.cpu.kernels.common import (
     i32x16,
     read_ahead,
 )  # fmt: skip
-from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
-from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
+from localllm.backends.cpu.panels import STRIDED, Block, IntegerPanel, u8x64
+from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, Variable, vector
 
 VALUES = X_VALUES  # k per call of `tile`
 X_BYTES = X_BLOCK  # bytes of activations per call
-DIRECT_ROWS = (3, 2, 1)  # rows per call of `direct_block`
 
 
 def _x_at(k: int) -> int:
@@ -61,6 +60,20 @@ def _weigh(
     total.set(value)
 
 
+def _strided(f: Function, x: Value, count: int) -> Value:
+    """Copy `count` values of a row in the order of `IntegerPanel.strided`. Return the address of the copy."""
+    copy, order = f.buffer(count), [n // STRIDED * STRIDED + n % 4 * 4 + n % STRIDED // 4 for n in range(X_VALUES)]
+    for k in range(0, count, X_VALUES):
+        values = f.load(x + _x_at(k), vector(I8, X_VALUES))
+        f.store(copy + k, f.shuffle(values, values, order))
+    return copy
+
+
+def direct_rows(isa: Isa) -> int:
+    """Return the maximum rows per call of `direct_block`."""
+    return isa.direct_tile
+
+
 def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
     """Multiply one block of a panel by the same range of k of every row. Add the groups in order of k."""
     integers: dict[tuple[int, int], dot.Sum] = {}
@@ -68,14 +81,19 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     due = 0
     lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
-    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
+    steps, strided = panel.direct_steps(f.isa)
+    values = [_strided(f, row, panel.block_values) for row in x] if strided else []
+    if strided:
+        f.keep_order()  # otherwise the compiler shuffles registers instead of loading from the copy
+    for number, (group, word, weights) in enumerate(steps(f, block)):
         # prefetches are spread out: a burst of requests would stall
         read_ahead(f, lines[number * share : (number + 1) * share])
         k = group * panel.group
         for t, row in enumerate(x):
             if (group, t) not in integers:
                 integers[group, t] = dot.Sum(f, _start(f, panel.offset, panel.group, row, k), panel.magnitude)
-            integers[group, t].add(weights, dot.broadcast4(f, row + _x_at(k + 4 * word)))
+            at = values[t] + (k + 4 * word) if strided else row + _x_at(k + 4 * word)
+            integers[group, t].add(weights, dot.broadcast4(f, at))
         seen[group] += 1
         while due < panel.groups and seen[due] == panel.group // 4:
             scale, minimum = panel.scales(f, block, due)

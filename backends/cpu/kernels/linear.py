@@ -110,7 +110,7 @@ def ways(
     def tiled(place: Operands, count: Value, first: Value, last: Value) -> None:
         _tiled_rows(f, a, panel, place, a.scratch.row(thread), count, first, last)
 
-    most = panel.direct_rows or f.isa.direct_rows
+    most = min(panel.direct_rows, f.isa.direct_tile) if panel.direct_rows else f.isa.direct_rows
     return [(rows <= most, False, direct), (rows > most, True, tiled)]
 
 
@@ -206,7 +206,7 @@ def _direct_rows(
                 way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums])
             _finish(f, place, p, row, sums)
 
-    _for_rows(f, rows, [n for n in way.DIRECT_ROWS if n <= f.isa.int_tile[0]], tile)
+    _for_rows(f, rows, range(way.direct_rows(f.isa), 0, -1), tile)
 
 
 # -- quantized formats, many rows ------------------------------------------------------------------------------------

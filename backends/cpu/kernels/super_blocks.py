@@ -31,7 +31,6 @@ from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
 
 VALUES = S_VALUES  # k per call of `tile`
 X_BYTES = S_BLOCK  # bytes of activations per call
-DIRECT_ROWS = (2, 1)  # rows per call of `direct_block`: with 3, LLVM runs out of registers
 TOGETHER = 32  # values per iteration of the loop over a folded super-block
 SOME = 4  # steps between compiler barriers, if a barrier in every step would be slower
 
@@ -91,6 +90,11 @@ def _weigh(
         total.set(f.fma(f.to_float(integers), scale * x_scale, total.get()))
 
 
+def direct_rows(isa: Isa) -> int:
+    """Return the maximum rows per call of `direct_block`. With 3, LLVM runs out of registers of 256 bits or less."""
+    return isa.direct_tile if isa.dot == "vnni512" else min(isa.direct_tile, 2)
+
+
 def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
     """Multiply one block of a panel by the same range of k of every row."""
     scales = _scales(panel)
@@ -103,6 +107,8 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     full = panel.group // 4
     # Sum all groups before multiplying the first one by its scale, if there are enough registers for the sums.
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
+    # Several rows need the registers for their sums, but prefetchers still follow only loads in memory order.
+    values_in_order = panel.in_order and len(x) > 1 and f.isa.dot == "vnni512"
     # With fewer registers, spills cost more than in-order reads gain, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block)
@@ -118,7 +124,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
                 pairs[t] = dot.pairs(f, pair, factor, _pair_sums(f, panel, row, group // 2))
 
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        if in_order or (some_order and number % SOME == 0):
+        if in_order or values_in_order or (some_order and number % SOME == 0):
             f.keep_order()
         # prefetches are spread out: a burst of requests would stall
         read_ahead(f, lines[number * share : (number + 1) * share])

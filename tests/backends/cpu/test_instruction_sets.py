@@ -376,3 +376,23 @@ def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
     values = max(runs, key=len)[:32]
     assert len(values) == 32
     assert all(abs(a - b) <= 128 for a, b in zip(values, sorted(values), strict=True)), values
+
+
+@pytest.mark.parametrize("format", ["Q6_K"])
+def test_spills_of_wide_registers_stay_within_a_cache_line(format: str) -> None:
+    text = assembly(linear.linear(format), isa.isa_named("avx512-vnni"))
+    spills = re.findall(r"vmov(\w+)\s.*\(%r[sb]p\).*%zmm|vmov(\w+)\s+%zmm.*\(%r[sb]p\)", text)
+    assert spills
+    assert not [name for pair in spills for name in pair if name.startswith(("dqu", "ups", "upd"))]
+
+
+@pytest.mark.parametrize(("format", "signs", "index_bytes"), [("IQ3_XXS", 66, 8), ("IQ3_S", 74, 8), ("IQ2_S", 34, 4)])
+def test_a_panel_of_a_codebook_holds_the_signs_and_indices_of_a_group_together(
+    format: str, signs: int, index_bytes: int
+) -> None:
+    """Otherwise a block is read from two places at a time, and prefetchers lose both."""
+    places = INTEGER_PANELS[format].places(isa.isa_named("avx2"))
+    for group in range(8):
+        indices = range(2 + index_bytes * group, 2 + index_bytes * (group + 1), 4)
+        found = sorted(places[at] for at in (signs + 4 * group, *indices))
+        assert found == list(range(found[0], found[0] + index_bytes + 4, 4))
