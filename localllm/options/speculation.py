@@ -27,9 +27,9 @@ class SpeculationOptions(Options):
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
         help=Notice(
             "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), mtp (the model's own "
-            "prediction head), or auto (the fastest)"
+            "prediction head), or auto (whichever makes the answer faster)"
         ),
-        shown=Notice("off; auto with ", Setting("model_draft")),
+        shown="auto",
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
@@ -54,8 +54,8 @@ class SpeculationOptions(Options):
 
     @property
     def may_use_head(self) -> bool:
-        """Whether the model's multi-token-prediction head may draft."""
-        return self.kind in ("mtp", "auto") and not self.model_draft
+        """Whether the model's multi-token-prediction head may draft. By default it is not loaded."""
+        return self.spec in ("mtp", "auto") and not self.model_draft
 
     @property
     def most_drafted(self) -> int:
@@ -64,5 +64,10 @@ class SpeculationOptions(Options):
 
     @property
     def kind(self) -> str:
-        """The drafter. The default is auto with a draft model, otherwise off."""
-        return self.spec or ("auto" if self.model_draft else "off")
+        """The drafter."""
+        return self.spec or "auto"
+
+    @property
+    def asked(self) -> bool:
+        """Whether drafting was asked for, rather than being the default."""
+        return self.kind != "off" and bool(self.spec or self.model_draft)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from localllm.engine import DraftRows, Engine
 from localllm.generation.request_state import RequestState
-from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter, guess_token
+from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter
 from localllm.generation.speculation.policy import Costs
 
+_RATIO = 0.2  # expected cost of a pass, relative to the model's, until passes are observed
 MOST_BEHIND = 256  # hidden states are evaluated when a request has this number, whether it drafts or not
 
 
@@ -48,7 +49,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
     """Drafts with the head of an engine's plan."""
 
     def __init__(self, engine: Engine, costs: Costs, verifying: Costs, longest: int) -> None:
-        super().__init__(costs, verifying, longest)
+        super().__init__(costs, verifying, longest, _RATIO, engine.clock)
         self._engine = engine
         self._reading_of: dict[int, _Reading] = {}  # by request number
 
@@ -112,7 +113,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
         guessed = []
         for number, each in enumerate(found):
             each.following = following[number : number + 1].copy()
-            if (draft := guess_token(each.one.sampler, logits[number])) is not None:
+            if (draft := self.guess(each.one, logits[number])) is not None:
                 each.one.drafts.append(draft)
                 guessed.append((each, [draft.token]))
         return guessed
