@@ -54,6 +54,7 @@ GEOMETRIES = {
     "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # a single layer, for slow measurements
     "llama-4l": Geometry(4, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B, without grouped heads
+    "llama-100m": Geometry(4, 768, 2048, 12, 4, 64, 128256, tied=True),  # a draft model for llama-1b: a tenth of it
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 

@@ -74,7 +74,7 @@ def replay(
     total = {"tokens": len(answer), "drafted": 0, "accepted": 0, "cost": 0.0}
     at = 0
     while at < len(answer):
-        drafts = list(islice(drafter.propose(SAMPLER), LONGEST))
+        drafts = list(islice(drafter.propose(SAMPLER, drafter.behind), LONGEST))
         verified, best, won, stands = 0, 0.0, 0.0, 1.0
         for count, draft in enumerate(drafts, 1):
             stands *= acceptance.expect(draft.trust)

@@ -106,6 +106,17 @@ def _qwen35(width: int, heads: int, kv_heads: int, feed_forward: Shapes) -> Call
     return layer
 
 
+def _headed(layers: int, width: int, layer: Callable[[int], Shapes]) -> Callable[[int], Shapes]:
+    """Return the layers of a model whose last layer, number `layers`, is a multi-token-prediction head."""
+    norms = {f"nextn.{name}.weight": (width,) for name in ("enorm", "hnorm", "shared_head_norm")}
+    head = {"nextn.eh_proj.weight": (width, 2 * width), **norms}
+
+    def shapes(number: int) -> Shapes:
+        return layer(number) | (head if number == layers else {})
+
+    return shapes
+
+
 def _deepseek(layer: int) -> Shapes:
     latent = {
         "attn_q.weight": (16 * 192, 2048), "attn_kv_a_mqa.weight": (576, 2048), "attn_kv_a_norm.weight": (512,),
@@ -191,6 +202,14 @@ MODELS = {
         "qwen35", 32, 4096, 248320,
         {"feed_forward_length": 12288, "attention.head_count": 16, "attention.head_count_kv": 4, **QWEN35},
         _qwen35(4096, 16, 4, dense(4096, 12288)),
+    ),
+    "qwen35-1b": Model(  # a smaller hybrid, with a head that predicts the token after the next one
+        "qwen35", 13, 2048, 65536,
+        {
+            "feed_forward_length": 6144, "attention.head_count": 8, "attention.head_count_kv": 2,
+            "nextn_predict_layers": 1, **QWEN35,
+        },
+        _headed(12, 2048, lambda n: _qwen35(2048, 8, 2, dense(2048, 6144))(3 if n == 12 else n)), True,
     ),
     "qwen35-35b-a3b": Model(
         "qwen35moe", 40, 2048, 248320,

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
-from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs
+from localllm.generation.speculation.costs import VERIFYING, measure_costs
 from localllm.model import Model
 
 from compare import RESULTS, machine  # isort: skip
@@ -79,7 +79,7 @@ def main() -> None:
         localllm.load(arguments.draft, ctx_size=1024) as draft,
     ):
         costs = measure_costs(target.engine, target.vocabulary, VERIFYING)
-        step = measure_costs(draft.engine, draft.vocabulary, DRAFTING).seconds(1)
+        step = measure_costs(draft.engine, draft.vocabulary).seconds(1)
         by_rank = shares(target, draft, arguments.tokens)
     chain, tree = (best(ranks, costs.seconds, step) for ranks in (by_rank[:1], by_rank))
     result = {

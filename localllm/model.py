@@ -361,15 +361,17 @@ def load(
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
         drafts = bool(file.tensors) and chosen.speculation.kind != "off"
-        if drafts and model.diffuses and not embeddings:
-            raise NoDrafts("a diffusion model")
-        if drafts and architecture_of(file.metadata).decoder and not embeddings:
-            raise NoDrafts("a model with an encoder")
+        if drafts:
+            architecture = architecture_of(file.metadata)
+            plain = "a diffusion model" if model.diffuses else "a model with an encoder" if architecture.decoder else ""
+            if plain and not embeddings and chosen.speculation.asked:
+                raise NoDrafts(plain)
+            drafts = chosen.speculation.asked or not (plain or embeddings or architecture.encoder)
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences, memory=memory)
-            if drafts:
+            if drafts and (chosen.speculation.asked or not model.recurrent):
                 model.speculate(chosen, load, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

@@ -39,8 +39,25 @@ def test_the_page_on_speculation_shows_the_stored_rows(monkeypatch) -> None:  # 
     assert shown("docs/speculation.md", "speculation") == speculation.table(
         speculation.stored(speculation.RESULTS / "speculation.jsonl")
     )
-    for name in ("speculation", "speculation_pair", "compare"):
+    import forced
+
+    assert shown("docs/speculation.md", "forced") == forced.table(forced.stored(forced.RESULTS / "forced.jsonl"))
+    for name in ("speculation", "speculation_pair", "compare", "forced"):
         sys.modules.pop(name, None)
+
+
+def test_the_ceiling_of_speculation_is_that_of_the_best_number_of_drafts(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Worked out by hand: one row costs 1, two 1.2, three 2.5, and a draft 0.1; at 60 % one draft is best."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import forced
+
+    speedup, best = forced.ceiling(0.6, {1: 1.0, 2: 1.2, 3: 2.5}, 0.1)
+    assert (speedup, best) == (pytest.approx(1.6 / 1.3), 1)
+    assert forced.ceiling(0.0, {1: 1.0, 2: 1.2, 3: 2.5}, 0.1) == (1.0, 0)
+    row = forced.Row("m", "draft", 0.6, 1, 96, speedups=[1.0, 1.1, 0.9, 1.0, 1.0], ceiling=1.25)
+    assert row.reached == pytest.approx(0.8)
+    assert row.lowest == pytest.approx(1 - 2.776 * 0.0707107 / 5**0.5)
+    sys.modules.pop("forced", None)
 
 
 @pytest.mark.parametrize(("program", "name"), [("batch", "batch"), ("serve", "load")])

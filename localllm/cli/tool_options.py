@@ -88,7 +88,7 @@ class BenchOptions(Options):
 
     @property
     def speculates(self) -> bool:
-        return self.load.speculation.kind != "off"
+        return self.load.speculation.asked
 
     @property
     def loads(self) -> list[LoadOptions]:

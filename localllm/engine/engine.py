@@ -12,9 +12,10 @@ top.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
+from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -111,6 +112,7 @@ class Engine:
         self.steps = 0  # number of finished steps
         self.alone = Exclusive()  # lock held during every step, and by callers while they read its results
         self.closed = False  # whether the executable is closed, so that no step can run
+        self.clock: Callable[[], float] = perf_counter  # to compare the costs of steps; see `localllm.loading.loader`
         self.draft_heads: tuple[DraftHead, ...] = ()  # the values of the plan's multi-token-prediction heads
 
     # -- sequences -------------------------------------------------------------------------------------------------

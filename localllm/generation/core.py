@@ -79,10 +79,10 @@ class Core:
         self.running.admit()
         began = perf_counter()
         parts = self._schedule.parts()
-        drafted = perf_counter()
+        drafted, before = perf_counter(), self.engine.clock()
         results = self._run(parts)
-        ended = perf_counter()
-        self._process(parts, results, ended - began, ended - drafted)
+        cost, ended = self.engine.clock() - before, perf_counter()
+        self._process(parts, results, ended - began, ended - drafted, cost)
         return worked or bool(parts)
 
     def receive(self) -> bool:
@@ -105,13 +105,15 @@ class Core:
                 self.running.leave(part.state)
             return []
 
-    def _process(self, parts: list[StepPart], results: list[Result], seconds: float, passing: float) -> None:
-        """Sample the next tokens of each request. `seconds` is the duration of the step, and `passing` the duration of
-        its forward pass.
+    def _process(
+        self, parts: list[StepPart], results: list[Result], seconds: float, passing: float, cost: float
+    ) -> None:
+        """Sample the next tokens of each request. `seconds` is the duration of the step, `passing` the duration of its
+        forward pass, and `cost` the same by the engine's clock.
         """
         if not results:
             return
-        self._schedule.observe(parts, passing)
+        self._schedule.observe(parts, passing, cost)
         if self._observer is not None:
             self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts))
         for number, (part, result) in enumerate(zip(parts, results, strict=True)):

@@ -346,7 +346,7 @@ class RequestState:
             decode_steps=self._passes + self._accepted,
             decode_passes=self._passes,
             bytes_per_step=self._read_after(self.sequence.length if self.sequence is not None else 0),
-            drafting=self.drafting,
+            drafting=self.drafting or self._drafted > 0,
             drafted=self._drafted,
             accepted=self._accepted,
             rounds=self._rounds,

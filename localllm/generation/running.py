@@ -112,7 +112,9 @@ class Running:
         assert sequence is not None
         start = sequence.length - len(result.hidden)
         if not prompt:
-            one.decoded(seconds, self.drafts.plain_seconds(len(self.active)) if self.drafts is not None else seconds)
+            one.decoded(
+                seconds, self.drafts.plain_seconds(len(self.active), seconds) if self.drafts is not None else seconds
+            )
         try:
             if prompt:
                 one.evaluated(result.logits)
@@ -353,7 +355,7 @@ class Running:
             self.drafts.close()
         self.drafts = drafts
         for one in self.active:
-            one.drafter, one.drafts, one.verified = None, [], 0
+            one.drafter, one.drafts, one.verified, one.drafting = None, [], 0, False
             if drafts is not None:
                 drafts.begin(one)
 

@@ -46,7 +46,9 @@ class Schedule:
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
-        active = self._running.active
+        active, drafts = self._running.active, self._running.drafts
+        if drafts is not None and drafts.pointless:
+            self._running.use(None)
         if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
             [one] = active
             sequence = one.sequence
@@ -169,13 +171,13 @@ class Schedule:
         largest = one.required_top_k
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
-    def observe(self, parts: list[StepPart], seconds: float) -> None:
-        """Record the duration of a step, for the prefill budget and for speculation."""
+    def observe(self, parts: list[StepPart], seconds: float, cost: float) -> None:
+        """Record the duration of a step, for the prefill budget, and its cost, for speculation."""
         prompts = [part.count for part in parts if part.prompt]
         prompt = sum(prompts)
         self._budget.observe(len(parts) - len(prompts), prompt, seconds)
         if self._running.drafts is not None:
-            self._running.drafts.observe(sum(part.count for part in parts), prompt, seconds)
+            self._running.drafts.observe(sum(part.count for part in parts), prompt, cost)
 
 
 class Budget:

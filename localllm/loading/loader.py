@@ -6,6 +6,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from time import thread_time
 
 from localllm.backends import open_backend
 from localllm.backends.base import Backend, CacheTypes, DeviceBackend, Executable, Limits, Progress
@@ -148,6 +149,8 @@ def bind(
     pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
     engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
     engine.draft_heads = plan.drafts
+    if opened.name == "cpu":  # the stepping thread does its share of the work; while it is preempted, nothing is done
+        engine.clock = thread_time
     head = PoolingHead.of(config, architecture, file.tensors) if pools else None
     line = arranged.line(executable)
     return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)

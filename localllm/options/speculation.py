@@ -28,9 +28,9 @@ class SpeculationOptions(Options):
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
         help=Notice(
             "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), mtp (the model's own "
-            "prediction heads), or auto (the fastest)"
+            "prediction heads), or auto (whichever makes the answer faster)"
         ),
-        shown=Notice("off; auto with ", Setting("model_draft")),
+        shown="auto",
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
@@ -55,8 +55,11 @@ class SpeculationOptions(Options):
 
     @property
     def may_use_head(self) -> bool:
-        """Whether prediction heads may draft: the model's own, or those that `model_draft` contains."""
-        return self.kind in ("mtp", "auto", "draft")
+        """Whether prediction heads may draft: the model's own, or those that `model_draft` contains.
+
+        By default, the model's own are not loaded.
+        """
+        return self.spec in ("mtp", "auto") or (bool(self.model_draft) and self.kind in ("auto", "draft"))
 
     @property
     def most_drafted(self) -> int:
@@ -65,5 +68,10 @@ class SpeculationOptions(Options):
 
     @property
     def kind(self) -> str:
-        """The drafter. The default is auto with a draft model, otherwise off."""
-        return self.spec or ("auto" if self.model_draft else "off")
+        """The drafter."""
+        return self.spec or "auto"
+
+    @property
+    def asked(self) -> bool:
+        """Whether drafting was asked for, rather than being the default."""
+        return self.kind != "off" and bool(self.spec or self.model_draft)

@@ -1,4 +1,4 @@
-"""Measures forward passes over 1 to 16 tokens of one sequence, for 40 ms or one round, whichever is longer."""
+"""Measures forward passes of one sequence, for 40 ms or one round, whichever is longer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ import numpy as np
 from localllm.engine import DraftRows, Engine, SequenceRows
 from localllm.generation.speculation.policy import Costs
 
-VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens to measure; costs in between are interpolated
-DRAFTING = (1, 16)
+Clock = Callable[[], float]
+MOST_ROWS = 16  # maximum number of tokens of a pass that verifies drafts
+VERIFYING = (1, 2, 3, 4, 6, 8, 12, MOST_ROWS)  # numbers of tokens to measure; costs in between are interpolated
 ENOUGH = 0.04  # minimum measuring time in seconds
 
 
-def measure_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
-    """Return the costs of forward passes with logits for every token, with an empty cache and varied tokens."""
+def unknown_costs(engine: Engine) -> Costs:
+    """Return costs to be learned from the engine's passes."""
+    return Costs.unknown(most_rows(engine))
+
+
+def most_rows(engine: Engine) -> int:
+    return min(engine.limits.positions, engine.limits.logit_rows, MOST_ROWS)
+
+
+def measure_costs(engine: Engine, vocabulary: int, rows: Sequence[int] = (1,), clock: Clock | None = None) -> Costs:
+    """Return the costs of forward passes with logits for every token, with an empty cache and varied tokens.
+
+    By default, only passes of one token are measured. The cost of more tokens is learned while drafting. `clock`
+    defaults to the engine's.
+    """
     sequence = engine.add()
 
     def step(tokens: list[int]) -> None:
@@ -24,12 +38,12 @@ def measure_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs
         engine.step([SequenceRows(sequence, tokens, "all")])
 
     try:
-        return _measured(step, _counts(engine, rows), vocabulary)
+        return _measured(step, _counts(engine, rows), vocabulary, most_rows(engine), clock or engine.clock)
     finally:
         engine.release(sequence)
 
 
-def measure_head_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
+def measure_head_costs(engine: Engine, vocabulary: int, rows: Sequence[int] = (1,)) -> Costs:
     """Return the costs of passes of the multi-token-prediction head, as `measure_costs` does."""
     assert engine.draft_head is not None
     width, counts, sequence = engine.draft_head.hidden.width, _counts(engine, rows), engine.add()
@@ -40,17 +54,18 @@ def measure_head_costs(engine: Engine, vocabulary: int, rows: Sequence[int]) -> 
 
     try:
         with engine.alone, engine.drafting([(sequence, max(counts))]):
-            return _measured(step, counts, vocabulary)
+            return _measured(step, counts, vocabulary, most_rows(engine), engine.clock)
     finally:
         engine.release(sequence)
 
 
 def _counts(engine: Engine, rows: Sequence[int]) -> list[int]:
-    most = min(engine.limits.positions, engine.limits.logit_rows)
-    return [count for count in rows if count <= most]
+    return [count for count in rows if count <= most_rows(engine)]
 
 
-def _measured(step: Callable[[list[int]], None], counts: Sequence[int], vocabulary: int) -> Costs:
+def _measured(
+    step: Callable[[list[int]], None], counts: Sequence[int], vocabulary: int, most: int, clock: Clock
+) -> Costs:
     """Return the shortest time of `step` for each number of tokens."""
     tokens = np.linspace(0, vocabulary - 1, max(counts)).astype(np.int32).tolist()
     best = dict.fromkeys(counts, float("inf"))
@@ -58,7 +73,7 @@ def _measured(step: Callable[[list[int]], None], counts: Sequence[int], vocabula
     step(tokens[:1])  # warm-up: touches new memory
     while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
         for count in counts:
-            start = perf_counter()
+            start = clock()
             step(tokens[:count])
-            best[count] = min(best[count], perf_counter() - start)
-    return Costs(best)
+            best[count] = min(best[count], clock() - start)
+    return Costs(best, most)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
 
 from localllm.engine import Engine, Result, SequenceRows
 from localllm.engine.prefix import same
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.draft import Followed
-from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter, guess_token
+from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter
 from localllm.generation.speculation.policy import Costs
 from localllm.generation.speculation.vocabulary import Mapping
 
@@ -49,8 +48,17 @@ class _Following(Drafting):
 class DraftModel(ModelDrafter[_Following]):
     """Drafts with a second model, whose vocabulary `mapping` maps to the target model's."""
 
-    def __init__(self, engine: Engine, mapping: Mapping, costs: Costs, verifying: Costs, longest: int) -> None:
-        super().__init__(costs, verifying, longest)
+    def __init__(
+        self,
+        engine: Engine,
+        mapping: Mapping,
+        costs: Costs,
+        verifying: Costs,
+        longest: int,
+        ratio: float = 0.1,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(costs, verifying, longest, ratio, clock or engine.clock)
         self._engine, self._mapping = engine, mapping
         self._drafting: dict[int, _Following] = {}  # by request number
         self._ended: list[Followed] = []  # sequences of ended requests, reusable by the next turn of a chat
@@ -116,7 +124,7 @@ class DraftModel(ModelDrafter[_Following]):
         chosen = [number for number, (new, _) in enumerate(spelled) if new]
         if not chosen:
             return []
-        began = perf_counter()
+        began = self._clock()
         rows = [
             SequenceRows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none")
             for i in chosen
@@ -125,16 +133,15 @@ class DraftModel(ModelDrafter[_Following]):
             self._ended.pop(0).close()
         results: list[Result] = self._engine.step(rows)
         count = sum(len(spelled[i][0]) for i in chosen)
-        seconds = perf_counter() - began
-        if count <= self._costs.most:
-            self._costs.observe(count, seconds)
+        seconds = self._clock() - began
+        self._passed(count, seconds)
         newest = sum(min(len(spelled[i][0]), self._longest + 1) for i in chosen if parts[i][2])
         self._reading += seconds * (1 - newest / count)
         guessed = []
         for i, result in zip(chosen, results, strict=True):
             each, tokens, wanted = parts[i]
             each.followed.took(tokens, spelled[i][1])
-            if wanted and (draft := guess_token(each.one.sampler, self._mapping.logits(result.logits[-1]))) is not None:
+            if wanted and (draft := self.guess(each.one, self._mapping.logits(result.logits[-1]))) is not None:
                 each.one.drafts.append(draft)
                 guessed.append((each, [draft.token]))
         return guessed

@@ -1,29 +1,42 @@
 """Batched speculative decoding: drafts come from repetitions in each request's own text, or from a model.
 
 Verifying a draft adds one token to the step. The token is added if the expected gain (the probability of acceptance
-times a request's share of the step's time) exceeds the time that the token costs. Drafters propose a single token per
-position, which is accepted if the sampler chooses the same token. The output is therefore identical to plain decoding.
+times a request's share of the step's time) exceeds the time that the token costs. Each request gets its drafts from
+the source that promises the larger gain. Drafters propose a single token per position, which is accepted if the
+sampler chooses the same token. The output is therefore identical to plain decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from math import inf
+from operator import mul
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
+from localllm.engine.prefix import same
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import suffixes
 from localllm.generation.speculation.earlier import EarlierByAccount, Following
-from localllm.generation.speculation.model_drafter import ModelDrafter
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import SuffixDrafter
 
+if TYPE_CHECKING:
+    from localllm.generation.speculation.model_drafter import ModelDrafter
+
 _FRESH = 48  # maximum consecutive steps with drafts; a step without drafts then updates the cost of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
+_SHARE = 0.01  # maximum share of the steps' time to spend on looking for repetitions, in addition to `_SAVED`
+_SAVED = 0.1  # share of the time that accepted repetitions have saved, which may be spent too
+_INDEXED = 16  # tokens that are indexed at once, however little time may be spent
+_MOST_CREDIT = 1.0  # maximum seconds saved up for looking for repetitions
+_MOST_ENDED = 4  # maximum number of ended requests whose texts are kept for later turns
 
 
 class Drafts:
@@ -35,63 +48,127 @@ class Drafts:
         longest: int,
         model: ModelDrafter[Any] | None = None,
         repeats: bool = True,
+        shortest_pass: float = 0.0,
+        told: bool = True,
+        waits: bool = False,
+        clock: Callable[[], float] = perf_counter,
         earlier: int = 0,
     ) -> None:
-        """`repeats`: draft from repetitions, also of `earlier` tokens of earlier answers. `model` drafts for requests
-        without such drafts worth verifying.
+        """`repeats`: draft from repetitions, also of `earlier` tokens of earlier answers. `model`: draft with a model
+        as well.
+
+        If `shortest_pass` (seconds) is given, only a small share of the time is spent on looking for repetitions, and
+        drafting is `pointless` if forward passes are shorter than that. `told`: statistics mention drafts even if none
+        were made. `waits`: do not draft before the costs are known well. `clock` is the engine's.
         """
         self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
         self._stale = 0  # consecutive steps with drafts
+        self._shortest_pass, self._told, self._waits = shortest_pass, told, waits
+        self.new_repeats: Callable[[Sequence[int], Following | None], SuffixDrafter] = SuffixDrafter
+        self._credit = 0.0 if shortest_pass else inf  # seconds that may be spent on looking for repetitions
+        self._indexing = 5e-6  # seconds per token to index
+        self._clock = clock
+        self._drafting = 0.0  # seconds of drafting for this step
+        self._cost = 0.0  # seconds of the newest step, with its drafting
+        self._worth = 0.0  # seconds that one more accepted token saves in this step
+        self._ended: list[tuple[str, SuffixDrafter]] = []  # of ended requests by account, for the next turn of a chat
+
+    @property
+    def pointless(self) -> bool:
+        """Whether forward passes are too short for drafting to save time."""
+        return self._costs.sure and self._costs.seconds(1) < self._shortest_pass
+
+    @property
+    def _early(self) -> bool:
+        """Whether a pass without drafts has to come first."""
+        return not (self._costs.sure if self._waits else self._costs.known)
 
     def begin(self, one: RequestState) -> None:
         """Start drafting for a request: with the repetitions in its prompt."""
-        one.drafting = True
+        one.drafting = self._told
         if self._repeats:
             earlier = self._earlier.of(one.request.account) if self._earlier is not None else None
-            one.drafter = SuffixDrafter(one.tokens, Following(earlier, one.tokens) if earlier is not None else None)
+            following = Following(earlier, one.tokens) if earlier is not None else None
+            one.drafter = self._extended(one, following) or self.new_repeats(one.tokens, following)
 
     def end(self, one: RequestState) -> None:
-        """Stop drafting for a request. The draft model keeps its sequence for later requests."""
+        """Stop drafting for a request. Its text and the draft model's sequence are kept for later requests."""
         if self._earlier is not None and one.done and one.request.reuse:
             self._earlier.add(one.request.account, one.tokens, one.prompt_tokens)
+        if one.drafter is not None and one.request.reuse:
+            self._ended = [*self._ended, (one.request.account, one.drafter)][-_MOST_ENDED:]
+        one.drafter = None
         if self._model is not None:
             self._model.end(one)
 
+    def _extended(self, one: RequestState, following: Following | None) -> SuffixDrafter | None:
+        """Return the drafter of an ended request of the same account, with whose whole text this request begins.
+        Extend it to the whole text of this request.
+        """
+        for number, (account, drafter) in enumerate(self._ended):
+            if account == one.request.account and same(drafter.text, one.tokens) == len(drafter.text):
+                del self._ended[number]
+                drafter.extend(one.tokens, following)
+                return drafter
+        return None
+
     def propose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
         """Set `drafts` and `verified` of the decoding requests."""
-        indexing = sum(one.drafter is not None and one.drafter.behind > 1 for one in decoding)
-        most = suffixes.INDEXED // max(indexing, 1)
+        began = self._clock()
         for one in decoding:
-            one.drafts, one.verified, one.modelled = self._guess(one, limits.positions, most), 0, False
-        if decoding and len(decoding) < self._costs.most and self._stale < _FRESH:
+            one.drafts, one.verified, one.modelled = [], 0, False
+        if decoding and len(decoding) < self._costs.most and self._stale < _FRESH and not self._early:
+            indexing = sum(one.drafter is not None and one.drafter.behind > 1 for one in decoding)
+            most = max(suffixes.INDEXED // max(indexing, 1), 2)
+            for one in decoding:
+                one.drafts = self._guess(one, limits.positions, most)
             self._choose(decoding, limits)
         self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
+        self._drafting = self._clock() - began
 
     def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
-        """Choose the drafts from repetitions to verify; use the draft model for requests without such drafts."""
+        """Draft with the model where that promises more than the repetitions, and choose the drafts to verify."""
         rows = len(decoding)
         pace = sum(one.pace for one in decoding) / rows
-        worth = pace * self._costs.seconds(rows) / rows  # seconds that one more accepted token saves
-        rows += self._verify(decoding, rows, worth)
-        rest = [one for one in decoding if not one.verified]
-        if self._model is None or not rest or rows >= self._costs.most:
-            return
-        for one in rest:
-            one.drafts, one.modelled = [], True
-        self._model.propose(rest, rows, worth, limits.positions)
-        more = self._verify(rest, rows, worth)
-        self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
+        self._worth = worth = pace * self._costs.seconds(rows) / rows
+        if self._model is not None:
+            promised = self._model.promised(rows, worth)
+            chosen = [one for one in decoding if promised > self._promised(one, rows, worth)]
+            if chosen:
+                self._with_model(chosen, rows, worth, limits.positions)
+        more = self._verify(decoding, rows, worth)
+        if self._model is not None:
+            total = max(sum(one.verified for one in decoding), 1)
+            share = sum(one.verified for one in decoding if one.modelled) / total
+            self._model.verified(share * (self._costs.seconds(rows + more) - self._costs.seconds(rows)))
+
+    def _with_model(self, chosen: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
+        """Draft with the model. Requests for which it drafts nothing keep their drafts from repetitions."""
+        assert self._model is not None
+        repeats = [one.drafts for one in chosen]
+        for one in chosen:
+            one.drafts = []
+        self._model.propose(chosen, rows, worth, positions)
+        for one, found in zip(chosen, repeats, strict=True):
+            one.modelled = bool(one.drafts)
+            one.drafts = one.drafts or found
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
-        """Record the duration of a step with `rows` tokens. Steps with prefill are ignored."""
+        """Record the duration of a step with `rows` tokens. Costs are not learned from steps with prefill."""
+        self._cost = self._drafting + seconds
+        self._credit = min(self._credit + _SHARE * seconds, max(self._credit, _MOST_CREDIT))
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
 
-    def plain_seconds(self, requests: int) -> float:
-        """Return the expected duration, in seconds, of decoding `requests` requests in one step without drafts."""
-        return self._costs.seconds(min(requests, self._costs.most))
+    def plain_seconds(self, requests: int, seconds: float) -> float:
+        """Return the expected duration, in seconds, that the newest step, which took `seconds`, would have had without
+        drafts. It decoded `requests` requests.
+        """
+        if not (self._stale and self._costs.known and self._cost):
+            return seconds
+        return seconds * self._costs.seconds(min(requests, self._costs.most)) / self._cost
 
     def evaluated(self, one: RequestState, hidden: NDArray[np.float32]) -> None:
         """Pass on the hidden states (T, width) of the newest tokens that a request keeps in the cache."""
@@ -100,54 +177,80 @@ class Drafts:
 
     def judge(self, one: RequestState) -> None:
         """Record which drafts matched the sampled tokens, including drafts that were not verified."""
+        if not one.outcome:
+            return
         acceptance = self._acceptance_of(one)
         for trust, right in one.outcome:
             acceptance.observe(trust, float(right))
+        accepted = sum(right for _, right in one.outcome[: one.verified])
         if self._model is not None and one.modelled:
-            self._model.accepted(sum(right for _, right in one.outcome[: one.verified]))
+            self._model.accepted(accepted)
+        elif self._costs.known:
+            self._credit += _SAVED * accepted * self._worth
         one.outcome.clear()
 
     def close(self) -> None:
         """Free the draft model's sequences."""
+        self._ended = []
         if self._model is not None:
             self._model.close()
 
     def _guess(self, one: RequestState, positions: int, most: int) -> list[DraftToken]:
-        if one.drafter is None:
-            return []
+        """Return the drafts from repetitions, unless looking for them has taken too long so far."""
         room = min(self._longest, one.tokens_left - 1, positions - len(one.tokens) - 1)
-        found: list[DraftToken] = []
-        stands = 1.0
-        if room < 1:
+        if one.drafter is None or self._credit < 0 or room < 1:
             return []
-        for draft in one.drafter.propose(one.sampler, max(most, 2)):
+        began = self._clock()
+        found: list[DraftToken] = []
+        affordable = min(self._credit / self._indexing, most)
+        indexed = min(one.drafter.behind, max(int(affordable), min(_INDEXED, most)))
+        stands = 1.0
+        for draft in one.drafter.propose(one.sampler, indexed):
             found.append(draft)
             stands *= self._acceptance.expect(draft.trust)
             if len(found) >= room or stands < _HOPELESS:
                 break
-        return found[: one.sampler.valid([draft.token for draft in found])]  # drop drafts that a grammar forbids
+        if found:
+            del found[one.sampler.valid([draft.token for draft in found]) :]  # drop drafts that a grammar forbids
+        spent = self._clock() - began
+        if indexed > _INDEXED:
+            self._indexing += 0.3 * (spent / indexed - self._indexing)
+        self._credit -= spent
+        return found
 
     def _acceptance_of(self, one: RequestState) -> Acceptance:
         return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
+
+    def _chances(self, one: RequestState) -> Iterator[float]:
+        """Return the probabilities that a draft and all earlier ones are accepted, in order."""
+        acceptance = self._acceptance_of(one)
+        return accumulate((acceptance.expect(draft.trust) for draft in one.drafts), mul)
+
+    def _best(self, chances: Sequence[float], rows: int, worth: float) -> tuple[int, float]:
+        """Return the most profitable number of drafts, from the most probable ones, and their gain in seconds.
+
+        The step has `rows` tokens without them.
+        """
+        plain, won, count, best = self._costs.seconds(rows), 0.0, 0, 0.0
+        for number, stands in enumerate(chances[: self._costs.most - rows], 1):
+            won += stands * worth
+            gain = won - (self._costs.seconds(rows + number) - plain)
+            if gain > best:
+                count, best = number, gain
+        return count, best
+
+    def _promised(self, one: RequestState, rows: int, worth: float) -> float:
+        """Return the expected gain, in seconds, of the drafts of one request alone."""
+        return self._best(list(self._chances(one)), rows, worth)[1] if one.drafts else 0.0
 
     def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
         """Choose the drafts to verify in a step that has `rows` tokens so far; return the number of drafts chosen.
 
         The drafts of all requests compete for the step; the most probable drafts come first.
         """
-        chances: list[tuple[float, int]] = []  # (probability that a draft and all earlier ones are accepted, request)
-        for number, one in enumerate(ones):
-            stands, acceptance = 1.0, self._acceptance_of(one)
-            for draft in one.drafts:
-                stands *= acceptance.expect(draft.trust)
-                chances.append((stands, number))
+        chances = [(stands, number) for number, one in enumerate(ones) for stands in self._chances(one)]
         chances.sort(key=lambda each: -each[0])
-        best, found, won = 0.0, 0, 0.0
-        for count, (stands, _) in enumerate(chances[: self._costs.most - rows], 1):
-            won += stands * worth
-            gain = won - (self._costs.seconds(rows + count) - self._costs.seconds(rows))
-            if gain > best:
-                best, found = gain, count
+        found, _ = self._best([stands for stands, _ in chances], rows, worth)
         for _, number in chances[:found]:
             ones[number].verified += 1
         return found

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from localllm.engine import DraftRows, Engine
 from localllm.generation.request_state import RequestState
-from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter, guess_token
+from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter
 from localllm.generation.speculation.policy import Costs
 
 F32 = NDArray[np.float32]
+_RATIO = 0.2  # expected cost of a pass, relative to the model's, until passes are observed
 MOST_BEHIND = 256  # hidden states are evaluated when a request has this number, whether it drafts or not
 _NONE = np.empty((0, 0), np.float32)
 
@@ -83,7 +84,8 @@ class HeadDrafter(ModelDrafter[_Reading]):
 
     def __init__(self, engine: Engine, costs: Costs, verifying: Costs, longest: int) -> None:
         self._heads = engine.draft_heads
-        super().__init__(costs, verifying, longest if len(self._heads) == 1 else min(longest, len(self._heads)))
+        most = longest if len(self._heads) == 1 else min(longest, len(self._heads))
+        super().__init__(costs, verifying, most, _RATIO, engine.clock)
         self._engine = engine
         self._reading_of: dict[int, _Reading] = {}  # by request number
 
@@ -181,7 +183,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
         for each, part, row, own in zip(found, parts, logits, states, strict=True):
             each.following = own[-1:].copy()
             self._done(number, each, part, own)
-            if (draft := guess_token(each.one.sampler, self._heads[number].spread(row))) is not None:
+            if (draft := self.guess(each.one, self._heads[number].spread(row))) is not None:
                 each.one.drafts.append(draft)
                 guessed.append((each, [draft.token]))
         return guessed

@@ -8,9 +8,8 @@ that lost time. draft_model.py drafts with a second model, head.py with a multi-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -43,13 +42,21 @@ D = TypeVar("D", bound=Drafting)
 class ModelDrafter(ABC, Generic[D]):
     """Drafts for the requests of a core. Only the stepping thread accesses it."""
 
-    def __init__(self, costs: Costs, verifying: Costs, longest: int) -> None:
-        """`costs` are the step times of the drafter, `verifying` the step times of the target model."""
-        self._costs, self._verifying, self._longest = costs, verifying, longest
+    def __init__(self, costs: Costs, verifying: Costs, longest: int, ratio: float, clock: Callable[[], float]) -> None:
+        """`costs` are the step times of the drafter, `verifying` the step times of the target model.
+
+        `ratio` is the expected ratio of the two until `costs` are known. `clock` is the target engine's.
+        """
+        self._clock = clock
+        self._costs, self._verifying, self._longest, self._ratio = costs, verifying, longest, ratio
+        self._steps = 0  # forward passes in the last round
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
         self._spent, self._won, self._shared = 0.0, 0, 0  # last round: seconds, accepted drafts, requests
         self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
+        self._passing = 0.0  # time of the forward passes in the last round
+        self._expected = 0.0  # what its steps were expected to take
+        self._besides = 0.0  # moving average of a step's time outside its forward pass
 
     # -- implemented by each drafter -------------------------------------------------------------------------------
 
@@ -90,24 +97,39 @@ class ModelDrafter(ABC, Generic[D]):
         `worth` is the time in seconds that one more accepted token saves. `positions` is the maximum length of a
         request.
         """
-        self._settle(worth)
         found = [self._of(one) for one in ones]
         for each in found:
             tokens = len(each.one.tokens)
             each.room, each.stands = min(self._longest, each.one.tokens_left - 1, positions - tokens - 1), 1.0
         found = [each for each in found if each.room > 0 and self._pays(each, rows, worth)]
-        if not found or not self._judge.ready():
+        if not found:
             return
         if self._outlook(len(found), float(len(found)), 0, rows, worth) <= 0:
             self._judge.rest()
             return
-        began, self._reading = perf_counter(), 0.0
+        began, self._reading, self._passing, self._expected, self._steps = self._clock(), 0.0, 0.0, 0.0, 0
         try:
             self._draft(found, rows, worth)
         except (BackendError, LocalLLMError):  # for example, the KV cache is full
             self._judge.rest()
-        self._spent = perf_counter() - began - self._reading
+        seconds = self._clock() - began
+        if self._steps:
+            besides = min(max(seconds - self._passing, 0.0) / self._steps, self._seconds(1))
+            self._besides += 0.1 * (besides - self._besides)
+        self._spent = min(seconds - self._reading, 2 * self._expected)
         self._shared = sum(bool(each.one.drafts) for each in found)
+
+    def promised(self, rows: int, worth: float) -> float:
+        """Return the expected gain, in seconds, of drafting for one request of a step with `rows` tokens; 0 while
+        drafting pauses. Call once per step.
+        """
+        self._settle(worth)
+        if not self._judge.ready():
+            return 0.0
+        gain = self._outlook(1, 1.0, 0, rows, worth)
+        if gain <= 0:
+            self._judge.rest()
+        return gain
 
     def verified(self, seconds: float) -> None:
         """Add the estimated seconds that verifying this round's drafts adds to the target model's step."""
@@ -116,6 +138,10 @@ class ModelDrafter(ABC, Generic[D]):
     def accepted(self, count: int) -> None:
         """Add to the number of accepted drafts of this round."""
         self._won += count
+
+    def guess(self, one: RequestState, logits: NDArray[np.float32]) -> DraftToken | None:
+        """Return the draft that follows from the drafter's logits (V,), or None."""
+        return guess_token(one.sampler, logits)
 
     # -- expected gain ---------------------------------------------------------------------------------------------
 
@@ -143,15 +169,25 @@ class ModelDrafter(ABC, Generic[D]):
         return best
 
     def _seconds(self, rows: int) -> float:
-        return self._costs.seconds(min(rows, self._costs.most))
+        """Return the expected duration, in seconds, of a step with `rows` tokens."""
+        rows = min(rows, self._costs.most)
+        return self._besides + (
+            self._costs.seconds(rows) if self._costs.known else self._ratio * self._verifying.seconds(rows)
+        )
 
     @contextmanager
     def _timed(self, count: int) -> Iterator[None]:
         """Record the duration of a step with `count` tokens."""
-        began = perf_counter()
+        began = self._clock()
         yield
+        self._passed(count, self._clock() - began)
+
+    def _passed(self, count: int, seconds: float) -> None:
+        self._steps += 1
+        self._passing += seconds
+        self._expected += self._seconds(count)
         if count <= self._costs.most:
-            self._costs.observe(count, perf_counter() - began)
+            self._costs.observe(count, seconds)
 
     # -- drafting --------------------------------------------------------------------------------------------------
 

@@ -8,65 +8,128 @@ drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log, log2
 
 import numpy as np
 
-_WEIGHT = 0.1  # weight of the newest forward pass in the moving averages
-_WORST = -3.0  # lower bound on the gain of one round, in tokens
-_REST, _LONGEST_REST = 8, 512  # rounds without drafts after a loss; doubled after every further loss
+_UP, _DOWN = 0.1, 0.3  # weights of a pass that took longer or shorter than expected: a busy machine only adds time
+_ROW = 0.25  # expected cost of one more row, relative to a pass of one row, until passes are observed
+_SURE = 4  # passes to observe before costs that were not measured are trusted
+_LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
+_WORST, _BEST = -1.0, 1.5  # bounds of the gain of one round and of the balance, in tokens
+_REST, _LONGER, _LONGEST_REST = 12, 3, 512  # rounds without drafts after a loss, times 3 after every further loss
+_TRY = 0.7  # acceptance rate that is assumed at first, and when drafting is tried again
 
 
 class Costs:
-    """Seconds per forward pass of 1 ... `most` rows: measured once, then corrected after every forward pass.
+    """Seconds per forward pass of 1 ... `most` rows, learned from the passes.
 
-    The times of single-token and multi-token passes drift apart with the length of the text and the machine's load.
-    Each kind therefore has a correction factor.
+    Decisions depend only on the cost of further rows relative to one row. A pass of n rows corrects the cost of n
+    rows and, with less weight, the costs of similar numbers. The estimates tend to the short durations, because other
+    programs only ever delay a pass, and long passes more than short ones.
     """
 
-    def __init__(self, measured: dict[int, float]) -> None:
-        """`measured`: number of tokens -> seconds, including an entry for 1 token."""
-        self.most = max(measured)
+    def __init__(self, measured: dict[int, float], most: int = 0) -> None:
+        """`measured`: number of rows -> seconds, including an entry for 1 row. `most` defaults to the most measured."""
+        self.most, self._one, self.known = max(most, *measured), measured[1], True
         rows = sorted(measured)
-        self._seconds: list[float] = np.interp(range(self.most + 1), rows, [measured[n] for n in rows]).tolist()
-        self._drift = [1.0, 1.0]  # correction factors for one token, and for several
-        self._passes = [1, 1]
+        each = [(measured[n] / self._one - 1) / max(n - 1, 1) for n in rows]
+        if len(rows) == 1:
+            rows, each = [1, 2], [0.0, _ROW]
+        # By number of rows: cost of each row after the first, relative to a pass of one row.
+        seconds = np.interp(range(self.most + 1), rows, [1 + (n - 1) * x for n, x in zip(rows, each, strict=True)])
+        self._row = [0.0, 0.0, *((float(seconds[n]) - 1) / (n - 1) for n in range(2, min(self.most, rows[-1]) + 1))]
+        self._row += [each[-1]] * (self.most + 1 - len(self._row))
+        self._seen = [0] * (self.most + 1)  # passes by number of rows
+        self._passes = [1, 0]  # passes of one row, and of several
+        self._measured = True
+
+    @classmethod
+    def unknown(cls, most: int) -> Costs:
+        """Return costs that become known with the first pass."""
+        found = cls({1: 1.0}, most)
+        found.known = found._measured = False
+        found._passes = [0, 0]
+        return found
+
+    @property
+    def sure(self) -> bool:
+        """Whether the costs were measured, or enough passes have been observed to trust them."""
+        return self._measured or sum(self._passes) >= _SURE
 
     def seconds(self, rows: int) -> float:
-        return self._seconds[rows] * self._drift[rows > 1]
+        return self._one * (1 + (rows - 1) * self._row[rows])
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the duration of a forward pass, capped at twice the expected time in case the machine stalled."""
         several = rows > 1
         self._passes[several] += 1
-        ratio = min(max(seconds / self.seconds(rows), 0.5), 2.0) ** max(_WEIGHT, 1 / self._passes[several])
-        if several:
-            self._seconds[rows] *= ratio
-        self._drift[several] *= ratio
+        if not self.known:
+            self._one, self.known = seconds / (1 + (rows - 1) * self._row[rows]), True
+            return
+        expected = self.seconds(rows)
+        error = log(min(max(seconds / expected, 0.5), 2.0))
+        first = 1 / (1 + self._seen[rows]) if several else 1 / self._passes[0]
+        error *= max(_UP if error > 0 else _DOWN, first)
+        if not several:
+            self._one *= exp(error)
+            return
+        if self._passes[1] > _LEARNT:
+            self._one *= exp(error / 2)
+        before = self._row[rows]
+        self._row[rows] = max((expected * exp(error) / self._one - 1) / (rows - 1), 0.0)
+        self._seen[rows] += 1
+        change = self._row[rows] - before
+        for other in range(2, self.most + 1):
+            if other != rows:
+                share = change / (1 + abs(log2((other - 1) / (rows - 1)))) / (1 + self._seen[other])
+                self._row[other] = max(self._row[other] + share, 0.0)
+            if other > rows and not self._seen[other]:  # more rows cost at least as much
+                self._row[other] = max(self._row[other], self._row[rows] * (rows - 1) / (other - 1))
+
+
+class Rate:
+    """An acceptance rate: a prior with the weight of some drafts, and the drafts observed so far, the newest most."""
+
+    def __init__(self, prior: float, weight: float, keep: float) -> None:
+        self._right, self._seen, self._keep = prior * weight, weight, keep
+
+    @property
+    def value(self) -> float:
+        return self._right / self._seen
+
+    def observe(self, likelihood: float) -> None:
+        self._right = self._right * self._keep + likelihood
+        self._seen = self._seen * self._keep + 1
 
 
 class Acceptance:
     """Acceptance rates per class of drafts: a prior, updated by observations."""
 
-    _SURE = 2.0  # weight of the prior, as a number of drafts
+    _SURE, _SURE_OF_ALL = 2.0, 3.0  # weights of the priors of a class and of the mean, as numbers of drafts
     _KEEP = 0.97  # decay of earlier observations with each new draft of the class
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self._right = [self._SURE * p for p in priors]
-        self._seen = [self._SURE] * len(priors)
-        self.mean = 0.7  # moving average over the drafts of all classes
+        self._rates = [Rate(prior, self._SURE, self._KEEP) for prior in priors]
+        self._all = Rate(_TRY, self._SURE_OF_ALL, self._KEEP)
+
+    @property
+    def mean(self) -> float:
+        """The acceptance rate of the drafts of all classes."""
+        return self._all.value
 
     def expect(self, trust: int) -> float:
-        return self._right[trust] / self._seen[trust]
+        return self._rates[trust].value
 
     def observe(self, trust: int, likelihood: float) -> None:
         """Record that a draft of this class would be accepted with probability `likelihood`."""
-        self._right[trust] = self._right[trust] * self._KEEP + likelihood
-        self._seen[trust] = self._seen[trust] * self._KEEP + 1
-        self.mean += _WEIGHT * (likelihood - self.mean)
+        self._rates[trust].observe(likelihood)
+        self._all.observe(likelihood)
 
     def hope(self) -> None:
-        """Raise the mean acceptance to at least 0.7, so that drafting is tried again after a pause."""
-        self.mean = max(self.mean, 0.7)
+        """Forget a low mean acceptance, so that drafting is tried again after a pause."""
+        if self.mean < _TRY:
+            self._all = Rate(_TRY, 1.0, self._KEEP)
 
 
 class Judge:
@@ -89,15 +152,15 @@ class Judge:
 
     def settle(self, won: float) -> None:
         """Record the gain of a round, measured in tokens of plain decoding."""
-        self._balance = 0.9 * self._balance + max(won, _WORST)  # bounded, because the machine may have stalled
+        self._balance = min(0.9 * self._balance + max(won, _WORST), _BEST)  # bounded: the machine may have stalled
         if self._balance < -1:
             self.rest()
         elif self._balance > 1:
             self._next_rest = _REST
 
     def rest(self) -> None:
-        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-        self._balance = -0.75  # so that a failing retry pauses again sooner
+        self._rest, self._next_rest = self._next_rest, min(_LONGER * self._next_rest, _LONGEST_REST)
+        self._balance = -0.5  # so that a failing retry pauses again sooner
 
 
 def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float, step: float, longest: int) -> float:

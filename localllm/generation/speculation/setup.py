@@ -1,22 +1,27 @@
-"""Sets up speculative decoding: costs and vocabulary mapping once per model, drafters once per core."""
+"""Sets up speculative decoding: costs and vocabulary mapping once per model, drafters once per core.
+
+If drafting was asked for, a pass of one row is measured when the model is loaded, so that a note can say why drafts
+cannot help. By default, nothing is measured: the costs are learned from the passes of the first answers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.base.notices import Notice, Setting, said
 from localllm.engine import Engine
-from localllm.generation.speculation.costs import DRAFTING, VERIFYING, measure_costs, measure_head_costs
-from localllm.generation.speculation.draft_model import DraftModel
+from localllm.generation.speculation.costs import measure_costs, measure_head_costs, unknown_costs
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.errors import SpeculationError
-from localllm.generation.speculation.head import HeadDrafter
-from localllm.generation.speculation.model_drafter import ModelDrafter
 from localllm.generation.speculation.policy import Costs, outlook
 from localllm.generation.speculation.vocabulary import Mapping, Vocabulary, match_vocabularies
 from localllm.options import SpeculationOptions
 
+if TYPE_CHECKING:
+    from localllm.generation.speculation.model_drafter import ModelDrafter
+
+SMALL = 100 << 20  # bytes of weights; passes of smaller models may be too short, so the first ones are waited for
 SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
 
 NO_HEAD = (
@@ -65,17 +70,22 @@ class Speculation:
         if options.kind == "mtp" and self._head is None:
             raise SpeculationError(f"{target.vocabulary.path}: {NO_HEAD}; use ngram")
         drafting = self._draft
-        self.costs = measure_costs(target.engine, target.vocabulary.size, VERIFYING)
+        self._clock = target.engine.clock
+        self._small = target.engine.read_after(0) < SMALL
+        if not options.asked:
+            self.costs = unknown_costs(target.engine)
+        else:
+            self.costs = measure_costs(target.engine, target.vocabulary.size)
         self._draft_costs: Costs | None = None
         if drafting is not None:
-            self._draft_costs = measure_costs(drafting.engine, drafting.vocabulary.size, DRAFTING)
+            self._draft_costs = measure_costs(drafting.engine, drafting.vocabulary.size, clock=self._clock)
         elif self._head is not None:
-            self._draft_costs = measure_head_costs(self._head, target.vocabulary.size, DRAFTING)
+            self._draft_costs = measure_head_costs(self._head, target.vocabulary.size)
 
     @property
     def _too_short(self) -> bool:
         """Whether, in automatic mode, forward passes are too short for drafting to save time."""
-        return self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS
+        return self.options.kind == "auto" and self.costs.sure and self.costs.seconds(1) < SHORTEST_PASS
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -88,7 +98,9 @@ class Speculation:
 
     @property
     def unused(self) -> str:
-        """The reason why speculation or the draft model will not be used; "" if both may be used."""
+        """The reason why speculation or the draft model, if asked for, will not be used; "" if both may be used."""
+        if not self.options.asked:
+            return ""
         one = f"{1e3 * self.costs.seconds(1):.2f} ms"
         if self.refused or self._itself:
             return self.refused or f"the draft model saves no time: {_ITSELF}"
@@ -116,8 +128,18 @@ class Speculation:
         longest = min(self.options.most_drafted, self.costs.most - 1)
         model: ModelDrafter[Any] | None = None
         if self._draft_costs is not None and self._draft is not None and self._mapping is not None:
-            model = DraftModel(self._draft.engine, self._mapping, self._draft_costs, self.costs, longest)
+            from localllm.generation.speculation.draft_model import DraftModel
+
+            model = DraftModel(
+                self._draft.engine, self._mapping, self._draft_costs, self.costs, longest, clock=self._clock
+            )
         elif self._draft_costs is not None and self._head is not None:
+            from localllm.generation.speculation.head import HeadDrafter
+
             model = HeadDrafter(self._head, self._draft_costs, self.costs, longest)
-        repeats = self.options.kind in ("ngram", "auto")
-        return Drafts(self.costs, longest, model, repeats=repeats, earlier=self.options.draft_earlier)
+        automatic = self.options.kind == "auto"
+        return Drafts(
+            self.costs, longest, model, repeats=automatic or self.options.kind == "ngram",
+            shortest_pass=SHORTEST_PASS if automatic else 0.0, told=self.options.asked, waits=automatic and self._small,
+            clock=self._clock, earlier=self.options.draft_earlier,
+        )  # fmt: skip

@@ -18,31 +18,35 @@ class SuffixDrafter:
 
     def __init__(self, text: Sequence[int] = (), earlier: Following | None = None) -> None:
         """Start with a text, which is indexed when drafts are wanted."""
-        self._text = list(text)
+        self.text = list(text)
         self._indexed = 0  # number of leading tokens in the automaton
         self._own, self._earlier = SuffixAutomaton(), earlier
 
     def accept(self, token: int) -> None:
         """Append a token to the text."""
-        self._text.append(token)
+        self.text.append(token)
         if self._earlier is not None:
             self._earlier.accept(token)
+
+    def extend(self, text: Sequence[int], earlier: Following | None) -> None:
+        """Continue with a longer text that begins with the text so far, and with other earlier answers."""
+        self.text, self._earlier = list(text), earlier
 
     @property
     def behind(self) -> int:
         """The number of tokens that are not indexed yet. Until they are, the text's repetitions give no drafts."""
-        return len(self._text) - self._indexed
+        return len(self.text) - self._indexed
 
     def propose(self, sampler: Sampler, most: int = INDEXED) -> Iterator[DraftToken]:
         """Yield the most frequent continuation of the longest end of the text that occurred before. Index at most
         `most` tokens.
         """
         stop = self._indexed + most
-        for token in self._text[self._indexed : stop]:
+        for token in self.text[self._indexed : stop]:
             if not self._own.extend(token):
                 self._own = SuffixAutomaton()
                 self._own.extend(token)
-        self._indexed = min(stop, len(self._text))
+        self._indexed = min(stop, len(self.text))
         own = START if self.behind else self._own.repeated
         if self._earlier is not None:
             automaton, context = self._earlier.longest()

@@ -114,7 +114,7 @@ def test_who_guesses_ahead() -> None:
     found = run("m.gguf", "hi", "-md", "d.gguf", "--draft-max", "5")[1].speculation
     assert (found, found.kind) == (SpeculationOptions("d.gguf", None, 5), "auto")
     assert run("m.gguf", "hi", "--spec", "ngram")[1].speculation.kind == "ngram"
-    assert run("m.gguf", "hi")[1].speculation.kind == "off"
+    assert run("m.gguf", "hi")[1].speculation.kind == "auto"
 
 
 def test_force_has_one_meaning() -> None:

@@ -38,7 +38,7 @@ def no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake short forward passes, because the notes depend on them and the computer may be busy."""
     monkeypatch.setattr(
-        "localllm.generation.speculation.setup.measure_costs", lambda *asked: Costs({1: 0.0003, 16: 0.001})
+        "localllm.generation.speculation.setup.measure_costs", lambda *asked, **given: Costs({1: 0.0003, 16: 0.001})
     )
 
 

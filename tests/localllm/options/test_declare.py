@@ -88,7 +88,7 @@ def test_wrong_options_are_refused_when_made(values: dict[str, Any], told: str) 
 
 
 def test_without_a_kind_of_speculation_a_draft_model_decides() -> None:
-    assert SpeculationOptions().kind == "off"
+    assert (SpeculationOptions().kind, SpeculationOptions().asked) == ("auto", False)
     assert SpeculationOptions(model_draft="m").kind == "auto"
     assert SpeculationOptions(model_draft="m", spec="off").kind == "off"
 
@@ -135,6 +135,6 @@ def test_help_of_a_function_shows_its_options() -> None:
     assert page is not None
     assert "    ctx_size: int = 0 (tokens)\n        context size in tokens (0: the model's own, up to 4096)\n" in page
     assert "    threads: int | None = None\n        CPU threads [all processors]\n" in page
-    assert "prediction heads), or auto (the fastest) [off; auto with model_draft]" in page
+    assert "prediction heads), or auto (whichever makes the answer faster) [auto]" in page
     assert "force" not in page
     assert "options" not in inspect.signature(opens).parameters

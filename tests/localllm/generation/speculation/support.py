@@ -87,7 +87,10 @@ def table_engine(
     """Return an engine of a `Table` model, without weights and without a KV cache."""
     limits = Limits(rows=64, logit_rows=64, blocks=64, positions=2048)
     table = cast(Executable, Table(logits, clock or Clock(), costs))
-    return Engine(table, BlockPool(limits.blocks, BLOCK), limits)
+    engine = Engine(table, BlockPool(limits.blocks, BLOCK), limits)
+    if clock is not None:
+        engine.clock = clock
+    return engine
 
 
 class Free(Costs):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from time import thread_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,12 @@ from localllm.backends.base import Limits
 from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
-from localllm.generation.speculation.policy import Costs
+from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
-from tests.localllm.generation.speculation.support import Told
+from tests.localllm.generation.speculation.support import Clock, Told
 from tests.localllm.generation.support import Stepped, Watched
 from tests.localllm.generation.test_scheduler import Free, each_alone
 
@@ -221,3 +223,88 @@ def test_usage_counts_what_was_verified_and_what_was_right(model: localllm.Model
     assert usage.accepted == 100 - 1 - len(steps)
     assert 0 < usage.accepted <= usage.drafted
     assert [answer.tokens] == each_alone(model, [request])
+
+
+# -- several sources, and the time they take -------------------------------------------------------------------------
+
+
+class Promising:
+    """A model that promises a gain, and drafts the token 3 for every request."""
+
+    def __init__(self, gain: float) -> None:
+        self._gain, self.asked, self.acceptance = gain, list[RequestState](), Acceptance([0.9])
+
+    def promised(self, rows: int, worth: float) -> float:
+        return self._gain
+
+    def propose(self, ones: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
+        self.asked = list(ones)
+        for one in ones[:1]:  # it drafts nothing for the others
+            one.drafts = [DraftToken(3, 0)]
+
+    def verified(self, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize(("gain", "asked"), [(100.0, [0, 1]), (1.0, [1]), (0.0, [])])
+def test_the_source_that_promises_more_drafts(model: localllm.Model, gain: float, asked: list[int]) -> None:
+    """The first request has a repetition, which is worth about four passes; the second has none."""
+    drafter: Any = Promising(gain)
+    drafts = Drafts(Fixed({1: 1.0, 64: 1.0}), 15, drafter)
+    ones = writing(model, drafts, [[*PHRASE * 4, *PHRASE[:4]], [1, 2, 3]])
+    drafts.propose(ones, LIMITS)
+    assert drafter.asked == [ones[number] for number in asked]
+    modelled = [[], [1], [0]][len(asked)]
+    assert [number for number, one in enumerate(ones) if one.modelled] == modelled
+    if 0 in modelled:
+        assert [draft.token for draft in ones[0].drafts] == [3]
+    else:
+        assert [draft.token for draft in ones[0].drafts[:3]] == [9, 10, 11]
+        assert ones[0].verified > 2
+
+
+def test_looking_for_repetitions_takes_a_share_of_the_time(model: localllm.Model) -> None:
+    """Each look takes a second here, so the next one waits for a hundred seconds of steps."""
+    clock = Clock()
+    drafts = Drafts(Fixed({1: 1.0, 64: 1.0}), 6, shortest_pass=1e-9, clock=clock)
+    [one] = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]])
+    assert one.drafter is not None
+    propose = one.drafter.propose
+
+    def slowly(sampler: Sampler, most: int = 0) -> Iterator[DraftToken]:
+        clock.now += 1
+        return propose(sampler, most)
+
+    one.drafter.propose = slowly  # type: ignore[method-assign]
+    looked = []
+    for _ in range(300):
+        drafts.propose([one], LIMITS)
+        looked.append(bool(one.drafts))
+        drafts.observe(1, 0, 1.0)
+    assert 2 <= sum(looked) <= 4
+    drafts._credit = 0.5
+    drafts._worth, one.verified, one.modelled = 1.0, 2, False
+    one.outcome = [(0, True), (0, True)]
+    drafts.judge(one)  # saved time may be spent on further looks
+    assert drafts._credit == pytest.approx(0.7)
+
+
+def test_the_next_turn_of_a_chat_extends_the_text(model: localllm.Model) -> None:
+    drafts = Drafts(Free({1: 1.0, 64: 1.0}), 6)
+    first, other = writing(model, drafts, [[*PHRASE, *PHRASE[:4]], [1, 2, 3]])
+    before = first.drafter
+    assert before is not None
+    drafts.propose([first, other], LIMITS)
+    for one in (first, other):
+        drafts.end(one)
+    turn, elsewhere = writing(model, drafts, [[*PHRASE, *PHRASE[:4], *PHRASE], [*PHRASE, 1]])
+    assert turn.drafter is before
+    assert before.behind == len(PHRASE)
+    assert elsewhere.drafter is not None
+    assert elsewhere.drafter.behind == len(PHRASE) + 1
+    drafts.propose([turn, elsewhere], LIMITS)
+    assert [draft.token for draft in turn.drafts[:3]] == [5, 6, 7]
+
+
+def test_costs_are_compared_by_the_processor_time_of_the_stepping_thread(model: localllm.Model) -> None:
+    """On the CPU, other programs delay a pass but do not make it dearer."""
+    assert model.engine.clock is thread_time
