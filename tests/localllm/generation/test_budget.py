@@ -51,7 +51,7 @@ def test_a_size_that_costs_more_than_its_rows_is_found_by_measuring() -> None:
     budget = Budget(512, 0.15)
     run(budget, lambda rows: 0.1 if rows <= 16 else 0.2, 100)
     found = run(budget, lambda rows: 0.1 if rows <= 16 else 0.2, 1000)
-    assert found.count(16) > 0.98 * len(found)
+    assert found.count(16) > 0.97 * len(found)
 
 
 def test_a_size_that_was_slow_is_tried_again() -> None:
@@ -74,6 +74,21 @@ def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
     run(quick, even, 300)
     assert quick.prompt_rows(4) + 4 == 32  # even(32) is 0.106, even(48) is 0.138, and TARGET is 0.12
     assert even(32) < TARGET < even(48)
+
+
+def test_if_more_wait_than_decode_steps_may_take_longer_unless_there_is_a_target() -> None:
+    budget = Budget(512, 0.0)
+    run(budget, even, 300)
+    assert [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 4, 8, 100)] == [32, 32, 96, 128]  # 0.24 s and 0.3 s
+    budget.seconds = 0.19
+    assert budget.prompt_rows(4, 100) + 4 == 64
+
+
+def test_noise_does_not_make_steps_smaller() -> None:
+    """Other programs stretch some steps to twice their time; the average is what counts."""
+    budget, number = Budget(512, 0.2), iter(range(10_000))
+    found = run(budget, lambda rows: even(rows) * (0.8 if next(number) % 4 else 1.6), 600)
+    assert found[300:].count(64) > 0.8 * len(found[300:])
 
 
 def test_a_target_holds_even_if_decoding_takes_most_of_it() -> None:
