@@ -8,9 +8,9 @@ from __future__ import annotations
 
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
-TARGET = 0.12  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
+TARGET = 0.11  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
-MOST_PATIENCE = 2.5  # without a target, factor by which a step may take longer if more requests prefill than decode
+MOST_PATIENCE = 1.4  # without a target, factor by which a step may take longer if more requests prefill than decode
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
 STALE = 8

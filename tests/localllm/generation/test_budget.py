@@ -72,16 +72,16 @@ def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
     assert budget.prompt_rows(16) == 80
     quick = Budget(512, 0.0)
     run(quick, even, 300)
-    assert quick.prompt_rows(4) + 4 == 32  # even(32) is 0.106, even(48) is 0.138, and TARGET is 0.12
+    assert quick.prompt_rows(4) + 4 == 32  # even(32) is 0.106, even(48) is 0.138, and TARGET is 0.11
     assert even(32) < TARGET < even(48)
 
 
 def test_if_more_wait_than_decode_steps_may_take_longer_unless_there_is_a_target() -> None:
     budget = Budget(512, 0.0)
     run(budget, even, 300)
-    assert [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 4, 8, 100)] == [32, 32, 96, 128]  # 0.24 s and 0.3 s
+    assert [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 3, 4, 100)] == [32, 32, 32, 48]  # up to 0.154 s
     budget.seconds = 0.19
-    assert budget.prompt_rows(4, 100) + 4 == 64
+    assert budget.prompt_rows(4, 100) == budget.prompt_rows(4, 1) > 28
 
 
 def test_noise_does_not_make_steps_smaller() -> None:
