@@ -3,7 +3,10 @@
     python benchmarks/make_model.py llama-1b Q4_K_M 1b.gguf --vocab VOCABULARY.gguf
     python benchmarks/serve.py 1b.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--rounds 2]
     python benchmarks/serve.py demo --traces stories --model-draft draft [-t 2] [--clients 1,4,8]
+    python benchmarks/serve.py 1b.gguf --before CHECKOUT [-t 2] [--clients 4,8] [--rounds 2]
     python benchmarks/serve.py --table
+
+`--before` also runs the server of another checkout of localllm, for example of the commit before a change.
 
 The GGUF needs a real vocabulary: servers send nothing for a token without text, so its time would be missing.
 
@@ -160,10 +163,10 @@ async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], floa
 
 
 @contextmanager
-def server(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Context manager around a running server."""
+def server(command: Sequence[str], port: int, folder: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+    """Context manager around a server that runs in `folder`."""
     with Path(f"/tmp/serve-{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
         for _ in range(600):
             if process.poll() is not None:
@@ -260,12 +263,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--before", type=Path, help="also run the server of this checkout")
+    parser.add_argument("--itl-target", default="0", help="the option of localllm serve")
     parser.add_argument("--model-draft", help="also run localllm with this draft model")
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
     parser.add_argument("--clients", default="1,4,8,16")
     parser.add_argument("--traces", default="chat,agent")
     parser.add_argument("--per-client", type=int, default=3, help="requests per client, at least 4 in all")
     parser.add_argument("--rounds", type=int, default=1, help="how often each server runs, in turn")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON lines are appended here")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
@@ -284,7 +290,9 @@ def main() -> None:
                 sys.executable, "-m", "localllm", "serve", arguments.model, "--port", str(port), "-t", threads,
                 "--parallel", slots, "-c", str(prompts.context),
             ]  # fmt: skip
-            commands = {"localllm": ours}
+            commands = {"localllm": [*ours, "--itl-target", arguments.itl_target]}
+            if arguments.before:
+                commands["localllm before"] = ours
             if arguments.model_draft:
                 commands["localllm -md"] = [*ours, "-md", arguments.model_draft]
             if arguments.llama_server:
@@ -293,12 +301,13 @@ def main() -> None:
                     "-np", slots, "-c", str(prompts.context * clients), "--no-webui",
                 ]  # fmt: skip
             for name, command in list(commands.items()) * arguments.rounds:
-                with server(command, port) as process:
+                folder = arguments.before if name == "localllm before" else ROOT
+                with server(command, port, folder) as process:
                     url = f"http://127.0.0.1:{port}"
                     asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm-up request
                     answers, seconds = asyncio.run(load(url, prompts, clients))
                     found = row(name, arguments, trace, clients, answers, seconds, process.pid)
-                with RESULTS.open("a") as file:
+                with arguments.out.open("a") as file:
                     file.write(json.dumps(asdict(found)) + "\n")
                 print(table([asdict(found)]).splitlines()[-1], mean(one.tokens for one in answers), flush=True)
 

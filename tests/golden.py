@@ -4,8 +4,8 @@
     python -m tests.golden NAME...     only these models
 
 A token's logits depend only on the model and the preceding tokens, bit for bit. So each model has one entry,
-and every condition must reproduce it: alone, in chunks, in a batch, after drafts, on one thread and on two,
-on AVX2.
+and every condition must reproduce it: alone, in chunks, in a batch, after drafts, on one thread, on two
+and on changing numbers of threads, on AVX2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ import numpy as np
 
 import localllm
 from localllm import quant
+from localllm.backends.cpu.adaptive import AdaptiveThreads
+from localllm.backends.cpu.backend import CpuExecutable
 from localllm.engine import SequenceRows
 from localllm.generation.speculation.rule import DraftToken
 from localllm.gguf import NewTensor, open_gguf, write_gguf
@@ -169,6 +171,18 @@ def opened(case: Case, path: Path, threads: int, **more: object) -> localllm.Mod
         )
 
 
+class Turns(AdaptiveThreads):
+    """Every other step runs on one thread, as on a machine that is busy at times."""
+
+    def observe(self, kind: Hashable, seconds: float, late: float) -> None:
+        self.threads = self.most + 1 - self.threads
+
+
+def take_turns(model: localllm.Model) -> None:
+    assert isinstance(model.executable, CpuExecutable)
+    model.executable.thread_counts = tuple(Turns(model.executable.pool.threads) for _ in range(2))
+
+
 class Steps:
     """Sequences of one model that a step extends together."""
 
@@ -271,10 +285,9 @@ def _with_two(case: Case, model: localllm.Model) -> Found:
     if case.kit in EMBEDDED:
         return {"2 threads": {"embeddings": digest(embeddings(model, [ids])[0])}}
     first, ids = _begin(case, model, ids)
-    return {
-        "2 threads": {"logits": _alone(model, ids, first)},
-        "2 threads, chunks of 7": {"logits": _in_chunks(model, ids, first)},
-    }
+    found = {"2 threads": {"logits": _alone(model, ids, first)}}
+    take_turns(model)
+    return found | {"1 and 2 threads in turn, chunks of 7": {"logits": _in_chunks(model, ids, first)}}
 
 
 def _begin(case: Case, model: localllm.Model, ids: list[int]) -> tuple[int, list[int]]:

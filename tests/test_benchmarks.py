@@ -160,15 +160,22 @@ def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # 
     shown_table = neighbours.table(neighbours.stored(neighbours.RESULTS / "neighbours.jsonl"))
     assert shown("docs/speed.md", "neighbours") == shown_table
     cells = [
-        neighbours.Cell("m", 2, busy, [30.0, 90.0, 40.0], [10.0, 12.0, 14.0], [5.0, 1.0, 6.0], device="chip, 2 threads")
+        neighbours.Cell(
+            "m", 2, busy, adaptive=[30.0, 90.0, 40.0], one=[10.0, 12.0, 14.0], all=[80.0, 1.0, 50.0],
+            peer_one=[5.0, 1.0, 6.0], load=[1.2, 3.4, 2.0], device="chip, 2 threads",
+        )
         for busy in (0, 2)
-    ]
-    cells.append(neighbours.Cell("m", 1, 0, [7.0], device="chip, 1 thread"))
+    ]  # fmt: skip
     assert neighbours.table(cells).splitlines()[2:] == [
-        "| model | threads | alone | with 2 busy |",
-        "|---|---:|---:|---:|",
-        "| m | 2 | 40.0 : 12.0 : 5.0 | 40.0 : 12.0 : 5.0 |",
-        "| m | 1 | 7.0 : - : - |  |",
+        "| model | program | alone | with 2 busy |",
+        "|---|---|---:|---:|",
+        "| m | localllm | 40.0 | 40.0 |",
+        "| m | localllm, 1 thread | 12.0 | 12.0 |",
+        "| m | localllm, all threads | 50.0 | 50.0 |",
+        "| m | llama.cpp -t 1 | 5.0 | 5.0 |",
+        "| m | llama.cpp, all threads | - | - |",
+        "| m | share of the better number | 0.80 | 0.80 |",
+        "| m | load average before the rounds | 1 to 3 | 1 to 3 |",
     ]
     for name in ("neighbours", "compare"):
         sys.modules.pop(name, None)
@@ -178,18 +185,19 @@ def test_neighbours_are_busy_while_it_is_measured_and_gone_afterwards(tmp_path) 
     peer, out = tmp_path / "peer", tmp_path / "rows.jsonl"
     peer.write_text(FAKE_PEER.format(python=sys.executable, log=str(tmp_path / "log")))
     peer.chmod(0o755)
-    command = [sys.executable, "benchmarks/neighbours.py", "demo", "--llama-bench", str(peer), "-t", "2"]
+    command = [sys.executable, "benchmarks/neighbours.py", "demo", "--llama-bench", str(peer)]
     result = subprocess.run(
         [*command, "--busy", "0,1", "--rounds", "2", "--seconds", "0.1", "--out", str(out)],
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     cells = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(cell["model"], cell["threads"], cell["busy"]) for cell in cells] == [("demo", 2, 0), ("demo", 2, 1)]
+    assert [(cell["model"], cell["busy"]) for cell in cells] == [("demo", 0), ("demo", 1)]
     for cell in cells:
-        assert len(cell["sleeping"]) == len(cell["spinning"]) == 2
-        assert min(*cell["sleeping"], *cell["spinning"]) > 0
-        assert cell["llama_cpp"] == [7.0, 7.0]
-    assert "| demo | 2 | " in result.stdout
+        for rates in (cell["adaptive"], cell["one"], cell["all"]):
+            assert len(rates) == 2
+            assert min(rates) > 0
+        assert cell["peer_one"] == cell["peer_all"] == [7.0, 7.0]
+    assert "| demo | localllm | " in result.stdout
 
 
 def test_a_ratio_is_the_median_of_rounds_against_the_better_peer(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -16,6 +16,7 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Roofs, Routing
 from localllm.backends.checks import check_cache
 from localllm.backends.cpu import bind, budget, weights
+from localllm.backends.cpu.adaptive import AdaptiveThreads
 from localllm.backends.cpu.cache import CACHE
 from localllm.backends.cpu.cache_blocks import CacheBlocks
 from localllm.backends.cpu.isa import Isa, host
@@ -33,6 +34,7 @@ from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
+FEW_ROWS = 32  # threads of larger steps are chosen separately: their operations are longer than time slices
 TURNS = 1 << 18  # iterations per timed pass of int8 products, which takes some milliseconds
 
 
@@ -123,6 +125,7 @@ class CpuExecutable(Shell):
         self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
         self._logits = rows_of(plan.logits, program.logits) if program.logits is not None else None
         self._stages = [stage.located(rows_of) for stage in program.stages]
+        self.thread_counts = AdaptiveThreads(threads), AdaptiveThreads(threads)  # for steps of few rows, and of many
         self._work = [(self.entries[s.work], self._storage.counters[s.work]) for s in program.stages]
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
@@ -155,8 +158,16 @@ class CpuExecutable(Shell):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
         if len(entries):  # no entries if all additions of the stage are fused into earlier linears
-            self.pool.run(entries, counters)
+            self._run(number, entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
+
+    def _run(self, number: int, entries: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
+        """Run a stage's entries on as many threads as are fastest now."""
+        pool = self.pool
+        rows = self._counts["batch"]
+        chosen = self.thread_counts[rows > FEW_ROWS]
+        seconds, late = pool.run(entries, counters, chosen.threads)
+        chosen.observe((number, rows), seconds, late)
 
     def replay(self) -> None:
         """Run the plan on the last batch again, to time a step without Python overhead."""

@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 from queue import SimpleQueue
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import executor
-from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
+from localllm.backends.cpu.kernels.executor import COMMAND, Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
 from localllm.base.notices import Notice, Setting
 
@@ -30,14 +31,15 @@ class ThreadPool:
         kernels = [executor.step(), executor.worker()]
         library.load(kernels)
         word = ctypes.c_int64
-        self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
-        self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
+        self._step = ctypes.CFUNCTYPE(word, word)(library.address("step"))
+        self._worker = ctypes.CFUNCTYPE(word, word, word, word)(library.address("worker"))
         self._library = library  # keeps the workers' code alive
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
         self._at = address(self._sync)  # each call of `address` takes a microsecond
         self._plan, self._plan_at = self._sync, self._at  # the last plan and its address, or a placeholder
         self.spins = executor.SPINS
+        self._overdue = 0  # `Sync.overdue` after the last batch
         self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
             self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
@@ -74,22 +76,28 @@ class ThreadPool:
 
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
-        while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
+        while not self._worker(address(sync), thread, IDLE_SPINS):
             self._asleep[thread] = True  # set before the check: a later request sees it and wakes this thread
-            if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
+            asked = int(sync[Sync.asked])
+            wanted = asked != sync[seen] and thread < asked % COMMAND
+            if not wanted and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
             while not bed.empty():
                 bed.get()
 
-    def _wake(self) -> None:
-        for bed, asleep in zip(self._beds, self._asleep, strict=True):
-            if asleep:
-                bed.put(None)
+    def _wake(self, threads: int) -> None:
+        for thread in range(1, threads):
+            if self._asleep[thread]:
+                self._beds[thread].put(None)
 
-    def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Run `plan` (operations, Entry.size) once. Its last entry has a barrier. `counters` must be zeroed."""
-        sync = self._sync
+    def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64], threads: int = 0) -> tuple[float, float]:
+        """Run `plan` (operations, Entry.size) once on the first `threads` threads; 0: all threads.
+
+        The plan's last entry has a barrier. Return the duration in seconds, and the share of its time that a thread, on
+        average, waited at barriers beyond the spin limit.
+        """
+        sync, threads = self._sync, threads or self.threads
         with self._running:
             if sync[Sync.quit]:
                 raise BackendError("the cpu backend is closed; open it again")
@@ -98,9 +106,16 @@ class ThreadPool:
             sync[Sync.plan], sync[Sync.count] = self._plan_at, len(plan)
             counters[:] = 0
             try:
-                sync[Sync.asked] = sync[Sync.command] + 1  # before waking anyone, so that no worker goes back to sleep
-                self._wake()
-                self._step(self._at, self.threads)
+                number = int(sync[Sync.command]) // COMMAND + 1
+                sync[Sync.asked] = number * COMMAND + threads  # before waking, so that no worker goes back to sleep
+                self._wake(threads)
+                began = perf_counter()
+                self._step(self._at)
+                seconds = perf_counter() - began
+                if threads == 1:
+                    return seconds, 0.0
+                overdue, self._overdue = self._overdue, int(sync[Sync.overdue])
+                return seconds, (self._overdue - overdue) / max(int(sync[Sync.took]) * (threads - 1), 1)
             finally:
                 sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, cancel the request
 
@@ -108,7 +123,7 @@ class ThreadPool:
         """Stop the threads, after any batch that another thread is running."""
         with self._running:
             self._sync[Sync.quit] = 1
-        self._wake()
+        self._wake(self.threads)
         for thread in self._workers:
             # the garbage collector may close the backend in a worker thread
             if thread is not threading.current_thread():

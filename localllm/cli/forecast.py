@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes, Limits
 from localllm.base.machine.memory import memory as system_memory
+from localllm.base.machine.processor import usable_threads
 from localllm.gguf import GGUFFile
 from localllm.hub.short_names import KnownModel
 from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
@@ -73,11 +74,10 @@ def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> Token
     """Return the cost of a token after `tokens` tokens in the cache. Raise BackendError if the CPU cannot run the
     plan."""
     from localllm.backends.cpu import bind
-    from localllm.backends.cpu.backend import default_threads
     from localllm.backends.cpu.budget import memory
     from localllm.backends.cpu.isa import host
 
-    threads = default_threads()
+    threads = usable_threads()
     program = bind.program(plan, limits, threads, host(), cache)
     found = memory(plan, program, limits, threads, cache)
     weights: dict[str, int] = {}
@@ -104,7 +104,7 @@ class DecodeSpeed:
     def __init__(self, threads: int | None = None) -> None:
         from localllm.backends.cpu.backend import CpuBackend
 
-        self._backend = CpuBackend(threads)
+        self._backend = CpuBackend(threads or usable_threads())
         self._products: dict[tuple[str, int], float] = {}
         self._reads = self._call = self._step = 0.0
 

@@ -17,7 +17,7 @@ class SchedulerLimits:
     client_parallel: int = 0  # maximum running requests of one account; the rest wait (0: same as `parallel`)
     waiting: int = 256  # maximum waiting requests
     slice_seconds: float = 1.0  # decode time after which an account without running requests may preempt a request
-    step_seconds: float = 0.4  # target duration of a step with both prefill and decode
+    itl_target: float = 0.0  # longest step in seconds while requests decode; 0: chosen by `budget.py`
     aligned: int = 1  # prefill chunks end at multiples of this: on a GPU, results depend on the number of rows
 
 

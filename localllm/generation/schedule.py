@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.engine import CacheFull, CacheSequence, Engine, SequenceRows, Wanted
+from localllm.generation.budget import Budget
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
-
-LEAST = 16  # minimum prefill tokens in a step; with fewer, reading the weights dominates
-MOST_PATIENCE = 2.5
-LEAST_SHARE = 2.0  # a step may take at least this multiple of its decode time, so that prefill gets half of it
-_WEIGHT = 0.1  # weight of the newest step in the moving averages
-_WORST = 4.0  # a measured cost is capped at this multiple of the average, in case the machine stalled
 
 
 @dataclass(slots=True)
@@ -41,7 +36,7 @@ class Schedule:
 
     def __init__(self, engine: Engine, limits: SchedulerLimits, running: Running) -> None:
         self._engine, self._limits, self._running = engine, limits, running
-        self._budget = Budget(engine.limits.rows, limits.step_seconds)
+        self._budget = Budget(engine.limits.rows, limits.itl_target)
         self._most_largest = engine.max_top_k
 
     def parts(self) -> list[StepPart]:
@@ -175,48 +170,7 @@ class Schedule:
         """Record the duration of a step, for the prefill budget, and its cost, for speculation."""
         prompts = [part.count for part in parts if part.prompt]
         prompt = sum(prompts)
-        self._budget.observe(len(parts) - len(prompts), prompt, seconds)
+        rows = sum(part.count for part in parts)
+        self._budget.observe(rows - prompt, prompt, seconds)
         if self._running.drafts is not None:
-            self._running.drafts.observe(sum(part.count for part in parts), prompt, cost)
-
-
-class Budget:
-    """Chooses the number of prefill tokens per step, for at most `rows` tokens, and `seconds` while requests decode.
-
-    The estimated duration of a step with p prefill tokens is decode + p * row seconds. Both terms are measured; decode
-    is the duration of a step without prefill.
-    """
-
-    def __init__(self, rows: int, seconds: float) -> None:
-        self.rows, self.seconds = rows, seconds
-        self._row = 0.0  # seconds per prefill token; 0: not yet measured
-        self._decode = 0.0  # duration of a step without prefill, in seconds
-
-    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
-        """Return the number of prefill tokens for a step with `decoding` decode tokens. If there are none, fill the
-        step.
-
-        A step may take longer than `seconds` if more prompts wait than requests decode (up to MOST_PATIENCE times as
-        long), or if decode alone takes more than half of `seconds`.
-        """
-        most = self.rows - decoding
-        if not decoding:
-            return most
-        if not self._row:
-            return min(most, 4 * LEAST)
-        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
-        longest = max(patience * self.seconds, LEAST_SHARE * self._decode)
-        wanted = int((longest - self._decode) / self._row)
-        return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
-
-    def observe(self, decoding: int, prompt: int, seconds: float) -> None:
-        """Record the duration of a step."""
-        if not prompt:
-            self._decode = _mixed(self._decode, seconds)
-        elif prompt >= LEAST:
-            rest = seconds - (self._decode if decoding else 0.0)
-            self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
-
-
-def _mixed(old: float, new: float) -> float:
-    return old + _WEIGHT * (min(new, _WORST * old) - old) if old else new
+            self._running.drafts.observe(rows, prompt, cost)

@@ -14,6 +14,7 @@ from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.backends.hybrid.offload import bind as bind_to
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.memory import memory
+from localllm.base.machine.processor import threads_for
 from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
@@ -131,12 +132,13 @@ def bind(
         pools = sequences > 0 and backend.name == "cpu"
         return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
-    backend = open_backend(options.backend, options.threads, options.device, checked=not options.force)
+    threads = threads_for(options.threads)
+    backend = open_backend(options.backend, threads, options.device, checked=not options.force)
     if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
         plan = record(config, architecture, tensors, context)  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
-    arranged = arrange(backend, offload, planner, options.threads)
-    arranged, executable = bind_to(arranged, bound, not chosen, options.threads)
+    arranged = arrange(backend, offload, planner, threads)
+    arranged, executable = bind_to(arranged, bound, not chosen, threads)
     opened = arranged.backend
     windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
     pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)

@@ -27,7 +27,12 @@ class LoadOptions(Options):
         help="context size in tokens (0: the model's own, up to 4096)",
     )  # fmt: skip
     threads: int | None = option(
-        None, "-t", "--threads", kind=optional(integer(1)), help="CPU threads", shown="all processors"
+        None,
+        "-t",
+        "--threads",
+        kind=optional(integer(1)),
+        shown="all processors",
+        help="maximum number of CPU threads; a busy machine uses fewer",
     )
     backend: str = option(
         "auto", "--backend", kind=one_of(*BACKENDS),

@@ -142,6 +142,10 @@ class ServeOptions(Options):
         0, "--max-client-parallel", kind=integer(0, MAX_PARALLEL), shown="",
         help="maximum number of running answers per client; its other requests wait (0: no limit)",
     )  # fmt: skip
+    itl_target: int = option(
+        0, "--itl-target", kind=integer(0, 60_000), unit="milliseconds", metavar="MS", shown="",
+        help="longest time between two tokens of an answer while prompts are evaluated (0: automatic)",
+    )  # fmt: skip
     max_client_tokens: int = option(
         0, "--max-client-tokens", kind=integer(0, 1_000_000_000), unit="tokens", shown="",
         help="maximum number of tokens evaluated and generated per client and minute (0: no limit)",

@@ -145,7 +145,7 @@ def test_requests_together_and_alone(model: Model) -> None:
     texts = [PROMPTS[0], LONG, "z", PROMPTS[1], PROMPTS[0], LONG]
     alone = {text: answer(model, text, 30) for text in set(texts)}
     options = model.sampling_defaults.options({"temperature": 0})
-    with scheduled(model, parallel=3, step_seconds=1e-6) as scheduler:
+    with scheduled(model, parallel=3, itl_target=1e-6) as scheduler:
         asked = [
             ask(scheduler, Request(model.tokenize(text), options, max_tokens=5 + 5 * number))
             for number, text in enumerate(texts)

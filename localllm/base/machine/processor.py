@@ -1,18 +1,22 @@
-"""The processor's name in the vendor's spelling, and the number of hardware threads available to this process."""
+"""The processor's name in the vendor's spelling, and the number of processors that this process may use."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localllm.base.machine.system import read_system_text, registry, sysctl
+from localllm.base.notices import Notice, NotUsed, Setting
 
 _NAME_KEYS = ("model name", "Model Name", "cpu model", "cpu", "Processor", "uarch", "Hardware")  # x86 first
 _BOARD = "/sys/firmware/devicetree/base/model"
+_GROUP, _OWN_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 _WINDOWS_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 # On Arm, the kernel reports numbers instead of a name. Keys are (implementer, part) from the vendors' manuals.
@@ -56,9 +60,50 @@ def processor() -> Processor:
 
 
 def usable_threads() -> int:
-    """Return the number of hardware threads that this process may use."""
+    """Return the number of processors that this process may use: its affinity mask, capped by the quota of a container.
+
+    A quota of one and a half processors counts as two.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
+    found = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
+    return max(1, math.ceil(min(found, _quota())))
+
+
+def threads_for(asked: int | None) -> int:
+    """Return the number of CPU threads to start: `asked`, capped at the usable processors with a notice.
+
+    None means all usable processors. With more threads than processors, threads would wait for each other.
+    """
+    usable = usable_threads()
+    if asked is None or asked <= usable:
+        return asked if asked is not None else usable
+    told = f": reduced to {usable}, the number of processors that this process may use"
+    note = Notice(Setting("threads", asked), told)
+    warnings.warn(note, NotUsed, stacklevel=2)
+    return usable
+
+
+def _quota() -> float:
+    """Return the processors that Linux control groups allow this process; infinity without a limit.
+
+    Every group between the process's own and the root may have a limit. In a container, the root is the container's.
+    """
+    found = math.inf
+    for line in read_system_text(_OWN_GROUPS).splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            group = "/".join(["", *parts[:depth]])
+            if controllers:  # version 1
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                words = [read_system_text(f"{_GROUP}/cpu{group}/{name}").strip() for name in names]
+            else:
+                words = read_system_text(f"{_GROUP}{group}/cpu.max").split()
+            if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
+                found = min(found, int(words[0]) / int(words[1]))
+    return found
 
 
 def processor_name() -> str:

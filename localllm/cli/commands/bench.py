@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm import __version__, load
-from localllm.backends.cpu.backend import default_threads
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.energy import Energy, find_energy
 from localllm.base.machine.memory import peak_memory, reset_peak
+from localllm.base.machine.processor import threads_for
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_picture import Pictured
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
@@ -103,10 +103,11 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
         for number, (name, load_options, threads) in enumerate(product(names, own.loads, own.threads)):
             if not reset_peak() and own.verbose and number:
                 say("peak memory includes earlier models: this system cannot reset the peak")
+            model_threads = threads_for(threads or None)
             options = load_options.changed({"any_cache": True, "force": own.force})
             began = perf_counter_ns()
             with LoadProgress() as progress:
-                model = load(name, options, progress=progress, ctx_size=context, threads=threads)
+                model = load(name, options, progress=progress, ctx_size=context, threads=model_threads)
             with model:
                 if model.encodes:
                     problem = "has an encoder, and bench measures models that continue a text"
@@ -117,7 +118,7 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
                 if own.verbose and energy.counters and not meter.counters:
                     say("energy is not measured: the processor's counters do not include graphics cards")
                 for test in (*tests, *guessed):
-                    result = _one(model, test, threads or default_threads(), own, meter)
+                    result = _one(model, test, model_threads, own, meter)
                     layers = str(load_options.gpu_layers)
                     result = replace(result, n_gpu_layers=layers, load_ns=loaded, peak_bytes=peak_memory())
                     if model.device.startswith("cpu"):

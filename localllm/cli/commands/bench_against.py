@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import Any, ClassVar
 
 from localllm.base.errors import LocalLLMError
-from localllm.base.machine.processor import usable_threads
+from localllm.base.machine.processor import threads_for
 from localllm.cli.app import UsageError
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_tests import Test
@@ -72,7 +72,7 @@ def against(own: BenchOptions, names: Sequence[str], tests: Sequence[Test]) -> N
     with printer as show:
         for name, load, threads, test in product(names, own.loads, own.threads, tests):
             one = replace(own, load=load)
-            show(_compare(one, resolve(name), threads or usable_threads(), test, program))
+            show(_compare(one, resolve(name), threads_for(threads or None), test, program))
 
 
 def find_program(name: str) -> str:

@@ -14,6 +14,7 @@ from time import perf_counter, process_time
 
 from localllm.backends.base import BackendError
 from localllm.base.machine.memory import SystemMemory
+from localllm.base.machine.processor import usable_threads
 from localllm.cli.flags import typed
 
 READ = 256 << 20  # bytes read per pass, if memory permits: several times the size of any CPU cache
@@ -44,7 +45,7 @@ def measure_speed(main: SystemMemory) -> Speed:
 
     busy = load_remark()
     try:
-        backend = CpuBackend()
+        backend = CpuBackend(usable_threads())
     except BackendError as error:
         return Speed(0, 0.0, 0.0, (typed(error),))
     try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.outputs import check_target, scratch
-from localllm.base.machine.processor import usable_threads
+from localllm.base.machine.processor import threads_for
 from localllm.cli.app import UsageError
 from localllm.cli.commands.perplexity import read_evaluation_text
 from localllm.cli.commands.quantize_report import error_table, show_report, summary, text_report
@@ -139,7 +139,7 @@ def _as_file(source: Source, target: Path, own: QuantizeOptions) -> Iterator[Sou
 
 
 def _threads(own: QuantizeOptions) -> int:
-    return own.threads or usable_threads()
+    return threads_for(own.threads)
 
 
 # -- parsing -------------------------------------------------------------------------------------------------------

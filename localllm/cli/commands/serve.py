@@ -94,7 +94,10 @@ def serve(
             if format_ is not None and not model.embeds:
                 model.use_template(format_)
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
-            limits = SchedulerLimits(own.parallel, own.max_client_parallel, own.max_requests, aligned=aligned)
+            limits = SchedulerLimits(
+                own.parallel, own.max_client_parallel, own.max_requests, itl_target=own.itl_target / 1000,
+                aligned=aligned,
+            )  # fmt: skip
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
             slots = SlotFiles(Path(own.slot_save_path), model) if own.slot_save_path and not model.embeds else None
             return Served(model, limits, metrics, sampling, store, slots)

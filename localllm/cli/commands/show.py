@@ -18,6 +18,7 @@ from localllm.backends.base import F16_CACHE, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
 from localllm.base.errors import LocalLLMError
+from localllm.base.machine.processor import usable_threads
 from localllm.cli.flags import typed
 from localllm.cli.forecast import DecodeSpeed, cost_of, planned
 from localllm.cli.options import ShowOptions
@@ -168,14 +169,13 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     """Return the memory in bytes that a context needs on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
-    from localllm.backends.cpu.backend import default_threads
     from localllm.backends.cpu.budget import plan_memory
 
     _, plan, limits, context, _ = planned(file, ctx_size)
     counts = summarize(plan)
     choice = choose_types(asked, plan, limits, counts.weight_bytes, any_type=True)
     check_cache(choice.types, CACHE_TYPES)
-    memory = plan_memory(plan, limits, default_threads(), choice.types)
+    memory = plan_memory(plan, limits, usable_threads(), choice.types)
     return {
         "context": context,
         "weights": memory.weights,

@@ -119,6 +119,19 @@ def test_wrong_usage_is_one_line_that_names_the_option(
     assert err.count("\n") == 1
 
 
+def test_more_threads_than_processors_give_one_note(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a draft model is loaded with the same option."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main(["run", str(tiny), "hi", "-n", "3", "--temp", "0", "-md", str(tiny)]) == 0
+    expected, _ = capsys.readouterr()
+    assert main(["run", str(tiny), "hi", "-n", "3", "--temp", "0", "-md", str(tiny), "-t", "9999"]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert err.count("note: -t 9999: reduced to ") == 1
+
+
 def test_errors_of_every_kind_are_one_line_and_exit_code_1(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +143,7 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         (["run", "/no/such/file.gguf", "hi"], "/no/such/file.gguf"),  # GGUFError
         (["run", str(broken), "hi"], "broken.gguf"),
         (["run", str(mamba), "hi"], "general.architecture"),  # ModelError
-        (["run", str(tiny), "hi", "-t", "9999"], "threads is 9999"),  # BackendError
+        (["run", str(tiny), "hi", "--backend", "cpu", "-dev", "0"], "has no devices to choose from"),  # BackendError
         (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
         (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
         (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, raised once the model is loaded

@@ -73,7 +73,6 @@ BAD = {  # values with an invalid format: exit code 2
 }
 LATE = {  # valid values that fail on this machine or with this model: exit code 1
     "ctx_size": (["-c", 2147483647], "the cache needs"),
-    "threads": (["-t", 9999], "threads is 9999; give a number from 1 to 1024"),
     "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),
     "gpu_layers": (["--backend", "cpu", "-ngl", 3], "-ngl 3: the cpu backend has no GPU"),
     "model_draft": (["-md", "none.gguf"], "No such file: none.gguf"),
@@ -170,3 +169,20 @@ def test_stopping_does_not_wait_for_a_load(number: int) -> None:
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+def test_a_target_for_the_time_between_tokens_reaches_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given in milliseconds. Without one, the scheduler chooses."""
+    found: list[float] = []
+
+    class Enough(Exception):
+        pass
+
+    def served(model: localllm.Model, limits: SchedulerLimits, *rest: object) -> Served:
+        found.append(limits.itl_target)
+        raise Enough
+
+    monkeypatch.setattr("localllm.cli.commands.serve.Served", served)
+    for words in ([], ["--itl-target", "250"]):
+        main(["serve", "demo", "--port", "0", "-c", "64", *words])
+    assert found == [0.0, 0.25]

@@ -199,7 +199,7 @@ def test_copies_stay_where_prompts_part_and_where_answers_begin(windows: Engine)
 
 
 def test_a_copy_stays_where_a_prompt_parts_from_a_running_one(windows: Engine) -> None:
-    with Stepped(windows, step_seconds=100.0) as it:
+    with Stepped(windows, itl_target=100.0) as it:
         it.ask(wanted(text(13, 20), 200))
         it.turn(3 * BLOCK)
         shared = it.running.active[0].tokens[: 2 * BLOCK + 5]
@@ -212,7 +212,7 @@ def test_a_copy_stays_where_a_prompt_parts_from_a_running_one(windows: Engine) -
 
 def test_if_the_window_of_a_running_one_has_moved_all_is_evaluated_again(windows: Engine) -> None:
     """All tokens are evaluated again, and a checkpoint is kept at the point of divergence."""
-    with Stepped(windows, step_seconds=100.0) as it:
+    with Stepped(windows, itl_target=100.0) as it:
         it.ask(wanted(text(13, 20), 14 * BLOCK))
         it.turn(13 * BLOCK)
         shared = it.running.active[0].tokens[: 2 * BLOCK + 5]

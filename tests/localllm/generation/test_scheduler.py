@@ -73,7 +73,7 @@ def each_alone(model: localllm.Model, requests: list[Request]) -> list[list[int]
 def test_answers_are_the_same_alone_and_in_company(model: localllm.Model) -> None:
     requests = mixed(model, 24, 150, 1)
     expected = each_alone(model, requests)
-    with scheduled(model, parallel=5, step_seconds=1e-4) as scheduler:
+    with scheduled(model, parallel=5, itl_target=1e-4) as scheduler:
         for _ in range(2):  # the second time, the prompts are in the KV cache
             answers = [ask(scheduler, request) for request in requests]
             for answer, tokens in zip(answers, expected, strict=True):

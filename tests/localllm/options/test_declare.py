@@ -134,7 +134,8 @@ def test_help_of_a_function_shows_its_options() -> None:
     page = opens.__doc__
     assert page is not None
     assert "    ctx_size: int = 0 (tokens)\n        context size in tokens (0: the model's own, up to 4096)\n" in page
-    assert "    threads: int | None = None\n        CPU threads [all processors]\n" in page
+    told = "maximum number of CPU threads; a busy machine uses fewer [all processors]"
+    assert f"    threads: int | None = None\n        {told}\n" in page
     assert "prediction heads), or auto (whichever makes the answer faster) [auto]" in page
     assert "force" not in page
     assert "options" not in inspect.signature(opens).parameters

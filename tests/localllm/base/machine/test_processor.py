@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from localllm.base.machine import processor
-from localllm.base.machine.processor import processor_name, usable_threads
+from localllm.base.machine.processor import processor_name, threads_for, usable_threads
+from localllm.base.notices import NotUsed
 
 RYZEN = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD Ryzen 9 7950X   16-Core Processor\nmodel\t: 97\n"
 PI = "".join(f"processor\t: {n}\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n\n" for n in range(4))
@@ -93,8 +94,53 @@ def test_a_system_that_does_not_answer_gives_the_machine_type(monkeypatch: pytes
 
 
 def test_threads_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "read_system_text", lambda path: "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5}, raising=False)
     assert usable_threads() == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # missing on macOS and Windows
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert usable_threads() == 12
+
+
+GROUP = "/sys/fs/cgroup"
+LIMITED = {
+    "container": ("0::/\n", {f"{GROUP}/cpu.max": "250000 100000\n"}, 3),  # two and a half processors
+    "service": ("0::/system.slice/llm.service\n", {f"{GROUP}/system.slice/llm.service/cpu.max": "200000 100000\n"}, 2),
+    "slice": (
+        "0::/a/b\n", {f"{GROUP}/cpu.max": "max 100000\n", f"{GROUP}/a/cpu.max": "100000 100000\n",
+        f"{GROUP}/a/b/cpu.max": "400000 100000\n"}, 1,
+    ),
+    "less than one": ("0::/\n", {f"{GROUP}/cpu.max": "5000 100000\n"}, 1),
+    "more than there are": ("0::/\n", {f"{GROUP}/cpu.max": "6400000 100000\n"}, 8),
+    "none": ("0::/\n", {f"{GROUP}/cpu.max": "max 100000\n"}, 8),
+    "version 1": (
+        "3:memory:/other\n4:cpu,cpuacct:/docker/1\n0::/\n",
+        {f"{GROUP}/cpu/docker/1/cpu.cfs_quota_us": "150000\n", f"{GROUP}/cpu/docker/1/cpu.cfs_period_us": "50000\n"}, 3,
+    ),
+    "none in version 1": (
+        "1:cpu:/\n", {f"{GROUP}/cpu/cpu.cfs_quota_us": "-1\n", f"{GROUP}/cpu/cpu.cfs_period_us": "100000\n"}, 8,
+    ),
+    "damaged": ("\n:\n0\n0::/a\n", {f"{GROUP}/a/cpu.max": "100000 0\n", f"{GROUP}/cpu.max": "many 1"}, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "files", "count"), LIMITED.values(), ids=LIMITED)
+def test_a_quota_limits_the_threads(
+    monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], count: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(
+        processor, "read_system_text", lambda path: {"/proc/self/cgroup": groups, **files}.get(path, "")
+    )
+    assert usable_threads() == count
+
+
+def test_more_threads_than_processors_are_reduced_with_a_note(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(processor, "usable_threads", lambda: 2)
+    assert [threads_for(asked) for asked in (None, 1, 2)] == [2, 1, 2]
+    assert not recwarn.list
+    told = "threads=999: reduced to 2, the number of processors that this process may use"
+    with pytest.warns(NotUsed, match=f"^{told}$"):
+        assert threads_for(999) == 2

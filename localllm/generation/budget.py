@@ -1,0 +1,86 @@
+"""The number of prefill tokens in a step that also decodes, so that clients who read an answer do not wait long.
+
+The time of a step is measured for each number of rows, because it does not grow evenly: on a CPU, a few more rows cost
+little while the weights are read anyway. `schedule.py` asks for the number, and reports each step's duration.
+"""
+
+from __future__ import annotations
+
+STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
+LEAST = 8  # minimum number of prefill tokens in a step
+TARGET = 0.11  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
+LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
+MOST_PATIENCE = 1.4  # without a target, factor by which a step may take longer if more requests prefill than decode
+_WEIGHT = 0.1  # weight of the newest step in the moving averages
+_RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
+STALE = 8
+_FADE = 0.998  # per step: sizes that were too slow are tried again, because the machine may have been busy
+_WORST = 4.0  # a measured time counts at most this multiple of the average, in case the machine stalled
+
+
+class Budget:
+    """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
+
+    `seconds` is the longest step while requests decode. With 0 it is TARGET, or LEAST_SHARE times the decode time if
+    that is longer, and up to MOST_PATIENCE times as long if more requests prefill than decode.
+    """
+
+    def __init__(self, rows: int, seconds: float) -> None:
+        self.rows, self.seconds = rows, seconds
+        self._decode = 0.0  # duration of a step without prefill, in seconds
+        self._row = 0.0  # seconds per prefill token; 0: not yet measured
+        self._times: dict[int, float] = {}  # rows of a step with prefill and decode, rounded up to STRIDE -> seconds
+        self._measured: dict[int, int] = {}  # the same -> number of the last step of this size
+        self._steps = 0
+
+    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
+        """Return the number of prefill tokens for a step with `decoding` decode tokens and `waiting` prompts.
+
+        Without decode tokens, fill the step.
+        """
+        most = self.rows - decoding
+        if not decoding:
+            return most
+        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
+        target = self.seconds or patience * max(TARGET, LEAST_SHARE * self._decode)
+        total = _rounded(decoding + LEAST)
+        while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:
+            total += STRIDE
+        return max(0, min(most, total - decoding))
+
+    def _time(self, total: int, decoding: int) -> float:
+        """Return the measured or estimated duration of a step with `total` rows."""
+        if total in self._times:
+            return self._faded(total)
+        if not self._row:
+            return float("inf") if total > 2 * STRIDE + _rounded(decoding) else 0.0
+        below = max((size for size in self._times if size < total), default=0)
+        known = self._times[below] if below else self._decode
+        return known + (total - (below or decoding)) * self._row
+
+    def observe(self, decoding: int, prompt: int, seconds: float) -> None:
+        """Record the duration of a step with `decoding` decode tokens and `prompt` prefill tokens."""
+        if not prompt:
+            self._decode = _mixed(self._decode, seconds)
+            return
+        if prompt >= LEAST:
+            rest = seconds - (self._decode if decoding else 0.0)
+            self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
+        if decoding:
+            total = _rounded(decoding + prompt)
+            before = self._faded(total) if total in self._times else 0.0
+            stale = self._steps - self._measured.get(total, 0) > STALE
+            self._steps += 1
+            self._times[total] = _mixed(before, seconds, _RENEWAL if stale else _WEIGHT)
+            self._measured[total] = self._steps
+
+    def _faded(self, total: int) -> float:
+        return float(self._times[total] * _FADE ** (self._steps - self._measured[total]))
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // STRIDE) * STRIDE
+
+
+def _mixed(old: float, new: float, weight: float = _WEIGHT) -> float:
+    return old + weight * (min(new, _WORST * old) - old) if old else new
