@@ -371,7 +371,8 @@ def load(
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences, memory=memory)
-            if drafts and (chosen.speculation.asked or not model.recurrent):
+            continues = model.plan is not None and model.plan.causal and not model.recurrent
+            if drafts and (chosen.speculation.asked or continues):
                 model.speculate(chosen, load, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

@@ -156,7 +156,7 @@ def test_elsewhere_every_folder_up_to_the_root_counts(home: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.parent))
     kept()
     (place.parent / "localllm" / "kernels").chmod(0o1777)  # not allowed for the kernel folder itself
-    refused("is not this user's own")
+    refused("does not belong to this user")
 
 
 @as_root

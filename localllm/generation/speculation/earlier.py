@@ -1,4 +1,4 @@
-"""Earlier answers to draft from, as `--draft-earlier` allows. A request sees only answers of its account.
+"""Earlier answers to draft from, as the option `draft_earlier` allows. A request sees only answers of its account.
 
 Speed would otherwise tell one account what another one's answers contain. Tokens are counted over all accounts. An
 account has two automata. The newer one grows, and becomes the older one when it holds a third of the allowed tokens.

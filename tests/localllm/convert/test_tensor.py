@@ -98,7 +98,7 @@ def test_fp8() -> None:
 
 
 def test_what_is_stacked_must_be_alike() -> None:
-    with pytest.raises(ConvertError, match="they must be alike"):
+    with pytest.raises(ConvertError, match="they must be of the same shape and format"):
         t.stacked([of(X[0]), of(X[0, :4])])
 
 

@@ -93,7 +93,7 @@ def test_commands_and_paths_complete(talk: Terminal, tmp_path: Path) -> None:
     talk.type(f"/read {tmp_path}/a-t\t")
     talk.wait_for(r"a-text\.txt")
     talk.type(ENTER)
-    talk.wait_for(r"a-text\.txt:\s+\d+\s+tokens,\s+which\s+go\s+before")
+    talk.wait_for(r"a-text\.txt:\s+\d+\s+tokens,\s+added\s+before")
     talk.wait_for(READY)
     talk.type("/set top-\t")
     talk.wait_for("top-n-sigma")  # completion menu

@@ -64,7 +64,7 @@ def test_mixes_are_near_the_best_of_all(seed: int) -> None:
 
 def test_bounds_that_cannot_be_met_are_refused() -> None:
     effects = random_effects(1)
-    with pytest.raises(LocalLLMError, match="at least"):
+    with pytest.raises(LocalLLMError, match=r"the smallest mix needs .* are left"):
         best(effects, min(b for b, _ in every(effects)) - 1)
     with pytest.raises(LocalLLMError, match="finest formats"):
         smallest(effects, min(k for _, k in every(effects)) / 2)
