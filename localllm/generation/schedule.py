@@ -71,6 +71,8 @@ class Schedule:
             for part in parts:
                 part.state.verified, part.count = 0, 1
             rows = len(parts)
+        if not prefilling:
+            return parts
         budget = min(self._budget.prompt_rows(rows, len(prefilling)), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
 
