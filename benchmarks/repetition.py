@@ -57,7 +57,7 @@ def edits(chosen: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def halves(pattern: str, chosen: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield the first half of a file, and what follows it."""
+    """Yield the two halves of a file."""
     names = git("ls-files", pattern).split()
     for name in chosen.sample(names, len(names)):
         text = (ROOT / name).read_text(errors="replace")
