@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 
 from localllm.cli.app import UsageError
@@ -13,11 +15,22 @@ def agrees(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("use --yes to delete without confirmation")
     _put(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return _line().strip().lower() in ("y", "yes")
 
 
 def _put(question: str) -> None:
     print("\n".join(broken(question, width_of(sys.stderr))) + " ", end="", file=sys.stderr, flush=True)
+
+
+def _line() -> str:
+    """Read a line.
+
+    A Ctrl-C that arrives just before the read begins does not interrupt it. A wait with a limit notices it.
+    """
+    if os.name == "posix":  # elsewhere `select` accepts only sockets
+        while not select.select([sys.stdin], [], [], 0.2)[0]:
+            pass
+    return sys.stdin.readline()
 
 
 def on_terminal() -> bool:
@@ -29,7 +42,7 @@ def accepts(question: str) -> bool:
     """Return whether the user accepts an offer; an empty line does. Raise EOFError at the end of input."""
     _put(f"{question} [Y/n]")
     try:
-        answer = sys.stdin.readline()
+        answer = _line()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         raise
