@@ -89,6 +89,7 @@ class RequestState:
         self.checkpoints: list[int] = []  # ascending lengths at which to copy the sequence for later prompts
         self.drafts: list[DraftToken] = []  # drafted tokens for the next step
         self.verified = 0  # number of drafted tokens that the step verifies
+        self.draft_cost = 0.0  # time that verifying the drafts costs, in plain steps, even if they are only compared
         self.modelled = False  # whether the draft model drafted the tokens
         self.outcome: list[tuple[int, bool]] = []  # per draft: trust class, and whether it was accepted
         self.drafter: SuffixDrafter | None = None

@@ -30,6 +30,8 @@ from localllm.generation.speculation.suffixes import SuffixDrafter
 if TYPE_CHECKING:
     from localllm.generation.speculation.model_drafter import ModelDrafter
 
+_MOST_LOST = 0.5  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
+_BOUNDS = -1.0, 1.0  # of the balance of verified and compared drafts, in tokens
 _FRESH = 48  # maximum consecutive steps with drafts; a step without drafts then updates the cost of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
 _SHARE = 0.01  # maximum share of the steps' time to spend on looking for repetitions, in addition to `_SAVED`
@@ -64,6 +66,7 @@ class Drafts:
         self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
+        self._balance = 0.0  # time saved by drafts from repetitions, less what they cost, in tokens of plain decoding
         self._stale = 0  # consecutive steps with drafts
         self._shortest_pass, self._told, self._waits = shortest_pass, told, waits
         self.new_repeats: Callable[[Sequence[int], Following | None], SuffixDrafter] = SuffixDrafter
@@ -118,7 +121,7 @@ class Drafts:
         """Set `drafts` and `verified` of the decoding requests."""
         began = self._clock()
         for one in decoding:
-            one.drafts, one.verified, one.modelled = [], 0, False
+            one.drafts, one.verified, one.modelled, one.draft_cost = [], 0, False, 0.0
         if decoding and len(decoding) < self._costs.most and self._stale < _FRESH and not self._early:
             indexing = sum(one.drafter is not None and one.drafter.behind > 1 for one in decoding)
             most = max(suffixes.INDEXED // max(indexing, 1), 2)
@@ -187,6 +190,10 @@ class Drafts:
             self._model.accepted(accepted)
         elif self._costs.known:
             self._credit += _SAVED * accepted * self._worth
+            if one.draft_cost:
+                right = accepted if one.verified else one.outcome[0][1]
+                worst, best = _BOUNDS
+                self._balance = min(max(self._balance + right * one.pace - one.draft_cost, worst), best)
         one.outcome.clear()
 
     def close(self) -> None:
@@ -253,4 +260,23 @@ class Drafts:
         found, _ = self._best([stands for stands, _ in chances], rows, worth)
         for _, number in chances[:found]:
             ones[number].verified += 1
+        if found:
+            plain = self._costs.seconds(rows)
+            each = (self._costs.seconds(rows + found) / plain - 1) / found
+            for one in ones:
+                one.draft_cost = one.verified * each
+            if self._balance < -_MOST_LOST:
+                found -= self._compare_only(ones, self._costs.seconds(rows + 1) / plain - 1)
         return found
+
+    def _compare_only(self, ones: Sequence[RequestState], cost: float) -> int:
+        """Leave the drafts from repetitions unverified, because verifying them has cost time so far. Return their
+        number. The first one of each request is still compared with the sampled token, so verification resumes when it
+        would have paid.
+        """
+        left = 0
+        for one in ones:
+            if one.verified and not one.modelled:
+                left += one.verified
+                one.verified, one.draft_cost = 0, cost
+        return left

@@ -14,6 +14,9 @@ import numpy as np
 
 _UP, _DOWN = 0.1, 0.3  # weights of a pass that took longer or shorter than expected: a busy machine only adds time
 _ROW = 0.25  # expected cost of one more row, relative to a pass of one row, until passes are observed
+_FIRST_UP = 0.4  # weight of the first pass of several rows if it took longer than expected
+_ALONE = 32  # after this number of passes of one row in sequence, the cost of more rows is slowly forgotten,
+_EASIER = 0.998  # by this factor per pass: it may have been measured at a busy moment, and is then tried again
 _SURE = 4  # passes to observe before costs that were not measured are trusted
 _LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
 _WORST, _BEST = -1.0, 1.5  # bounds of the gain of one round and of the balance, in tokens
@@ -42,6 +45,7 @@ class Costs:
         self._row += [each[-1]] * (self.most + 1 - len(self._row))
         self._seen = [0] * (self.most + 1)  # passes by number of rows
         self._passes = [1, 0]  # passes of one row, and of several
+        self._alone = 0  # passes of one row since the last one of several
         self._measured = True
 
     @classmethod
@@ -70,10 +74,16 @@ class Costs:
         expected = self.seconds(rows)
         error = log(min(max(seconds / expected, 0.5), 2.0))
         first = 1 / (1 + self._seen[rows]) if several else 1 / self._passes[0]
+        if several and error > 0:
+            first = min(first, _FIRST_UP)
         error *= max(_UP if error > 0 else _DOWN, first)
         if not several:
             self._one *= exp(error)
+            self._alone += 1
+            if self._alone > _ALONE:
+                self._row = [_EASIER * row for row in self._row]
             return
+        self._alone = 0
         if self._passes[1] > _LEARNT:
             self._one *= exp(error / 2)
         before = self._row[rows]

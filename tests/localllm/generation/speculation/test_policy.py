@@ -12,8 +12,9 @@ from localllm.generation.request import Request
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.policy import Acceptance, Costs, Judge, outlook
+from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.vocabulary import Mapping
-from tests.localllm.generation.speculation.support import GREEDY, MEASURED, Clock, Logits, table_engine
+from tests.localllm.generation.speculation.support import GREEDY, MEASURED, Clock, Logits, Told, table_engine
 from tests.localllm.generation.support import Stepped
 
 V = 50
@@ -100,6 +101,49 @@ def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
     assert usage.accepted + usage.decode_passes == 239  # one token per forward pass, plus the accepted drafts
 
 
+def decode_rows(clock: Clock, right: list[bool], costs: dict[int, float], tokens: int) -> tuple[float, list[int]]:
+    """Return the speedup with drafts from repetitions that are expected to be accepted whatever happens, and the number
+    of rows of each pass.
+    """
+    text = np.random.RandomState(2).randint(0, V, tokens + 40).tolist()
+    rows: list[int] = []
+
+    def cost(count: int) -> float:
+        rows.append(count)
+        return costs[count]
+
+    def guess(seen: list[int], sampler: object) -> DraftToken:
+        return DraftToken((text[len(seen)] + (not right[len(seen)])) % V, 0)
+
+    drafts = Told(guess, costs=Costs(costs))
+    drafts._clock = clock
+    with Stepped(table_engine(says(text), clock, cost), drafts) as it:
+        _, answer = it.ask(Request(text[:1], GREEDY, tokens))
+        it.finish()
+    assert answer.tokens == text[1 : tokens + 1]
+    return (tokens - 1) * costs[1] / answer.result().usage.decode_seconds, rows[1:]
+
+
+def test_failing_repetitions_cost_a_part_of_a_token(clock: Clock) -> None:
+    """The acceptance rate is never learned here, so only the balance stops the drafts."""
+    costs = {rows: 9.0 + rows for rows in range(1, 17)}
+    gained, rows = decode_rows(clock, [False] * 140, costs, 100)
+    assert gained > 0.98
+    assert sum(count > 1 for count in rows) == 1  # sixteen rows cost 2.5 passes, so the first loss is the last
+    slight = {rows: 10 + 0.1 * (rows > 1) for rows in range(1, 17)}
+    gained, rows = decode_rows(clock, [False] * 140, slight, 100)
+    assert gained > 0.99
+    assert 0 < sum(count > 1 for count in rows) <= 51  # 0.01 of a token each
+
+
+def test_verification_resumes_when_drafts_would_have_been_right(clock: Clock) -> None:
+    costs = {rows: 9.0 + rows for rows in range(1, 17)}
+    gained, rows = decode_rows(clock, [False] * 60 + [True] * 80, costs, 100)
+    assert gained > 1.4
+    assert rows[1:58] == [1] * 57
+    assert max(rows[58:62]) > 1
+
+
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +184,20 @@ def test_costs_are_learned_from_nothing() -> None:
     assert {number: costs.seconds(number) for number in truth} == pytest.approx(truth, rel=0.02)
     assert 11 <= costs.seconds(3) <= 20
     assert costs.seconds(16) > 35
+
+
+def test_a_cost_that_was_measured_at_a_busy_moment_is_tried_again() -> None:
+    costs = Costs.unknown(16)
+    for number, seconds in ((1, 10.0), (2, 20.0), (2, 20.0)):
+        costs.observe(number, seconds)
+    dear = costs.seconds(2)
+    assert dear > 14
+    for _ in range(32):
+        costs.observe(1, 10.0)
+    assert costs.seconds(2) == dear
+    for _ in range(400):
+        costs.observe(1, 10.0)
+    assert costs.seconds(2) - 10 < 0.5 * (dear - 10)
 
 
 def test_a_busy_machine_hardly_changes_the_costs() -> None:
