@@ -41,10 +41,10 @@ class Schedule:
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
-        active, drafts = self._running.active, self._running.drafts
-        if drafts is not None and drafts.pointless:
+        if self._running.drafts is not None and self._running.drafts.pointless:
             self._running.use(None)
-        if len(active) == 1 and self._running.drafts is None:  # fast path for a single request
+        active, drafts = self._running.active, self._running.drafts
+        if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _MOST_LOST = 0.5  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
 _BOUNDS = -1.0, 1.0  # of the balance of verified and compared drafts, in tokens
+_TIRED = 8  # steps in sequence without a draft worth verifying, after which some steps do not look for drafts
+_LOOKING = 0.005  # share of a step's time that looking may take then
+_MOST_SKIPPED = 7  # maximum number of steps between two that look for drafts
 _FRESH = 48  # maximum consecutive steps with drafts; a step without drafts then updates the cost of plain decoding
 _HOPELESS = 0.05  # stop drafting when the probability that all drafts so far are accepted falls below this
 _SHARE = 0.01  # maximum share of the steps' time to spend on looking for repetitions, in addition to `_SAVED`
@@ -74,6 +77,8 @@ class Drafts:
         self._indexing = 5e-6  # seconds per token to index
         self._clock = clock
         self._drafting = 0.0  # seconds of drafting for this step
+        self._tired = self._skip = 0  # steps in sequence without a draft worth verifying; next steps that do not look
+        self._looking = 0.0  # seconds that a step without a draft worth verifying spends on looking
         self._cost = 0.0  # seconds of the newest step, with its drafting
         self._worth = 0.0  # seconds that one more accepted token saves in this step
         self._ended: list[tuple[str, SuffixDrafter]] = []  # of ended requests by account, for the next turn of a chat
@@ -82,6 +87,14 @@ class Drafts:
     def pointless(self) -> bool:
         """Whether forward passes are too short for drafting to save time."""
         return self._costs.sure and self._costs.seconds(1) < self._shortest_pass
+
+    def resting(self) -> bool:
+        """Return whether this step looks for no drafts, because lately none was worth verifying. Call once per step."""
+        if not self._skip or self._model is not None:
+            return False
+        self._skip -= 1
+        self._stale, self._drafting = 0, 0.0
+        return True
 
     @property
     def _early(self) -> bool:
@@ -130,6 +143,16 @@ class Drafts:
             self._choose(decoding, limits)
         self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
         self._drafting = self._clock() - began
+        self._tire(any(one.draft_cost for one in decoding))
+
+    def _tire(self, worth: bool) -> None:
+        """Decide how many of the next steps do not look for drafts. `worth`: some draft was worth verifying."""
+        self._tired = 0 if worth else self._tired + 1
+        if worth or self._early:
+            return
+        self._looking += 0.2 * (self._drafting - self._looking)
+        if self._tired > _TIRED:  # the schedule of a step with drafts takes as long again
+            self._skip = min(int(2 * self._looking / (_LOOKING * self._costs.seconds(1))), _MOST_SKIPPED)
 
     def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
         """Draft with the model where that promises more than the repetitions, and choose the drafts to verify."""
@@ -191,7 +214,7 @@ class Drafts:
         elif self._costs.known:
             self._credit += _SAVED * accepted * self._worth
             if one.draft_cost:
-                right = accepted if one.verified else one.outcome[0][1]
+                right = accepted if one.verified else int(one.outcome[0][1])
                 worst, best = _BOUNDS
                 self._balance = min(max(self._balance + right * one.pace - one.draft_cost, worst), best)
         one.outcome.clear()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.model_drafter import ModelDrafter
 
 SMALL = 100 << 20  # bytes of weights; passes of smaller models may be too short, so the first ones are waited for
-SHORTEST_PASS = 2e-3  # minimum seconds per forward pass: the 30 to 50 microseconds of Python per draft are 2 % of it
+SHORTEST_PASS = 3e-3  # minimum seconds per forward pass: looking for drafts in vain takes 2 % of it
 
 NO_HEAD = (
     "no multi-token-prediction head can draft (none in the file or its folder, or only a part of the model is on a "

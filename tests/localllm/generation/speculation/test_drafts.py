@@ -288,6 +288,37 @@ def test_looking_for_repetitions_takes_a_share_of_the_time(model: localllm.Model
     assert drafts._credit == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize(("seconds", "skipped"), [(1.0, 0), (3e-3, 7)])
+def test_a_text_without_repetitions_is_not_looked_at_in_every_step(
+    model: localllm.Model, seconds: float, skipped: int
+) -> None:
+    """Looking takes 0.1 ms here. It may take 0.5 % of a step after eight steps in vain."""
+    clock = Clock()
+
+    def read() -> float:
+        clock.now += 1e-4
+        return clock.now
+
+    drafts = Drafts(Fixed({1: seconds, 16: 1.5 * seconds}), 6, clock=read)
+    [one] = writing(model, drafts, [[1, 2, 3]])
+
+    def steps() -> list[bool]:
+        found = []
+        for _ in range(32):
+            found.append(drafts.resting())
+            if not found[-1]:
+                drafts.propose([one], LIMITS)
+        return found
+
+    found = steps()
+    assert found[:9] == [False] * 9
+    assert sum(found[9:]) == sum(at % (skipped + 1) != skipped for at in range(32 - 9))
+    one.drafter = SuffixDrafter([*PHRASE, *PHRASE[:4]])
+    found = steps()  # repetitions
+    assert sum(found) <= skipped
+    assert one.verified
+
+
 def test_the_next_turn_of_a_chat_extends_the_text(model: localllm.Model) -> None:
     drafts = Drafts(Free({1: 1.0, 64: 1.0}), 6)
     first, other = writing(model, drafts, [[*PHRASE, *PHRASE[:4]], [1, 2, 3]])

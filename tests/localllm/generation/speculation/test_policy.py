@@ -102,7 +102,7 @@ def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
 
 
 def decode_rows(clock: Clock, right: list[bool], costs: dict[int, float], tokens: int) -> tuple[float, list[int]]:
-    """Return the speedup with drafts from repetitions that are expected to be accepted whatever happens, and the number
+    """Return the speedup with drafts from repetitions that are always expected to be accepted, and the number
     of rows of each pass.
     """
     text = np.random.RandomState(2).randint(0, V, tokens + 40).tolist()
