@@ -214,9 +214,9 @@ class Drafts:
         elif self._costs.known:
             self._credit += _SAVED * accepted * self._worth
             if one.draft_cost:
-                right = accepted if one.verified else int(one.outcome[0][1])
+                saved = accepted if one.verified else int(one.outcome[0][1])
                 worst, best = _BOUNDS
-                self._balance = min(max(self._balance + right * one.pace - one.draft_cost, worst), best)
+                self._balance = min(max(self._balance + saved * one.pace - one.draft_cost, worst), best)
         one.outcome.clear()
 
     def close(self) -> None:
