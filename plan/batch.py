@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from localllm.plan.values import Rows
 
 BLOCK = 64  # tokens per cache block
 
@@ -52,16 +55,38 @@ class Batch:
         if after.all():
             return [(1, self)]
         found = [(stage, np.flatnonzero(after == bool(stage))) for stage in (0, 1)]
-        return [(stage, self._part(rows)) for stage, rows in found if len(rows)]
+        return [(stage, self.piece(rows)[0]) for stage, rows in found if len(rows)]
 
-    def _part(self, rows: NDArray[np.intp]) -> Batch:
+    def piece(self, rows: NDArray[np.intp]) -> tuple[Batch, NDArray[np.intp]]:
+        """Return some rows as a separate batch, and the positions of their logits in `logit_rows`."""
+        if len(rows) == len(self.tokens):
+            return self, np.arange(len(self.logit_rows))
         place = np.full(len(self.tokens), -1, np.int32)
         place[rows] = np.arange(len(rows))
-        wanted = place[self.logit_rows]
-        return replace(
+        at = place[self.logit_rows]
+        wanted = np.flatnonzero(at >= 0)
+        piece = replace(
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
-            sequence=self.sequence[rows], logit_rows=wanted[wanted >= 0],
+            sequence=self.sequence[rows], logit_rows=at[wanted],
+            window_slots=None if self.window_slots is None else self.window_slots[rows],
         )  # fmt: skip
+        return piece, wanted
+
+    def merged(
+        self, kinds: Sequence[Rows], parts: Iterable[tuple[NDArray[np.intp], NDArray[np.intp], Sequence[NDArray[Any]]]]
+    ) -> list[NDArray[Any]]:
+        """Return arrays for the whole batch (T or L, ...), as `kinds` says, from the arrays of its pieces.
+
+        A part has the rows of a piece, the positions of their logits (see `piece`), and the piece's arrays.
+        """
+        counts = {"batch": len(self.tokens), "logits": len(self.logit_rows)}
+        found: list[NDArray[Any]] = []
+        for rows, wanted, own in parts:
+            pairs = list(zip(kinds, own, strict=True))
+            found = found or [np.empty((counts[kind], *array.shape[1:]), array.dtype) for kind, array in pairs]
+            for into, (kind, array) in zip(found, pairs, strict=True):
+                into[rows if kind == "batch" else wanted] = array
+        return found
 
     def wanted(self) -> Batch:
         """Return a batch of the tokens whose logits are requested, in the order of `logit_rows`; tokens may repeat."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError, Executable, Limits, Memory, TopK, TopKExecutable
 from localllm.backends.hybrid.cut import Side
 from localllm.base.notices import Notice, Setting
-from localllm.plan import F32, Batch, Tensor, Value
+from localllm.plan import F32, Batch, Rows, Tensor, Value
 from localllm.plan.rewrites.split import Split
 
 ONE_PLACE = Notice(
@@ -39,28 +39,31 @@ class HybridExecutable:
 
     def step(self, batch: Batch) -> F32:
         """Run the batch and return its logits, float32 (L, vocabulary), as a view that the next step overwrites."""
-        (logits,) = self._step(batch, lambda: [self.result()])
+        (logits,) = self._step(batch, ["logits"], lambda: [self.result()])
         return logits
 
     def step_top_k(self, batch: Batch, count: int) -> TopK:
         """Run the batch and return the `count` largest logits of each row."""
-        return TopK(*self._step(batch, lambda: self.result_top_k(count)))
+        return TopK(*self._step(batch, ["logits", "logits"], lambda: self.result_top_k(count)))
 
-    def _step(self, batch: Batch, result: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
+    def _step(
+        self, batch: Batch, kinds: Sequence[Rows], result: Callable[[], Sequence[NDArray[Any]]]
+    ) -> Sequence[NDArray[Any]]:
         """Run the batch piece by piece. Return the arrays of `result` (L, ...) for the whole batch."""
-        found: list[NDArray[Any]] = []
         pieces = self.pieces(batch)
-        for rows in pieces:
-            piece, wanted = _piece(batch, rows)
-            self.begin(piece)
+        if len(pieces) == 1:
+            self.begin(batch)
             self.run()
-            own = result()
-            if len(pieces) == 1:
-                return own
-            found = found or [np.empty((len(batch.logit_rows), *array.shape[1:]), array.dtype) for array in own]
-            for into, array in zip(found, own, strict=True):
-                into[wanted] = array
-        return found
+            return result()
+
+        def parts() -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Sequence[NDArray[Any]]]]:
+            for rows in pieces:
+                piece, wanted = batch.piece(rows)
+                self.begin(piece)
+                self.run()
+                yield rows, wanted, result()
+
+        return batch.merged(kinds, parts())
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the pieces of the side that splits the batch most finely.
@@ -114,10 +117,9 @@ class HybridExecutable:
 
     def read_bandwidth(self) -> float:
         """Return the bandwidth over all sides in bytes per second. The sides read one after the other, as in decode."""
-        pairs = [(bound.memory.weights_per_token, bound.read_bandwidth()) for bound in self._bound.values()]
-        if not all(pace for _, pace in pairs):
-            return 0.0
-        return sum(size for size, _ in pairs) / max(sum(size / pace for size, pace in pairs), 1e-9)
+        return joint_bandwidth(
+            [(each.memory.weights_per_token, each.read_bandwidth()) for each in self._bound.values()]
+        )
 
     def close(self) -> None:
         for executable in self._bound.values():
@@ -131,17 +133,8 @@ def sum_of(memories: Sequence[Memory]) -> Memory:
     return Memory(**{name: (max if name in positions else sum)(getattr(m, name) for m in memories) for name in names})
 
 
-def _piece(batch: Batch, rows: NDArray[np.intp]) -> tuple[Batch, NDArray[np.intp]]:
-    """Return some rows of a batch as a separate batch, and the positions of their logits in `logit_rows`."""
-    if len(rows) == len(batch.tokens):
-        return batch, np.arange(len(batch.logit_rows))
-    place = np.full(len(batch.tokens), -1, np.int32)
-    place[rows] = np.arange(len(rows))
-    at = place[batch.logit_rows]
-    wanted = np.flatnonzero(at >= 0)
-    window_slots = None if batch.window_slots is None else batch.window_slots[rows]
-    piece = replace(
-        batch, tokens=batch.tokens[rows], positions=batch.positions[rows], slots=batch.slots[rows],
-        sequence=batch.sequence[rows], logit_rows=at[wanted], window_slots=window_slots,
-    )  # fmt: skip
-    return piece, wanted
+def joint_bandwidth(pairs: Sequence[tuple[int, float]]) -> float:
+    """Return the bandwidth of parts that are read in turn, from their bytes and bandwidths; 0 if unknown."""
+    if not all(rate for _, rate in pairs):
+        return 0.0
+    return sum(size for size, _ in pairs) / max(sum(size / rate for size, rate in pairs), 1e-9)

@@ -49,7 +49,8 @@ class _Stage(Generic[Place]):
 def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
     """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one device.
 
-    Split before fusing: fuse the plans of the devices afterwards.
+    Split before fusing: fuse the plans of the devices afterwards. Heads for drafting go to the device of the last
+    operation as further stages, which are not in the order.
     """
     pairs = groupby(zip(places, plan.operations, strict=True), key=lambda pair: pair[0])
     stages = [_Stage(place, tuple([op for _, op in group])) for place, group in pairs]
@@ -68,6 +69,7 @@ def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
             operations=tuple(own),
             layers=tuple([plan.layers[n] for n, (of, _) in enumerate(layers) if of == place]),
             starts=(),
+            drafts=plan.drafts if place == stages[-1].place else (),
         )
         for place, own in operations.items()
     }
