@@ -19,16 +19,13 @@ from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
-from localllm.loading.drafters import with_drafter
+from localllm.loading.recording import Recording
 from localllm.models import (
     Config,
     Pooler,
     PoolingHead,
     architecture_of,
-    has_head,
     read_config,
-    record,
-    record_with_heads,
 )
 from localllm.options import LoadOptions
 from localllm.options.diffusion import CANVAS
@@ -88,18 +85,11 @@ def bind(
     diffuses = architecture.diffusion and not embeddings
     most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
     context = _within_positions(context_of(options.ctx_size, config, most), file, options)
-    tensors = weights or file.tensors
     speculation = options.speculation
     drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
-
-    def recorded(context: int) -> Plan:
-        if drafter is not None:
-            return with_drafter(file, drafter, tensors, context, speculation.most_drafted)
-        if drafts and has_head(config, architecture, tensors):
-            return record_with_heads(file.metadata, architecture, tensors, context, speculation.most_drafted)
-        return record(config, architecture, tensors, context, embeddings)
-
-    plan = recorded(context)
+    heads = speculation.most_drafted if drafts or drafter is not None else 0
+    recording = Recording(context, embeddings, heads)
+    plan = recording.plan(file, drafter, weights)
     pooler = None
     if embeddings or architecture.encoder:
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
@@ -123,7 +113,7 @@ def bind(
         limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
         if limits.positions < context:
             context = limits.positions
-            plan = recorded(context)
+            plan = replace(recording, context=context).plan(file, drafter, weights)
 
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
@@ -135,7 +125,7 @@ def bind(
     threads = threads_for(options.threads)
     backend = open_backend(options.backend, threads, options.device, checked=not options.force)
     if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
-        plan = record(config, architecture, tensors, context)  # layers on the GPU save more time than drafts
+        plan = Recording(context).plan(file, weights=weights)  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, threads)
     arranged, executable = bind_to(arranged, bound, not chosen, threads)
