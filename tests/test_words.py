@@ -18,6 +18,7 @@ FIGURES = {
     "localllm": 0.0,
     "localllm/base": 0.0,
     "localllm/cli": 0.0,
+    "localllm/cluster": 0.0,
     "localllm/constrained": 0.0,
     "localllm/convert": 0.0,
     "localllm/diffusion": 0.0,

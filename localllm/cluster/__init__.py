@@ -1,0 +1,17 @@
+"""One model on several processes or machines: its layers are split into stages that run one after the other.
+
+A stage has consecutive layers of the plan (`cut.py`, with the rewrite that also divides a plan between a GPU and the
+CPU): their weights, and the cache blocks and recurrent states of their cache layers. The first stage has the
+embeddings, n-gram tables included; the last has the output norm, the output and the heads for drafting.
+
+    front: engine, block tables, stage 0 --> stage 1 --> ... --> last stage --> front
+
+Every message travels this ring in order (`ring.py`), so a step, a copy of cache blocks and the next step reach every
+stage in the order in which the front sent them. A step carries its batch, with the front's block tables, and the values
+that cross the cut. Truncating, forking and releasing a sequence, and going back to an earlier recurrent state, only
+change the block tables, which the next step carries; copy-on-write sends a copy. On the CPU, the logits have the bits
+of one process.
+
+May import: base, plan, backends, gguf, engine, loading.
+Begin with: cut.py, then stage.py and executable.py; wire.py has the bytes of a message, zeromq.py the connections.
+"""

@@ -1,0 +1,52 @@
+"""A backend whose plans run in stages: the first stage here, on its own backend, and the others wherever `connect`
+starts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits, Progress
+from localllm.cluster.cut import Cut
+from localllm.cluster.executable import SplitExecutable
+from localllm.cluster.ring import Connect
+from localllm.cluster.stage import Layout, bind_stage
+from localllm.plan import Plan, Value
+
+
+class SplitBackend:
+    """Cuts plans with `cut` and binds the first stage to `first`, which it owns."""
+
+    def __init__(self, first: Backend, cut: Callable[[Plan], Cut], connect: Connect) -> None:
+        self.first, self._cut, self._connect = first, cut, connect
+        self.name = "stages"
+
+    def describe(self) -> str:
+        return f"stages; the first: {self.first.describe()}"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> SplitExecutable:
+        """Cut the plan, and bind its stages. Raises ClusterError if the plan cannot be cut so."""
+        cut = self._cut(plan)
+        layout = Layout(cut.firsts, limits, cache, tuple(sorted({value.index for value in keep})))
+        first = bind_stage(0, cut, layout, self.first, progress)
+        try:
+            ring = self._connect(cut, layout)
+        except BaseException:
+            first.close()
+            raise
+        try:
+            return SplitExecutable(cut, layout, first, ring)
+        except BaseException:
+            ring.close()
+            first.close()
+            raise
+
+    def close(self) -> None:
+        self.first.close()

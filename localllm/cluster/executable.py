@@ -1,0 +1,243 @@
+"""A plan over several stages behind the interface of one executable, which `Engine` runs like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError, TopK
+from localllm.backends.hybrid.executable import joint_bandwidth, sum_of
+from localllm.cluster.cut import Cut
+from localllm.cluster.errors import ClusterError, MessageError, StageLost
+from localllm.cluster.ring import Ring
+from localllm.cluster.stage import BLOCKS_BYTES, DESCRIBED, Arrays, Description, Layout, Stage, result_kinds, returned
+from localllm.cluster.wire import Kind, Message, batch_arrays, text_of
+from localllm.plan import F32, Batch, Rows, Tensor, Value
+
+MICRO_ROWS = 64  # minimum rows of a micro-batch: fewer use the processor worse than an idle stage does
+MICRO_BATCHES = 4  # micro-batches per stage; more shorten the time in which the pipe fills and empties
+MOST_MICRO_BATCHES = 32  # their answers must fit in the queues of the connections
+ONE_PROCESS = "can be measured or replaced only where all layers run in one process; load the model without stages"
+
+
+class SplitExecutable:
+    """Owns the first stage and the ring of the others. Only one thread at a time may use it."""
+
+    def __init__(self, cut: Cut, layout: Layout, first: Stage, ring: Ring) -> None:
+        self._cut, self._first, self._ring, self.limits = cut, first, ring, layout.limits
+        self._number = 0  # of the last request
+        self._lost: StageLost | None = None
+        self._values: dict[int, NDArray[Any]] = {}  # values of the last step or draft that came with its result
+        self._begun: Batch | None = None
+        self._logits: F32 = np.empty((0, cut.plan.logits.width), np.float32)
+        self._returned = returned(cut.plan)
+        self.stages = self._describe(layout)
+        self.memory = sum_of([stage.memory for stage in self.stages])
+        self.block_bytes = tuple([self.stages[stage].block_bytes[number] for stage, number in cut.layers])
+        self.cache_layout = self._layout()
+        self.max_top_k = self.stages[-1].max_top_k
+        # Rows of a step may be evaluated in several batches: on the CPU this does not change their bits.
+        fetched = set(layout.keep) - {
+            v.index for head in cut.plan.drafts for v in (head.hidden, head.logits, head.following)
+        }
+        self._divides = cut.plan.causal and not fetched and all(stage.backend == "cpu" for stage in self.stages)
+
+    def _describe(self, layout: Layout) -> list[Description]:
+        """Check that all stages fit together, and return their descriptions."""
+        digest = np.frombuffer(layout.digest(self._cut), np.uint8)
+        if self._cut.stages == 1:
+            return [self._first.description]
+        _, *arrays = self._answer(self._send(Kind.HELLO, (), (digest, *self._first.description.arrays())))
+        if len(arrays) != DESCRIBED * self._cut.stages:
+            raise MessageError(f"message: {self._cut.stages} stages should answer, found {len(arrays) // DESCRIBED}")
+        found = [Description.of(tuple(arrays[at : at + DESCRIBED])) for at in range(0, len(arrays), DESCRIBED)]
+        if any(len(d.block_bytes) != len(part.layers) for d, part in zip(found, self._cut.parts, strict=True)):
+            raise MessageError("message: a stage has another number of cache layers")
+        return found
+
+    def _layout(self) -> str:
+        runs = [(self.stages[s].cache_layout, list(group)) for s, group in groupby(s for s, _ in self._cut.layers)]
+        names = {name for name, _ in runs}
+        if len(names) <= 1:  # blocks fit an executable of one process
+            return names.pop() if names else self.stages[0].cache_layout
+        return ", ".join(f"{len(group)} of {name}" for name, group in runs)
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _send(self, kind: Kind, integers: tuple[int, ...] = (), arrays: Arrays = ()) -> int:
+        """Send a request to the other stages, and return its number."""
+        if self._lost is not None:
+            raise self._lost
+        self._number += 1
+        try:
+            self._ring.send(Message(kind, self._number, integers, arrays))
+        except StageLost as error:
+            self._lost = error
+            raise
+        return self._number
+
+    def _answer(self, number: int) -> Arrays:
+        """Return the arrays that answer request `number`. Answers of earlier, interrupted requests are skipped."""
+        if self._lost is not None:
+            raise self._lost
+        while True:
+            try:
+                message = self._ring.receive()
+                if message.number > number or message.kind not in (Kind.RESULT, Kind.ERROR):
+                    raise StageLost(f"the stages answered request {message.number} instead of {number}")
+            except StageLost as error:
+                self._lost = error
+                raise
+            if message.kind is Kind.ERROR:
+                stage, kind = message.integers if len(message.integers) == 2 else (-1, 0)
+                if message.number == number or kind == Kind.COPY:  # a copy has no answer unless it fails
+                    text = text_of(message.arrays[0]) if message.arrays else "unknown error"
+                    raise ClusterError(text) if kind == Kind.HELLO else BackendError(f"stage {stage}: {text}")
+            elif message.number == number:
+                return message.arrays
+
+    # -- stepping --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> F32:
+        """Run the batch and return its logits, float32 (L, vocabulary)."""
+        return self._step(batch, 0)[0]
+
+    def step_top_k(self, batch: Batch, count: int) -> TopK:
+        """Run the batch and return the `count` largest logits of each row."""
+        return TopK(*self._step(batch, count)[:2])
+
+    def _step(self, batch: Batch, top_k: int) -> Arrays:
+        pieces = self._micro_batches(batch)
+        if len(pieces) == 1:
+            found = self._collect(self._submit(batch, top_k), batch, top_k)
+        else:
+            parts = [(rows, *batch.piece(rows)) for rows in pieces]
+            running = [(rows, part, wanted, self._submit(part, top_k)) for rows, part, wanted in parts]
+            results = ((rows, wanted, self._collect(own, part, top_k)) for rows, part, wanted, own in running)
+            found = tuple(batch.merged(result_kinds(self._returned, top_k), results))
+        extra = found[len(found) - len(self._returned) :]
+        self._values = {value.index: array for value, array in zip(self._returned, extra, strict=True)}
+        return found
+
+    def _submit(self, batch: Batch, top_k: int) -> int | Arrays:
+        """Run the first stage and send its values on. Return the request's number, or the result if it is the last."""
+        found = self._first.step(batch, (), top_k)
+        if self._first.is_last:
+            return found
+        windowed = batch.window_slots is not None
+        return self._send(Kind.STEP, (top_k, int(windowed)), (*batch_arrays(batch), *found))
+
+    def _collect(self, running: int | Arrays, batch: Batch, top_k: int) -> Arrays:
+        """Return the result of a submitted batch."""
+        found = self._answer(running) if isinstance(running, int) else running
+        of = result_kinds(self._returned, top_k)
+        if len(found) != len(of) or any(len(a) != _count(batch, r) for a, r in zip(found, of, strict=True)):
+            raise MessageError("message: a result has another number of arrays or rows than its step")
+        return found
+
+    def _micro_batches(self, batch: Batch) -> list[NDArray[np.intp]]:
+        """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy."""
+        rows, stages = len(batch.tokens), self._cut.stages
+        count = (
+            min(rows // MICRO_ROWS, MICRO_BATCHES * stages, MOST_MICRO_BATCHES) if stages > 1 and self._divides else 1
+        )
+        return np.array_split(np.arange(rows), max(count, 1))
+
+    def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
+        """Run a head for drafting, in the last stage."""
+        if self._first.is_last:
+            found = self._first.draft(batch, hidden, head)
+        else:
+            integers = head, int(batch.window_slots is not None)
+            found = self._answer(self._send(Kind.DRAFT, integers, (*batch_arrays(batch), hidden)))
+        of = self._cut.plan.drafts[head]
+        self._values = {of.logits.index: found[0], of.following.index: found[1]}
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        return [np.arange(len(batch.tokens))]
+
+    def begin(self, batch: Batch) -> None:
+        self._begun = batch
+
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        """Run the batch of `begin` through all stages."""
+        assert not received, "the plan is whole: it receives nothing"
+        assert self._begun is not None, "begin loads the batch"
+        self._logits = self.step(self._begun)
+        return []
+
+    def result(self) -> F32:
+        return self._logits
+
+    # -- the rest of the interface ---------------------------------------------------------------------------------
+
+    def value(self, value: Value) -> F32:
+        found = self._values.get(value.index)
+        if found is not None:
+            return found
+        stage = self._cut.stage_of(value)
+        if not stage:
+            return self._first.executable.value(value)
+        (found,) = self._answer(self._send(Kind.VALUE, (stage, value.index)))
+        return found
+
+    def routing(self, out: Value) -> NoReturn:
+        raise BackendError(f"the experts of tokens {ONE_PROCESS}")
+
+    def replace(self, weight: Tensor) -> NoReturn:
+        raise BackendError(f"weights {ONE_PROCESS}")
+
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
+        self._first.executable.copy_blocks(source, target, windowed)  # checks the numbers, so the others cannot fail
+        if not self._first.is_last:
+            self._send(Kind.COPY, (int(windowed),), (_int32(source), _int32(target)))
+
+    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
+        stage, number = self._cut.layers[layer]
+        if not stage:
+            return self._first.executable.read_blocks(number, numbers)
+        parts = self._portions(layer, numbers)
+        found = [self._answer(self._send(Kind.READ, (stage, number), (_int32(part),)))[0] for part in parts]
+        return np.concatenate(found) if found else np.empty((0, self.block_bytes[layer]), np.uint8)
+
+    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
+        """Write blocks that `read_blocks` returned; a portion with infinity or NaN raises BackendError."""
+        stage, number = self._cut.layers[layer]
+        if not stage:
+            self._first.executable.write_blocks(number, numbers, content)
+            return
+        at = 0
+        for part in self._portions(layer, numbers):
+            arrays = _int32(part), np.ascontiguousarray(content[at : at + len(part)])
+            self._answer(self._send(Kind.WRITE, (stage, number), arrays))
+            at += len(part)
+
+    def _portions(self, layer: int, numbers: np.ndarray) -> list[np.ndarray]:
+        """Return block numbers in portions that fit in a message."""
+        size = max(1, BLOCKS_BYTES // self.block_bytes[layer])
+        return [numbers[at : at + size] for at in range(0, len(numbers), size)]
+
+    def read_bandwidth(self) -> float:
+        """Return the bandwidth over all stages in bytes per second. The stages read one after the other."""
+        rates = [self._first.executable.read_bandwidth()]
+        for stage in range(1, self._cut.stages):
+            (rate,) = self._answer(self._send(Kind.BANDWIDTH, (stage,)))
+            rates.append(float(rate[0]))
+        weights = [stage.memory.weights_per_token for stage in self.stages]
+        return joint_bandwidth(list(zip(weights, rates, strict=True)))
+
+    def close(self) -> None:
+        self._ring.close()
+        self._first.close()
+
+
+def _count(batch: Batch, rows: Rows) -> int:
+    return len(batch.tokens) if rows == "batch" else len(batch.logit_rows)
+
+
+def _int32(numbers: NDArray[Any]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(numbers, np.int32)

@@ -1,0 +1,199 @@
+"""Stages in other processes, over ZeroMQ with CURVE: every connection is encrypted, and both sides prove their keys.
+
+Each process of a ring has an `Endpoint`: it listens for the previous process and connects to the next. The
+starter of the processes passes addresses and public keys on: first each accepts the previous one, then each connects. A
+connection that ends is noticed at once, and a machine that no longer answers within LATE seconds. A stage then tells
+the front, through the rest of the ring.
+
+Importing this module imports pyzmq (extra `[ray]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import NamedTuple
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from localllm.cluster.errors import MessageError, StageLost
+from localllm.cluster.stage import Stage
+from localllm.cluster.wire import Kind, Message, decode, encode, text_array
+
+LATE = 1.2  # seconds without a sign of life until a connection counts as lost
+_BEAT = 0.3  # seconds between signs of life
+QUEUED = 64  # messages that may wait on each side of a connection
+_HANDSHAKE = 5.0  # seconds for a stranger to prove its key
+_LINGER = 500  # milliseconds for which a closing process still sends its last message
+_PREVIOUS = "the connection from the previous stage ended; its process or machine is gone"
+_NEXT = "the connection to the next stage ended; its process or machine is gone"
+_ENCRYPTION = 64  # bytes that CURVE adds to a message, rounded up
+_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+
+
+class Peer(NamedTuple):
+    """Where a process of a ring listens, and its public key."""
+
+    address: str  # tcp://HOST:PORT
+    public_key: bytes
+
+
+class Endpoint:
+    """The place of one process in a ring. Use it in one thread at a time."""
+
+    def __init__(self, most_bytes: int, host: str = "127.0.0.1", patience: float = 60.0) -> None:
+        """`most_bytes` is the size of the largest message to accept; `host` is the interface to listen on.
+
+        `patience` is the number of seconds that a message may wait until the next process takes it.
+        """
+        public, self._secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._allowed: set[bytes] = set()  # keys of the previous process
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", self)
+        self._pull, self._push = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        self._pull.maxmsgsize = most_bytes + _ENCRYPTION
+        self._pull.curve_secretkey, self._pull.curve_publickey = self._secret, public
+        self._pull.curve_server = True
+        for socket in (self._pull, self._push):
+            socket.linger = _LINGER
+            socket.hwm = QUEUED
+            socket.handshake_ivl = round(1000 * _HANDSHAKE)
+            socket.heartbeat_ivl = round(1000 * _BEAT)
+            socket.heartbeat_timeout = round(1000 * (LATE - _BEAT))
+        self._push.immediate = True  # without a connection, sending waits and then fails
+        self._patience = patience
+        events = zmq.Event.DISCONNECTED | _FAILED
+        self._monitors = {s: _Monitor(s.get_monitor_socket(events)) for s in (self._pull, self._push)}
+        self._poller = zmq.Poller()
+        for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
+            self._poller.register(pollable, zmq.POLLIN)
+        port = self._pull.bind_to_random_port(f"tcp://{host}")
+        self.peer = Peer(f"tcp://{host}:{port}", public)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a process with this public key may send. pyzmq's authenticator calls this."""
+        return key in self._allowed
+
+    def accept(self, previous_key: bytes) -> None:
+        """Accept messages from the process with this public key. It may connect only afterwards: ZeroMQ does not try
+        again once it was turned away.
+        """
+        self._allowed.add(previous_key)
+
+    def connect(self, following: Peer) -> None:
+        """Connect to the next process, which has accepted this one."""
+        self._push.curve_serverkey = following.public_key
+        self._push.curve_secretkey, self._push.curve_publickey = self._secret, self.peer.public_key
+        self._push.connect(following.address)
+
+    def send(self, data: bytes) -> None:
+        """Send to the next process. Raises StageLost if its connection ended, or if it does not take messages."""
+        try:
+            self._push.send(data, zmq.NOBLOCK)
+            return
+        except zmq.Again:
+            pass
+        until = monotonic() + self._patience
+        monitor = self._monitors[self._push]
+        waiting = zmq.Poller()
+        waiting.register(self._push, zmq.POLLOUT)
+        waiting.register(monitor.socket, zmq.POLLIN)
+        while (left := until - monotonic()) > 0:
+            if monitor.lost():
+                raise StageLost(_NEXT)
+            if self._push in dict(waiting.poll(round(1000 * left))):
+                self._push.send(data)
+                return
+        raise StageLost(f"the next stage takes no messages for {self._patience:g} s; it hangs, or was not started")
+
+    def receive(self, patience: float | None = None) -> bytes:
+        """Return the next message. Raises StageLost if a connection ends, or after `patience` seconds (None: never)."""
+        until = None if patience is None else monotonic() + patience
+        while True:
+            timeout = None if until is None else max(0, round(1000 * (until - monotonic())))
+            ready = dict(self._poller.poll(timeout))
+            if self._pull in ready:
+                return self._pull.recv()
+            if self._monitors[self._pull].lost():
+                raise StageLost(_PREVIOUS)
+            if self._monitors[self._push].lost():
+                raise StageLost(_NEXT)
+            if until is not None and monotonic() >= until:
+                raise StageLost(f"no answer within {patience:g} s; a stage hangs, or its network is too slow")
+
+    def close(self) -> None:
+        for socket, monitor in self._monitors.items():
+            socket.disable_monitor()
+            monitor.socket.close(0)
+            socket.close()
+        self._authenticator.stop()
+        self._context.term()
+
+
+class _Monitor:
+    """Finds out whether an accepted connection ended. A stranger whose handshake failed does not count."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self._failed = 0  # handshakes that failed, whose connections have not ended yet
+        self._lost = False
+
+    def lost(self) -> bool:
+        while not self._lost and self.socket.poll(0):
+            if recv_monitor_message(self.socket)["event"] != zmq.Event.DISCONNECTED:
+                self._failed += 1
+            elif self._failed:
+                self._failed -= 1
+            else:
+                self._lost = True
+        return self._lost
+
+
+class ZmqRing:
+    """The other stages, in processes that `serve`."""
+
+    def __init__(self, endpoint: Endpoint, patience: float = 60.0, closing: Callable[[], None] = lambda: None) -> None:
+        """`patience` is the number of seconds to wait for an answer. `closing` is called after the connections end."""
+        self._endpoint, self._patience, self._closing = endpoint, patience, closing
+
+    def send(self, message: Message) -> None:
+        self._endpoint.send(encode(message))
+
+    def receive(self) -> Message:
+        try:
+            return decode(self._endpoint.receive(self._patience))
+        except MessageError as error:
+            raise StageLost(str(error)) from None
+
+    def close(self) -> None:
+        self._endpoint.close()
+        self._closing()
+
+
+def serve(stage: Stage, endpoint: Endpoint) -> StageLost:
+    """Handle messages until a connection ends, and report it to the next process. Return the reason.
+
+    The stage keeps its weights: it can serve again in another ring.
+    """
+    while True:
+        try:
+            message = decode(endpoint.receive())
+            answer = stage.handle(message)
+            if answer is not None:
+                endpoint.send(encode(answer))
+        except MessageError as error:  # the sender is authentic, so it is another version, or broken
+            _tell(endpoint, stage.number, f"stage {stage.number}: {error}")
+        except StageLost as error:
+            _tell(endpoint, stage.number, f"stage {stage.number}: {error}")
+            return error
+
+
+def _tell(endpoint: Endpoint, stage: int, text: str) -> None:
+    """Send a message with number 0, on which the front gives up the ring."""
+    with suppress(StageLost):
+        endpoint.send(encode(Message(Kind.ERROR, 0, (stage, 0), (text_array(text),))))
