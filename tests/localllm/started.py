@@ -35,7 +35,7 @@ Streams = tuple[int, int, int]  # file descriptors of stdin, stdout and stderr
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:
-    """Return whether imports read none of these variables, and the system has the calls that are used here."""
+    """Return whether no import reads these variables, and the system has the calls that this module uses."""
     return hasattr(os, "pidfd_open") and not any(name.startswith(READ_BY_IMPORTS) for name in environ)
 
 
@@ -119,6 +119,9 @@ def serve(descriptor: int) -> Callable[[], int]:
         importlib.import_module(f"localllm.cli.commands.{command}")
     importlib.import_module("localllm.backends.cpu.backend")
     gc.freeze()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # pytest may have been started with ignored signals
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     connection = socket.socket(fileno=descriptor)
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, _MOST, 4)
@@ -139,7 +142,7 @@ def serve(descriptor: int) -> Callable[[], int]:
 
 
 def _watch(program: int, told: int) -> None:
-    """Send the program's process id and exit code. Kill the program when nobody reads them any longer."""
+    """Send the program's process id and exit code. Kill the program when no process can read them."""
     os.write(told, _NUMBER.pack(program))
     ended, poll = os.pidfd_open(program), select.poll()
     poll.register(ended, select.POLLIN)

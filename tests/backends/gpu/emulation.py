@@ -45,7 +45,7 @@ WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
 
 @cache
 def _compiler() -> str:
-    """Return what a kernel depends on beside its source."""
+    """Return the part of a kernel's key that is the same for all kernels."""
     assert COMPILER is not None, WHY_NOT
     version = subprocess.run([COMPILER, "--version"], check=True, capture_output=True, text=True).stdout
     return "\n".join((version, *OPTIONS, *LIBRARIES))
