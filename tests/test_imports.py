@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -83,11 +84,12 @@ def room(module: str) -> str:
     return "" if found == "__main__" else found
 
 
-def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
+@cache
+def imports(path: Path, *, only_at_import: bool = False) -> frozenset[str]:
     """Return the modules that a file imports. With `only_at_import`, only imports that run when the file is
     imported.
     """
-    found = set()
+    found: set[str] = set()
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -107,7 +109,7 @@ def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
         )
         if not (only_at_import and lazy):
             nodes += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 # -- rooms -----------------------------------------------------------------------------------------------------------
@@ -247,10 +249,10 @@ def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
     return found
 
 
-def circle(files: Mapping[str, Path]) -> list[str]:
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
     """Return modules that form an import cycle, or an empty list."""
     try:
-        TopologicalSorter(graph(files)).prepare()
+        TopologicalSorter(edges).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -261,7 +263,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     edges = graph(files)
     assert {"localllm.engine", "localllm.tokenizer"} <= edges["localllm.generation.core"]  # imported by package name
     assert "localllm.generation.speculation.setup" in edges["localllm.loading.predictor"]  # for type checkers only
-    assert circle(files) == []
+    assert circle(edges) == []
 
 
 @pytest.mark.parametrize(
@@ -271,6 +273,6 @@ def test_a_circle_is_found_however_it_hides(tmp_path: Path, late: str) -> None:
     for name, text in (("a", late), ("b", "from c import y"), ("c", "import a"), ("d", "import a")):
         (tmp_path / f"{name}.py").write_text(text)
     files = {module(path, tmp_path): path for path in tmp_path.iterdir()}
-    assert set(circle(files)) == {"a", "b", "c"}
+    assert set(circle(graph(files))) == {"a", "b", "c"}
     (tmp_path / "c.py").write_text("")
-    assert circle(files) == []
+    assert circle(graph(files)) == []

@@ -81,9 +81,8 @@ def count(paths: Iterable[Path]) -> tuple[int, list[tuple[Path, str, int]]]:
     return words, found
 
 
-def rate(paths: Iterable[Path]) -> float:
-    """Return the number of phrases per 10,000 words."""
-    words, found = count(paths)
+def rate(words: int, found: Iterable[tuple[Path, str, int]]) -> float:
+    """Return the number of phrases per 10,000 words, of what `count` returns."""
     return 1e4 * sum(hits for _, _, hits in found) / max(words, 1)
 
 
@@ -98,7 +97,7 @@ def main() -> None:
         by_file[file] += hits
     for file, hits in by_file.most_common(10):
         print(f"{hits:5d}  {file}")
-    print(f"{rate(paths):.1f} phrases per 10,000 words; {words} words")
+    print(f"{rate(words, found):.1f} phrases per 10,000 words; {words} words")
 
 
 if __name__ == "__main__":

@@ -107,15 +107,21 @@ class Hub:
         return Listing(name if same else repo, commit, {file.path: file for file in files if file is not None})
 
     def search(self, words: str, most: int) -> list[FoundRepo]:
-        """Return up to `most` repositories with GGUF files whose names contain the words, most downloaded first."""
-        from huggingface_hub import errors
+        """Return up to `most` repositories with GGUF files whose names contain the words, most downloaded first.
 
-        facts: Any = ["downloads", "likes", "gated", "gguf"]
+        The library's own search has no timeout, and repeats a failed request for 23 s.
+        """
+        from huggingface_hub import errors, get_session, hf_raise_for_status
+
+        asked: dict[str, Any] = {"search": words, "filter": "gguf", "sort": "downloads", "limit": most}
+        asked["expand"] = ["downloads", "likes", "gated", "gguf"]
         with self._explained(words), brief():
             try:
-                found = self._api.list_models(search=words, filter="gguf", sort="downloads", limit=most, expand=facts)
-                return [repo for each in found if (repo := _found(each)) is not None][:most]
-            except (errors.HfHubHTTPError, errors.HFValidationError):
+                address = f"{self.endpoint}/api/models"
+                response = get_session().get(address, params=asked, headers=_headers(), timeout=_SECONDS)
+                hf_raise_for_status(response)
+                return [repo for each in response.json() if (repo := _found(each)) is not None][:most]
+            except errors.HfHubHTTPError:
                 raise
             except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
                 raise StoreError(f"{self.host} does not answer like a Hugging Face hub; check HF_ENDPOINT") from None
@@ -137,12 +143,9 @@ class Hub:
 
         Raises Interrupted if the connection is lost or the server is busy.
         """
-        from huggingface_hub import constants, get_session, get_token, hf_raise_for_status
+        from huggingface_hub import constants, get_session, hf_raise_for_status
 
-        headers = {"User-Agent": f"localllm/{__version__}", "Accept-Encoding": "identity"}
-        token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"  # httpx drops it when redirected to another host
+        headers = {**_headers(), "Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
         seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -216,6 +219,17 @@ class Hub:
             raise StoreError(f"cannot reach {self.host}: {_reason(error)}; check the network, or HF_ENDPOINT") from None
 
 
+def _headers() -> dict[str, str]:
+    """Return the headers of a request that this module makes itself."""
+    from huggingface_hub import constants, get_token
+
+    headers = {"User-Agent": f"localllm/{__version__}"}
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    if token:
+        headers["Authorization"] = f"Bearer {token}"  # httpx drops it when redirected to another host
+    return headers
+
+
 def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None:
     """Return a file as a Remote, or None if the hub's response has invalid values for it."""
     large = lfs is not None
@@ -232,17 +246,19 @@ def _remote(path: object, size: object, lfs: Any, blob: object) -> Remote | None
     return Remote(path, size, digest) if usable else None  # type: ignore[arg-type]
 
 
-def _found(info: Any) -> FoundRepo | None:
+def _found(facts: Mapping[str, Any]) -> FoundRepo | None:
     """Return a search result, or None if its name is invalid."""
-    if not isinstance(info.id, str) or not OWNER_AND_REPO.fullmatch(info.id):
+    repo = facts["id"]
+    if not isinstance(repo, str) or not OWNER_AND_REPO.fullmatch(repo):
         return None
-    gguf = info.gguf if isinstance(info.gguf, dict) else {}
-    counts = info.downloads, info.likes, gguf.get("total")
+    gguf = found if isinstance(found := facts.get("gguf"), dict) else {}
+    counts = facts.get("downloads"), facts.get("likes"), gguf.get("total")
     downloads, likes, parameters = (each if type(each) is int and each >= 0 else 0 for each in counts)
     architecture = gguf.get("architecture")
     return FoundRepo(
-        info.id, downloads, likes, parameters, architecture if isinstance(architecture, str) else "", bool(info.gated)
-    )
+        repo, downloads, likes, parameters, architecture if isinstance(architecture, str) else "",
+        bool(facts.get("gated")),
+    )  # fmt: skip
 
 
 def _transport_error() -> type[Exception]:

@@ -96,10 +96,16 @@ def listed(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> dict[str, Kinds]:
+def _described(kind: type[msgspec.Struct]) -> inspect.StructType:
+    """Return the description of a struct and of all structs in it, which takes up to 20 ms to make."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: _kinds(field.type) for field in info.fields}
+    return info
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Kinds]:
+    return {field.encode_name: _kinds(field.type) for field in _described(kind).fields}
 
 
 def _kinds(kind: inspect.Type) -> Kinds:
@@ -137,7 +143,7 @@ def _explained(error: msgspec.ValidationError, path: str, data: Any, kind: type[
     missing = re.match(r"Object missing required field `(\w+)`", str(error))
     if missing:
         return missing[1], MISSING
-    kinds: Kinds = (inspect.type_info(kind),)
+    kinds: Kinds = (_described(kind),)
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
         if name:
             kinds = next(_fields(each.cls)[name] for each in kinds if isinstance(each, inspect.StructType))

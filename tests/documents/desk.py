@@ -19,6 +19,7 @@ from pathlib import Path
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.hub.short_names import KNOWN
 from localllm.loading.resolve import resolve
+from tests.localllm import started
 from tests.localllm.convert.support import HF
 from tests.localllm.diffusion.test_diffusion import write_diffusion
 from tests.localllm.hub.hub_server import HubServer, Repo, serving
@@ -31,8 +32,9 @@ ADDRESS = re.compile(r"(?:https?://)?(?:127\.0\.0\.1|localhost):8080|https://gpu
 QUIET = ("run", "embed")  # they read what is piped to them as well
 TEXT = "The cat sat on the mat. It was a good day, and the cat was happy. Then a dog came by. " * 80
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
+STARTED = Path(started.__file__)
 PROGRAMS = {
-    "localllm": f'exec {shlex.quote(sys.executable)} -m localllm "$@"',
+    "localllm": f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(STARTED))} "$TEMPLATE" "$@"',
     "python": f'exec {shlex.quote(sys.executable)} "$@"',
     "llama-bench": 'echo \'[{"avg_ts": 100.0, "build_commit": "abc1234"}]\'',  # another program's part of a comparison
 }
@@ -126,6 +128,7 @@ class Desk:
             (self.folder / shared).symlink_to(REPOSITORY / shared)
         FILES["model.gguf"](self.home / "models" / "small.gguf")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALLLM_", "XDG_", "HF_"))}
+        self.passed = [started.template().connection.fileno()]  # to each command, which forks from it
         self.environment = {
             **kept,
             "HOME": str(self.home),
@@ -138,6 +141,7 @@ class Desk:
             "BROWSER": "true",
             "LOCALLLM_REPETITIONS": "1",  # of a benchmark
             "LOCALLLM_PREDICT": "64",
+            "TEMPLATE": str(started.template().connection.fileno()),
         }
 
     def run(self, command: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -159,7 +163,7 @@ class Desk:
             shell, typed = [sys.executable, "-c", ON_TERMINAL, command], "y\n"
         return subprocess.run(
             shell, input=("" if name in QUIET else "Hello!\n") if typed is None else typed,
-            cwd=self.folder, env=environment, capture_output=True, encoding="utf-8", timeout=120,
+            cwd=self.folder, env=environment, capture_output=True, encoding="utf-8", timeout=120, pass_fds=self.passed,
         )  # fmt: skip
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
@@ -193,7 +197,7 @@ class Desk:
             process = subprocess.Popen(
                 ["bash", "-c", re.sub(r"\blocalllm ", "exec localllm ", command, count=1) + " --port 0"],
                 cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=to, stderr=to,
-                preexec_fn=default_signals,
+                preexec_fn=default_signals, pass_fds=self.passed,
             )  # fmt: skip
         while not (found := re.search(r"listening on (http://\S+)", log.read_text())):
             assert process.poll() is None, log.read_text()

@@ -14,8 +14,11 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -23,6 +26,7 @@ import numpy as np
 
 from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
+from tests.localllm.started import Started, can_fork
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-c", "import sys; from localllm.cli.main import main; sys.exit(main())"]
@@ -99,11 +103,45 @@ def localllm(
     *words: object, stdin: str | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the program. Without `stdin`, the input is empty. `environ` adds environment variables."""
-    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    given["env"] = {**os.environ, **(environ or {})}
-    return subprocess.run(
-        [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
-    )
+    command, environ = [*PROGRAM, *map(str, words)], environ or {}
+    if not can_fork(environ):
+        return subprocess.run(
+            command, input=stdin or "", capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+    with (
+        TemporaryFile("w+", encoding="utf-8") as out,
+        TemporaryFile("w+", encoding="utf-8") as err,
+        _input(stdin) as given,
+    ):
+        started = Started([*map(str, words)], (given, out.fileno(), err.fileno()), {**os.environ, **environ})
+        try:
+            code = started.wait(120)
+        finally:
+            started.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
+@contextmanager
+def _input(text: str | None) -> Iterator[int]:
+    """Open a pipe with a text, or an empty device."""
+    if text is None:
+        reading = os.open(os.devnull, os.O_RDONLY)
+    else:
+        reading, writing = os.pipe()
+        thread = Thread(target=_write, args=(writing, text.encode()), daemon=True)
+        thread.start()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with suppress(BrokenPipeError), open(descriptor, "wb") as pipe:
+        pipe.write(data)
 
 
 class Terminal:
@@ -121,16 +159,15 @@ class Terminal:
         if columns:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            ["sh", "-i"] if shell else [*PROGRAM, *map(str, words)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=REPOSITORY,
-            env={**around, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PS1": "$ ", "ENV": "", **(environ or {})},
-            start_new_session=True,
-            preexec_fn=self._prepare,
-        )
+        environ = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PS1": "$ ", "ENV": "", **(environ or {})}
+        self.process: Started | subprocess.Popen[bytes]
+        if can_fork(environ) and not shell:
+            self.process = Started([*map(str, words)], (slave, slave, slave), {**around, **environ}, terminal=True)
+        else:
+            self.process = subprocess.Popen(
+                ["sh", "-i"] if shell else [*PROGRAM, *map(str, words)], stdin=slave, stdout=slave, stderr=slave,
+                cwd=REPOSITORY, env={**around, **environ}, start_new_session=True, preexec_fn=self._prepare,
+            )  # fmt: skip
         os.close(slave)
         self.seen = self.written = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character

@@ -20,7 +20,8 @@ from localllm.engine import ContextFull
 from localllm.gguf import open_gguf
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.model import Model
-from tests.localllm.support import PROGRAM, write_model
+from tests.localllm.support import localllm as program
+from tests.localllm.support import write_model
 from tests.models.kit import EMBEDDERS, KitModel
 from tests.models.support import Driver, nmse, open_model, plan_of
 from tests.models.test_embeddings import pooler_of
@@ -183,8 +184,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 def embed(*words: object, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*PROGRAM, "embed", *map(str, words), "-ctk", "f32", "-ctv", "f32"]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120)
+    return program("embed", *words, "-ctk", "f32", "-ctv", "f32", stdin=typed)
 
 
 def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:

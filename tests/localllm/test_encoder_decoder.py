@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from localllm.server.served import Served
 from tests.localllm import t5
 from tests.localllm.generation.support import ask, scheduled
 from tests.localllm.server.test_together import client, opened
-from tests.localllm.support import PROGRAM
+from tests.localllm.support import localllm as run
 from tests.localllm.test_embedding import expected, write_t5
 
 PROMPTS = list(t5.ANSWERS)
@@ -63,11 +62,6 @@ def test_a_given_beginning_of_the_answer(model: Model) -> None:
 
 
 def test_the_command_line(path: Path, tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
-        )
-
     greedy = ("--temp", "0", "-n", "15", "-ctk", "f32", "-ctv", "f32")
     done = run("run", str(path), PROMPTS[0], *greedy)
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -47,6 +49,8 @@ def cuda() -> Backend:
     return CudaBackend(cache=None)
 
 
+UNUSED = 30 * 24 * 3600.0  # seconds after which an emulated kernel is deleted
+
 CARDS: dict[str, Callable[[], Backend]] = {
     **{name: partial(OpenClBackend, number, cache=None) for name, number in others().items()}, "cuda": cuda
 }  # fmt: skip
@@ -71,13 +75,16 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide the cache folder of emulated kernels. All pytest-xdist workers share the folder, so each kernel
-    is compiled once.
+def folder() -> Path:
+    """Provide the cache folder of emulated kernels. All pytest-xdist workers and later runs share the folder, so each
+    kernel is compiled once.
     """
-    base = tmp_path_factory.getbasetemp()
-    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
-    found.mkdir(exist_ok=True)
+    found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-emulated"
+    found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for library in found.glob("*.so"):
+        with suppress(FileNotFoundError):  # another worker has deleted it
+            if time() - library.stat().st_mtime > UNUSED:
+                library.unlink()
     return found
 
 

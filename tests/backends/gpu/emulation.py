@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +41,14 @@ OPTIONS = (
 LIBRARIES = ("-lm", "-lc", "-lgcc")
 COMPILER = next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
 WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
+
+
+@cache
+def _compiler() -> str:
+    """Return the part of a kernel's key that is the same for all kernels."""
+    assert COMPILER is not None, WHY_NOT
+    version = subprocess.run([COMPILER, "--version"], check=True, capture_output=True, text=True).stdout
+    return "\n".join((version, *OPTIONS, *LIBRARIES))
 
 
 class EmulatedDevice:
@@ -94,8 +104,10 @@ class EmulatedDevice:
         given = "".join(f"#define EMULATED_COPY {found[1]}\n" for found in [copy] if found)
         given += f"#define __CUDA_ARCH__ {self.facts.compute.removeprefix('sm_')}0\n"
         text = "".join((given, HEADER.read_text(encoding="utf-8"), source, run))
-        library = self._folder / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".so")
-        if not library.exists():
+        library = self._folder / (hashlib.sha256((_compiler() + text).encode()).hexdigest()[:24] + ".so")
+        try:
+            os.utime(library)  # it is in use
+        except FileNotFoundError:
             with TemporaryDirectory(dir=self._folder) as own:  # another process may be compiling the same kernel
                 path, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
                 path.write_text(text, encoding="utf-8")

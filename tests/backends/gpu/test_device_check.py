@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import localllm
+import localllm.quant.codecache
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Limits, WrongResults
 from localllm.backends.gpu.bind import program
 from localllm.backends.gpu.cachetypes import CACHE
@@ -424,7 +425,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(OpenClDevice, "compile", compile_)
     monkeypatch.setattr("localllm.backends._CARDS", ((localllm.backends.BACKENDS["opencl"], ("/",), ""),))
-    monkeypatch.setattr("localllm.quant.codecache.default_folder", lambda kind: tmp_path / kind)
+    kept = localllm.quant.codecache.default_folder
+    monkeypatch.setattr(
+        "localllm.quant.codecache.default_folder", lambda kind: tmp_path / kind if kind == "gpu" else kept(kind)
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -317,16 +316,8 @@ def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path)
     """The note about an untrusted cache appears once, although the model and its draft both open the cache."""
     (cache := tmp_path / "cache").mkdir()
     cache.chmod(0o777)
-    words = [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "2", "-md", str(tiny), "--backend", "cpu"]
-    done = subprocess.run(
-        words,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
+    words = ["run", tiny, "hi", "--raw", "-n", "2", "-md", tiny, "--backend", "cpu"]
+    done = localllm(*words, environ={"XDG_CACHE_HOME": str(cache)})
     told = f"compiled code cannot be saved, so every start is slower: other users can write {cache}; chmod go-w {cache}"
     first, *others = done.stderr.splitlines()
     assert (done.returncode, first) == (0, f"note: {told}")

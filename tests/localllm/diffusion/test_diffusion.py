@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from localllm.diffusion.reading import Masking
 from localllm.engine import ContextFull
 from localllm.model import Model
 from localllm.options import DiffusionOptions, OptionError, SamplingOptions
-from tests.localllm.support import PROGRAM, write_model
+from tests.localllm.support import localllm as program
+from tests.localllm.support import write_model
 from tests.models.support import Driver, bind_reference, open_model, plan_of
 
 MASK = 0
@@ -170,14 +170,7 @@ def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
 
 
 def run(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *map(str, words)],
-        capture_output=True,
-        text=True,
-        input="",
-        timeout=120,
-        env=os.environ | environ,
-    )
+    return program(*words, stdin="", environ=environ)
 
 
 def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.models.kit import KIT
 from tests.models.tiny_families import FAMILIES
 
 WINDOW, CONTEXT, PAST = 100, 1500, 256  # tokens
+AGREEING = 480  # tokens for the reference backend, which is slow: a third more than the blocks of a window hold
 IDS = np.random.RandomState(3).randint(0, 29, 1100).tolist()
 Opener = tuple[Path, str]
 
@@ -77,14 +78,14 @@ def test_the_bits_are_those_of_a_cache_that_keeps_everything(model: api.Model, t
 def test_the_reference_backend_agrees(path: Path, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", 0)
     monkeypatch.setattr(localllm.loading.loader, "BATCH_ROWS", 32)
-    with api.load(path, backend="reference", ctx_size=800) as model:
+    with api.load(path, backend="reference", ctx_size=600) as model:
         assert model.pool.windowed is not None
-        found = model.logits(IDS[:700])
-        assert np.abs(found - truth[:700]).max() < 0.05 * np.abs(truth).max()
+        found = model.logits(IDS[:AGREEING])
+        assert np.abs(found - truth[:AGREEING]).max() < 0.05 * np.abs(truth).max()
         monkeypatch.setattr(localllm.loading.loader, "WINDOW_PAST", CONTEXT)
-        with api.load(path, backend="reference", ctx_size=800) as whole:
+        with api.load(path, backend="reference", ctx_size=600) as whole:
             assert whole.pool.windowed is None
-            assert (whole.logits(IDS[:700]) == found).all()
+            assert (whole.logits(IDS[:AGREEING]) == found).all()
 
 
 def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:

@@ -39,7 +39,7 @@ class Faults:
     deaf: bool = False  # ignore Range headers
     wrong: bool = False  # send bytes that differ from the listing
     longer: bool = False  # send more bytes than the listing says
-    busy: int = 0  # number of 503 responses
+    busy: int = 0  # number of 503 responses to requests for contents, and to searches
     pause: float = 0.0  # seconds to wait after each 64 KiB
     etag: str = ""  # ETag to send instead of the right one
     listing: bytes = b""  # response instead of the file listing
@@ -137,6 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
         return held
 
     def _search(self, query: dict[str, list[str]]) -> None:
+        if self.hub.faults.busy:
+            self.hub.faults.busy -= 1
+            self._send(503, b"busy")
+            return
         words = query["search"][0].lower().split()
         named = [name for name in self.hub.repos if all(word in name.lower() for word in words)]
         named.sort(key=lambda name: -self.hub.repos[name].facts.get("downloads", 0))

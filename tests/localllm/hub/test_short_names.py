@@ -65,6 +65,19 @@ def test_a_hub_that_answers_a_search_with_something_else_is_told(server: HubServ
         Hub(server.url).search("toy", 5)
 
 
+def test_a_failed_search_is_not_repeated(server: HubServer) -> None:
+    server.faults.busy = 9
+    with pytest.raises(StoreError, match=r"cannot answer for toy now \(HTTP 503\)"):
+        Hub(server.url).search("toy", 5)
+    assert len(server.asked("/api/models")) == 1
+
+
+def test_a_search_shows_the_token(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert Hub(server.url).search("no such", 5) == []
+    assert [headers["authorization"] for headers in server.asked("/api/models")] == ["Bearer hf_secret"]
+
+
 def test_results_that_are_no_repositories_are_left_out(server: HubServer) -> None:
     server.faults.listing = b'[{"id": "../etc"}, {"id": "ann/Toy", "downloads": -3, "likes": "x", "gguf": [1]}]'
     assert Hub(server.url).search("toy", 5) == [FoundRepo("ann/Toy", 0, 0, 0, "", False)]
