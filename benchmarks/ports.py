@@ -39,7 +39,7 @@ COLUMNS, PANELS, RUNS, CORE_BANDWIDTH = 2048, 64, 600, 8e9
 FORMATS = "IQ2_XXS,IQ2_XS,IQ2_S,IQ3_XXS,IQ3_S,IQ1_S,IQ1_M,Q4_0,Q4_K,Q6_K,Q8_0"
 # Instructions by the pipes that run them. All other vector instructions run in every pipe.
 PIPES = {
-    (0, 1): r"vpmultishift|vpdp|vpmulld|vmulps|vf[n]?m|vptest|vpcmp|vpmovb2m|kmov|vpmadd",
+    (0, 1): r"vpmultishift|vpdp|vgf2p8|vpmulld|vmulps|vf[n]?m|vptest|vpcmp|vpmovb2m|kmov|vpmadd",
     (1, 2): r"vperm|vpshuf|vpbroadcast\w\s+%(?!zmm|ymm)|vinsert|vextract|vpmov|vshuf",
     (1, 2, 3): r"vpunpck",
     (2, 3): r"vps[rl]|vcvt",
@@ -47,14 +47,14 @@ PIPES = {
 MOVES = re.compile(r"vmov|vbroadcast|vpbroadcast\w\s+\S*\(")  # loads, stores and copies take no pipe, unless masked
 
 
-def mat_vec(name: str) -> Kernel:
-    """Return a kernel that multiplies a matrix with packed bytes by one vector."""
+def mat_mul(name: str, rows: int = 1) -> Kernel:
+    """Return a kernel that multiplies a matrix with packed bytes by `rows` vectors, in one pass."""
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
-        place = linear.Operands(a.weights, lambda _: a.x.address, lambda _: a.y.address, a.scale, a.bias)
-        linear._direct_rows(f, a, INTEGER_PANELS[name], place, f.i64(1), f.i64(0), a.panels)
+        place = linear.Operands(a.weights, a.x.row, a.y.row, a.scale, a.bias)
+        linear.direct_pass(f, a, INTEGER_PANELS[name], place, f.i64(0), rows, f.i64(0), a.panels)
 
-    return kernel(f"ports_{name}", linear.LinearArguments, body)
+    return kernel(f"ports_{name}_{rows}", linear.LinearArguments, body)
 
 
 def counted(assembly: str) -> tuple[Counter[tuple[int, ...]], float, int]:
@@ -119,7 +119,7 @@ def main() -> None:
     print("| format | 0-1 | 1-2 | 1-3 | 2-3 | any | loads | bound, cycles | bound | measured | at 8 GB/s |")
     print(f"|---|{'---:|' * 10}")
     for name in options.formats.split(","):
-        product = mat_vec(name)
+        product = mat_mul(name)
         slots, loads, steps = counted(jit.assembly(product, library.isa))
         cycles = bound(slots, loads) / steps
         rate = PANELS * 16 * COLUMNS / seconds(library, product, name) / 1e9

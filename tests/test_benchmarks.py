@@ -46,6 +46,28 @@ def test_the_page_on_speculation_shows_the_stored_rows(monkeypatch) -> None:  # 
         sys.modules.pop(name, None)
 
 
+def test_the_page_on_speed_shows_the_stored_passes_of_several_rows(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import rows
+
+    assert shown("docs/speed.md", "rows") == rows.table(rows.stored(rows.RESULTS / "rows.jsonl"))
+    for name in ("rows", "kernels", "ports", "compare"):
+        sys.modules.pop(name, None)
+
+
+def test_the_passes_of_the_benchmark_are_those_of_the_kernel(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import rows
+
+    from localllm.backends.cpu.isa import isa_named
+
+    isa = isa_named("avx512-vnni")
+    assert [rows.passes(isa, "Q8_0", count) for count in (1, 7, 8, 9, 16)] == [[1], [7], [8], [5, 4], [8, 8]]
+    assert [rows.passes(isa, "Q4_K", count) for count in (6, 7, 8, 16)] == [[6], [4, 3], [4, 4], [6, 5, 5]]
+    for name in ("rows", "kernels", "ports", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_the_ceiling_of_speculation_is_that_of_the_best_number_of_drafts(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Worked out by hand: one row costs 1, two 1.2, three 2.5, and a draft 0.1; at 60 % one draft is best."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

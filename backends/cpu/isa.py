@@ -7,11 +7,26 @@ zero in products with BF16 weights.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
 
 Dot = Literal["vnni512", "vnni256", "maddubs", "sdot", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How a product of few rows prefetches packed weights."""
+
+    distance: int  # bytes; 0 disables prefetching
+    level: int = 1  # level of the cache that receives the lines
+    rows: int = 1  # the fewest rows of a pass that prefetches
+    share: float = math.inf  # the most bytes of a packed value, divided by the rows, of a pass that prefetches
+
+    def wanted(self, value_bytes: float, rows: int) -> bool:
+        """Return whether a pass of `rows` over weights with `value_bytes` per value prefetches."""
+        return self.distance > 0 and rows >= self.rows and value_bytes / rows <= self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,7 @@ class Isa:
     int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
     float_tile: tuple[int, int]
     query_rows: int  # query rows that share one read of the keys in attention
-    read_ahead: int = 0  # bytes that a decode product prefetches ahead; 0 disables prefetching
+    read_ahead: ReadAhead = ReadAhead(0)
     direct_rows: int = 8  # up to this number of rows, products use packed weights, unless the format says otherwise
 
     @property
@@ -38,8 +53,8 @@ class Isa:
 
     @property
     def direct_tile(self) -> int:
-        """Maximum rows per pass over packed weights. On Zen 4, more than 4 gain less than their code costs."""
-        return 4 if self.dot == "vnni512" else min(self.int_tile[0], 3)
+        """Maximum rows per pass over packed weights."""
+        return 8 if self.dot == "vnni512" else min(self.int_tile[0], 3)
 
     @property
     def super_tile(self) -> tuple[int, int]:
@@ -87,8 +102,11 @@ def _flatten(features: dict[str, bool]) -> str:
 
 # Share of the memory bandwidth reached in Q4_K decode: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with,
 # 0.98 without. AMD's hardware prefetcher follows the panels better than explicit prefetches, which occupy its few miss
-# buffers.
-ZEN, READ_AHEAD = "znver", 4608
+# buffers. That changes with more rows: they fill the reorder buffer, so loads no longer run ahead, and a pass of 4 rows
+# of Q4_K takes 1.7 times as long without prefetches. Into L1, they would gain only half of that. The fewest rows that
+# gain are 3 with 4.5 or 6.6 bits and 4 with 8.5. With AVX2 a row takes twice as long.
+ZEN, READ_AHEAD = "znver", ReadAhead(4608)
+ZEN_READ_AHEAD, ZEN_AVX2 = ReadAhead(9216, 2, 3, 0.3), ReadAhead(9216, 2, 2, 0.6)
 # On Zen 4, packed products are faster up to 16 rows. A step of 16 rows of a 1B model takes 108 ms with packed and 141
 # ms with unpacked products in Q4_K_M (Q4_0: 99 and 115 ms), a step of 9 rows 80 and 125 ms (Q4_0: 58 and 94 ms).
 # Emerald Rapids unpacks faster: 16 rows take 105 ms, and twice 8 rows would take 130 ms.
@@ -105,14 +123,15 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
     if machine in ("x86_64", "AMD64"):
         for name, (needed, dot, int_tile, float_tile, rows) in X86_ROWS.items():
             if all(features.get(feature) for feature in needed):
-                # Without this feature flag, LLVM splits 512-bit values in two on processors that lower their clock for
-                # AVX-512.
-                flags = features | {"prefer-256-bit": False} if dot == "vnni512" else features
                 zen, shape = cpu.startswith(ZEN), (int_tile, float_tile, rows)
-                direct = ZEN_DIRECT_ROWS if zen and dot == "vnni512" else 8
-                return Isa(
-                    name, cpu, _flatten(flags), "", dot, True, X86_PAUSE, *shape, 0 if zen else READ_AHEAD, direct
-                )
+                flags, direct, ahead = features, 8, ZEN_AVX2 if zen else READ_AHEAD
+                if dot == "vnni512":
+                    # Without this feature flag, LLVM splits 512-bit values in two on processors that lower their clock
+                    # for AVX-512.
+                    flags = flags | {"prefer-256-bit": False}
+                    if zen:  # with GFNI, LLVM shifts bytes by an instruction of the two pipes that products need
+                        flags, direct, ahead = flags | {"gfni": False}, ZEN_DIRECT_ROWS, ZEN_READ_AHEAD
+                return Isa(name, cpu, _flatten(flags), "", dot, True, X86_PAUSE, *shape, ahead, direct)
         return Isa("generic", cpu, _flatten(features), "", "plain", False, X86_PAUSE, (2, 1), (2, 1), 4)
     return Isa("generic", cpu, _flatten(features), "", "plain", False, "", (2, 1), (2, 1), 4)
 

@@ -94,6 +94,8 @@ class IntegerPanel:
     order_registers: int = 0  # registers that this order needs; with fewer, the GGUF's order is used
     # Like `steps`, but word n of 16 values holds the values n, n + 4, n + 8 and n + 12; faster with `Isa.byte_permute`.
     strided: Callable[[Function, Block], Iterator[Step]] | None = None
+    # Like `steps`, but one group after the other: several rows keep fewer sums, and packed bytes are read repeatedly.
+    by_group: Callable[[Function, Block], Iterator[Step]] | None = None
     in_order: bool = False  # scales follow the values of a block, and decode loads in memory order
 
     def _bytes(self, wide: bool) -> int:
@@ -103,6 +105,11 @@ class IntegerPanel:
     @property
     def block_bytes(self) -> int:
         return self._bytes(wide=True) + self._bytes(wide=False)
+
+    @property
+    def value_bytes(self) -> float:
+        """The packed bytes of a value."""
+        return self.block_bytes / LANES / self.block_values
 
     @property
     def together(self) -> int:

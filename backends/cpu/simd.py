@@ -79,7 +79,15 @@ class Function(Builder):
         """Return lane number `index`."""
         return Value(self, self.builder.extract_element(value.ir, index.ir))
 
-    def lookup(self, table: Sequence[int], index: Value) -> Value:
+    def lookup_nibbles(self, table: Sequence[int], value: Value) -> tuple[Value, Value]:
+        """Return table[value & 15] and table[value >> 4] for 16 bytes `table` and u8 x 64."""
+        if not self.isa.byte_permute:
+            return self._lookup(table, value & 15), self._lookup(table, value >> 4)
+        # A permutation ignores two upper bits of an index, and with four copies of the table the other two: no masks.
+        high = self.bits(self.bits(value, vector(I32)) >> 4, value.type)
+        return self.lookup_long([*table] * 4, value, None), self.lookup_long([*table] * 4, high, None)
+
+    def _lookup(self, table: Sequence[int], index: Value) -> Value:
         """Return table[index] for 16 bytes `table` and u8 x 64 indices below 16."""
         name, lanes = {
             "vnni512": ("llvm.x86.avx512.pshuf.b.512", 64),

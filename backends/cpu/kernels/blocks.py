@@ -20,6 +20,7 @@ from localllm.backends.cpu.kernels.common import (
     f32x16,
     i32x16,
     read_ahead,
+    spread,
 )  # fmt: skip
 from localllm.backends.cpu.panels import STRIDED, Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, Variable, vector
@@ -80,14 +81,14 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     seen = [0] * panel.groups
     due = 0
     lines = panel.lines(block)
-    share = -(-len(lines) // (panel.block_values // 4))
+    words = panel.block_values // 4
     steps, strided = panel.direct_steps(f.isa)
     values = [_strided(f, row, panel.block_values) for row in x] if strided else []
     if strided:
         f.keep_order()  # otherwise the compiler shuffles registers instead of loading from the copy
     for number, (group, word, weights) in enumerate(steps(f, block)):
         # prefetches are spread out: a burst of requests would stall
-        read_ahead(f, lines[number * share : (number + 1) * share])
+        read_ahead(f, spread(lines, number, words), panel.value_bytes, len(x))
         k = group * panel.group
         for t, row in enumerate(x):
             if (group, t) not in integers:

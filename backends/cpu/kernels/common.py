@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,11 +124,17 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
         victim.set(f.select(left, victim.get(), victim.get() + 1))
 
 
-def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Prefetch the memory `isa.read_ahead` bytes after these lines, if the instruction set benefits."""
-    if f.isa.read_ahead:
+def read_ahead(f: Function, lines: Sequence[Value], value_bytes: float = math.inf, rows: int = 1) -> None:
+    """Prefetch the memory after these lines of weights, as far ahead as `isa.read_ahead` says, if it says so."""
+    ahead = f.isa.read_ahead
+    if ahead.wanted(value_bytes, rows):
         for line in lines:
-            f.prefetch(line + f.isa.read_ahead)
+            f.prefetch(line + ahead.distance, locality=4 - ahead.level)
+
+
+def spread(items: Sequence[Value], step: int, steps: int) -> Sequence[Value]:
+    """Return the part of `items` that belongs to `step`, if all steps take equal parts."""
+    return items[step * len(items) // steps : (step + 1) * len(items) // steps]
 
 
 def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:

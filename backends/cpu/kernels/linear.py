@@ -24,6 +24,7 @@ from localllm.backends.cpu.arguments import (
     RowsOrNone,
     Struct,
 )  # fmt: skip
+from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.kernels import blocks, super_blocks, wide
 from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, read_ahead, tasks
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel
@@ -110,7 +111,7 @@ def ways(
     def tiled(place: Operands, count: Value, first: Value, last: Value) -> None:
         _tiled_rows(f, a, panel, place, a.scratch.row(thread), count, first, last)
 
-    most = min(panel.direct_rows, f.isa.direct_tile) if panel.direct_rows else f.isa.direct_rows
+    most = _most_direct_rows(f.isa, panel)
     return [(rows <= most, False, direct), (rows > most, True, tiled)]
 
 
@@ -123,6 +124,20 @@ def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> N
             row = done.get()
             part(row, size)
             done.set(row + size)
+
+
+def _for_even_rows(f: Function, rows: Value, most: int, part: Callable[[Value, int], None]) -> None:
+    """Call part(first row, size) for as few runs of at most `most` rows as possible, of about the same size."""
+    done = f.var(f.i64(0))
+    with f.while_(lambda: done.get() < rows):
+        row = done.get()
+        left = rows - row
+        runs = (left + (most - 1)) // most
+        size = (left + runs - 1) // runs
+        for each in range(1, most + 1):
+            with f.when(size.equals(each)):
+                part(row, each)
+        done.set(row + size)
 
 
 def _finish(f: Function, place: Operands, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
@@ -186,27 +201,44 @@ def _float_rows(
 # -- quantized formats, few rows -------------------------------------------------------------------------------------
 
 
+def _most_direct_rows(isa: Isa, panel: IntegerPanel) -> int:
+    """Return the number of rows up to which products use packed bytes."""
+    if not panel.direct_rows:
+        return isa.direct_rows
+    return panel.direct_rows if isa.registers >= 32 else 1  # lookups leave few registers for the sums of more rows
+
+
+def rows_per_pass(isa: Isa, panel: IntegerPanel) -> int:
+    """Return the maximum rows that share one read of the packed bytes."""
+    most: int = arithmetic(panel).direct_rows(isa)
+    return min(most, _most_direct_rows(isa, panel))
+
+
 def arithmetic(panel: IntegerPanel) -> ModuleType:
     """Return the module that multiplies blocks of this format."""
     return blocks if panel.super_scales is None else super_blocks
 
 
+def direct_pass(
+    f: Function, a: Product, panel: IntegerPanel, place: Operands, row: Value, size: int, first: Value, last: Value
+) -> None:
+    """Multiply the packed bytes of panels `first` to `last` by `size` rows."""
+    way = arithmetic(panel)
+    with f.loop(first, last) as p:
+        w = place.weights + p * a.panel_bytes
+        x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, 1)
+        x_bytes = panel.block_values // way.VALUES * way.X_BYTES
+        with f.loop(0, a.blocks) as block:
+            here = panel.block(w, block, a.blocks)
+            way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums])
+        _finish(f, place, p, row, sums)
+
+
 def _direct_rows(
     f: Function, a: Product, panel: IntegerPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
-    way = arithmetic(panel)
-
-    def tile(row: Value, size: int) -> None:
-        with f.loop(first, last) as p:
-            w = place.weights + p * a.panel_bytes
-            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, 1)
-            x_bytes = panel.block_values // way.VALUES * way.X_BYTES
-            with f.loop(0, a.blocks) as block:
-                here = panel.block(w, block, a.blocks)
-                way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums])
-            _finish(f, place, p, row, sums)
-
-    _for_rows(f, rows, range(way.direct_rows(f.isa), 0, -1), tile)
+    most = rows_per_pass(f.isa, panel)
+    _for_even_rows(f, rows, most, lambda row, size: direct_pass(f, a, panel, place, row, size, first, last))
 
 
 # -- quantized formats, many rows ------------------------------------------------------------------------------------

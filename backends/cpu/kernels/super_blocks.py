@@ -25,6 +25,7 @@ from localllm.backends.cpu.kernels.common import (
     f32x16,
     i32x16,
     read_ahead,
+    spread,
 )  # fmt: skip
 from localllm.backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
 from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
@@ -32,6 +33,7 @@ from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
 VALUES = S_VALUES  # k per call of `tile`
 X_BYTES = S_BLOCK  # bytes of activations per call
 TOGETHER = 32  # values per iteration of the loop over a folded super-block
+BY_GROUP = 4  # rows from which `IntegerPanel.by_group` is faster on Zen 4; with 3, Q6_K is slower and Q3_K faster
 SOME = 4  # steps between compiler barriers, if a barrier in every step would be slower
 
 
@@ -91,8 +93,11 @@ def _weigh(
 
 
 def direct_rows(isa: Isa) -> int:
-    """Return the maximum rows per call of `direct_block`. With 3, LLVM runs out of registers of 256 bits or less."""
-    return isa.direct_tile if isa.dot == "vnni512" else min(isa.direct_tile, 2)
+    """Return the maximum rows per call of `direct_block`.
+
+    On Zen 4, 8 rows take as long in one call as in two of 4. With 3, LLVM runs out of registers of 256 bits or less.
+    """
+    return min(isa.direct_tile, 6 if isa.dot == "vnni512" else 2)
 
 
 def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
@@ -109,10 +114,12 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
     # Several rows need the registers for their sums, but prefetchers still follow only loads in memory order.
     values_in_order = panel.in_order and len(x) > 1 and f.isa.dot == "vnni512"
+    # With more rows, even the sums need too many registers if `steps` completes several groups at once.
+    by_group = panel.by_group if len(x) >= BY_GROUP and f.isa.dot == "vnni512" else None
     # With fewer registers, spills cost more than in-order reads gain, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block)
-    share = -(-len(lines) // (panel.block_values // 4))
+    words = panel.block_values // 4
 
     def weigh(group: int) -> None:
         for t, integer in enumerate(integers.pop(group)):
@@ -123,11 +130,11 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
                 assert pair is not None
                 pairs[t] = dot.pairs(f, pair, factor, _pair_sums(f, panel, row, group // 2))
 
-    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        if in_order or values_in_order or (some_order and number % SOME == 0):
+    for number, (group, word, weights) in enumerate((by_group or panel.steps)(f, block)):
+        if in_order or values_in_order or by_group or (some_order and number % SOME == 0):
             f.keep_order()
         # prefetches are spread out: a burst of requests would stall
-        read_ahead(f, lines[number * share : (number + 1) * share])
+        read_ahead(f, spread(lines, number, words), panel.value_bytes, len(x))
         if group not in integers:
             integers[group] = [
                 dot.Sum(f, _start(f, panel, row, group), panel.magnitude, lambda group=group: weight(group))  # type: ignore[misc]

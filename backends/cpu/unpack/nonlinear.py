@@ -17,8 +17,9 @@ FP4_LEVELS = tuple(FP4_CENTRE + int(level) for level in fp4.LEVELS)
 def _nl_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(4):
         w = words(f, block, 2 + 4 * word)
-        yield 0, word, f.lookup(IQ4_LEVELS, w & 15)
-        yield 0, 4 + word, f.lookup(IQ4_LEVELS, w >> 4)
+        low, high = f.lookup_nibbles(IQ4_LEVELS, w)
+        yield 0, word, low
+        yield 0, 4 + word, high
 
 
 def _nl_whole(f: Function, block: Block) -> Scales:
@@ -33,8 +34,9 @@ def _xs_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
         for word in range(4):
             w = words(f, block, 8 + 16 * group + 4 * word)
-            yield group, word, f.lookup(IQ4_LEVELS, w & 15)
-            yield group, 4 + word, f.lookup(IQ4_LEVELS, w >> 4)
+            low, high = f.lookup_nibbles(IQ4_LEVELS, w)
+            yield group, word, low
+            yield group, 4 + word, high
 
 
 def _xs_scale(f: Function, block: Block, group: int) -> Scales:
@@ -46,8 +48,9 @@ def _xs_scale(f: Function, block: Block, group: int) -> Scales:
 def _fp4_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(4):
         w = words(f, block, 1 + 4 * word)
-        yield 0, word, f.lookup(FP4_LEVELS, w & 15)
-        yield 0, 4 + word, f.lookup(FP4_LEVELS, w >> 4)
+        low, high = f.lookup_nibbles(FP4_LEVELS, w)
+        yield 0, word, low
+        yield 0, 4 + word, high
 
 
 def _fp4_scale(f: Function, block: Block, group: int) -> Scales:

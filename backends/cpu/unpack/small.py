@@ -53,8 +53,9 @@ def _nvfp4_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(4):
         for word in range(2):
             w = words(f, block, 4 + 8 * group + 4 * word)
-            yield group, word, f.lookup(FP4_LEVELS, w & 15)
-            yield group, 2 + word, f.lookup(FP4_LEVELS, w >> 4)
+            low, high = f.lookup_nibbles(FP4_LEVELS, w)
+            yield group, word, low
+            yield group, 2 + word, high
 
 
 def _nvfp4_scale(f: Function, block: Block, group: int) -> Scales:

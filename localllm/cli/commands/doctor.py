@@ -109,7 +109,7 @@ def kernel_facts() -> dict[str, Any]:
         "dot": isa.dot,
         "bfloat_dot": isa.bfloat_dot,
         "byte_permute": isa.byte_permute,
-        "read_ahead": isa.read_ahead,
+        "read_ahead": isa.read_ahead.distance,
         "features": features,
         "lacking": lacking,
         "overridden": {name: os.environ[name] for name in named if name in os.environ},
