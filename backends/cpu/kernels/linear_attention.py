@@ -20,7 +20,7 @@ from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, whole
 from localllm.plan import BLOCK, StateLayer
 
 CHAINS = 4  # partial sums of a score, added in pairs; in a single chain, each product would wait for the previous one
-TOGETHER = 8  # maximum number of rows that are computed together
+TOGETHER = 4  # maximum number of rows that are computed together
 STATES = 4  # rows of the state that are computed together from a full block
 LINE = 4 * BLOCK  # bytes of one float32 per position of a block
 
@@ -59,8 +59,9 @@ class Attending:
 
     def tile(self, isa: Isa) -> tuple[int, int]:
         """Return (rows, vectors of a row) that are computed together; their sums stay in registers."""
-        sums, vectors = (16, 2) if isa.dot == "vnni512" else (4, 1)
-        return sums // vectors // (1 + self.delta), vectors
+        if isa.dot == "vnni512":
+            return TOGETHER, 2 if self.delta else 4
+        return 2 if self.delta else TOGETHER, 1
 
 
 def linear_attention(kind: Attending, emits: type[RecurrenceHead]) -> PlanKernel[AttendArguments]:
@@ -307,14 +308,14 @@ class RecurrenceHead:
                         first, second, third, fourth = (total.get() for total in chained)
                         f.store(to, (first + second) + (third + fourth))
 
-        sums, _ = self.kind.tile(f.isa)
-        in_tiles(f, count, max(1, sums // 2), emit)
+        rows, vectors = self.kind.tile(f.isa)
+        in_tiles(f, count, max(1, rows * vectors // CHAINS), emit)
 
     def reads(self, row: Value, block: Value, at: Value, count: int) -> Reads:
         """Store the sums of decays up to these rows, and compute the weights of the block's rows."""
         f, a, of = self.f, self.a, self.of
         decays, rate = self.own(block) + self.at.decays, f.load(a.rate + self.head * 4, F32)
-        by_query, by_key, sums = (self.scratch + offset * LINE for offset in (0, TOGETHER, 2 * TOGETHER))
+        by_query, by_key, sums = (self.scratch + n * (TOGETHER * LINE) for n in range(3))
         grown = sums + 64
         g = f.var(f.constant(F32, 0.0))
         with f.when(at > 0):
