@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows
-from localllm.backends.cpu.kernels.linear_attention import LINE, TOGETHER, Reads, RecurrenceHead
 from localllm.backends.cpu.kernels.recurrence import KeysArguments
+from localllm.backends.cpu.kernels.state_heads import LINE, TOGETHER, Reads, RecurrenceHead
 from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
 from localllm.backends.cpu.stores import key_bytes, whole_strips
 from localllm.plan import BLOCK, StateLayer
