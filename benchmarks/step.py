@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=128)
     parser.add_argument("--prompt", type=int, help="time a prompt of this many tokens instead, at most one pass")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of --prompt")
+    parser.add_argument("--note", default="", help="kept with the results")
     parser.add_argument("--out", type=Path, default=RESULTS / "step.jsonl")
     arguments = parser.parse_args()
     for path in arguments.models:
@@ -158,6 +159,7 @@ def main() -> None:
             row = measure_prompt(path, arguments.prompt, arguments.rounds)
         else:
             row = measure(path, arguments.threads, arguments.depth)
+        row |= {"note": arguments.note} if arguments.note else {}
         with arguments.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         kernels = row.pop("kernels_ms")
