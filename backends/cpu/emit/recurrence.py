@@ -6,9 +6,10 @@ The kernels first write a row to the store, then compute the row's output from t
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
-from localllm.backends.cpu.kernels import channels, pooling, scan
+from localllm.backends.cpu.kernels import channels, pooling, scan, state_heads
 from localllm.backends.cpu.kernels import recurrence as kernels
 from localllm.backends.cpu.kernels import wkv as matrices
+from localllm.backends.cpu.kernels.linear_attention import linear_attention as attending
 from localllm.backends.cpu.lowering import Lowering, vector_of
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
@@ -35,18 +36,18 @@ def linear_attention(low: Lowering, op: LinearAttention) -> None:
     # a kernel does not read a None input
     sizes, strength = (q if x is None else low.floats(x) for x in (op.step, op.strength))
     step, of, keys = _step(low, op.layer), op.store, CacheOf(op.layer, "keys")
-    emits = channels.ChannelHead if of.channels else kernels.RecurrenceHead
+    emits = channels.ChannelHead if of.channels else state_heads.RecurrenceHead
     append = kernels.KeysArguments(step=step, k=rows_in(k), keys=keys)
     stores = channels.append_key_rows(of) if of.channels else kernels.append_keys(of.key_heads, of.key_dim)
     low.call(stores, append, "batch", "append keys")
     size = emits.scratch_bytes(of)
-    arguments = kernels.AttendArguments(
+    arguments = state_heads.AttendArguments(
         step=step, q=rows_in(q), k=rows_in(k), v=rows_in(v), step_sizes=rows_in(sizes), strength=rows_in(strength),
         y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES),
         skip=vector_of(op.skip), counter=COUNTER, scratch=Rows(address=low.list(size * low.threads), stride=size),
     )  # fmt: skip
-    kind = kernels.Attending(of, op.delta, op.tiled, op.step is not None, op.strength is not None)
-    low.call(kernels.linear_attention(kind, emits), arguments, "tasks", "linear attention")
+    kind = state_heads.Attending(of, op.delta, op.tiled, op.step is not None, op.strength is not None)
+    low.call(attending(kind, emits), arguments, "tasks", "linear attention")
 
 
 def selective_scan(low: Lowering, op: SelectiveScan) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows
-from localllm.backends.cpu.kernels.recurrence import KeysArguments, Reads, RecurrenceHead
+from localllm.backends.cpu.kernels.recurrence import KeysArguments
+from localllm.backends.cpu.kernels.state_heads import LINE, TOGETHER, Reads, RecurrenceHead
 from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
 from localllm.backends.cpu.stores import key_bytes, whole_strips
 from localllm.plan import BLOCK, StateLayer
@@ -50,9 +51,9 @@ class ChannelHead(RecurrenceHead):
 
     @staticmethod
     def scratch_bytes(of: StateLayer) -> int:
-        """Return the scratch bytes: for a block's decayed keys and start decay, or update weights, query and key."""
+        """Return the scratch bytes: for a block's decayed keys and start decay, or update weights, queries and keys."""
         line = 4 * whole_strips(of.key_dim)
-        return max((BLOCK + 1) * line, 2 * line + 8 * BLOCK)
+        return max((BLOCK + 1) * line, 2 * TOGETHER * (line + LINE))
 
     @property
     def line_bytes(self) -> int:
@@ -79,31 +80,49 @@ class ChannelHead(RecurrenceHead):
                 self.fade(product, f.load(decays + row + 64 * n, f32x16))
         for n, product in enumerate(products):
             f.store(grown + 64 * n, product.get())
-        with f.loop(0, self.of.key_dim) as d:
-            self.gather(d, old, block, f.broadcast(grown + d * 4, F32), self.scratch + d * 4, line)
 
-    def reads(self, row: Value, block: Value, at: Value) -> Reads:
-        """Store the decay factors of this row. Walk back to the block's start and scale the keys."""
+        def gather(d: Value, count: int) -> None:
+            places = [d * 4 + 4 * n for n in range(count)]
+            shares = [f.broadcast(grown + place, F32) for place in places]
+            self.gather(d, old, block, shares, [self.scratch + place for place in places], line)
+
+        self.in_states(gather)
+
+    def prepare(self, row: Value, count: Value, block: Value, at: Value) -> None:
+        """Do nothing: the products depend on the decays of the head."""
+
+    def reads(self, row: Value, block: Value, at: Value, count: int) -> Reads:
+        """Store the decay factors of these rows. Walk back to the block's start and scale the keys."""
+        f, line = self.f, self.line_bytes
+        by_query, by_key = self.scratch, self.scratch + TOGETHER * LINE
+        query = self.scratch + 2 * TOGETHER * LINE
+        key = query + TOGETHER * line
+        with f.loop(0, count) as t:
+            self._read(row + t, block, at + t, by_query + t * LINE, by_key + t * LINE, query + t * line, key + t * line)
+        bases = (query, line), (key, line), (by_query, LINE), (by_key, LINE)
+        queries, keys, *weights = [[to + t * size for t in range(count)] for to, size in bases]
+        return Reads(queries, keys, None, *weights)
+
+    def _read(
+        self, row: Value, block: Value, at: Value, by_query: Value, by_key: Value, query: Value, key: Value
+    ) -> None:
         f, a, width, line = self.f, self.a, self.of.key_dim, self.line_bytes
         decays, keys = self.own(block) + self.at.decays, self.keys(block)
         rate = f.broadcast(a.rate + self.head * 4, F32)
         for n, step in enumerate(_line(f, a.step_sizes.row(row) + self.head * (4 * width), width)):
             f.store(decays + at * line + 64 * n, exp(f, step * rate))
         q, k = (_line(f, rows.row(row) + self.key_head * (4 * width), width) for rows in (a.q, a.k))
-        by_query, by_key = self.scratch, self.scratch + 4 * BLOCK
         weighers = [(by_query, q)] + ([(by_key, k)] if self.kind.delta else [])
         products = self.whole_products()
         with f.loop(0, at + 1) as back:
             i = at - back
             sums = [f.zeros(f32x16) for _ in weighers]
             for n, product in enumerate(products):
-                key = f.load(keys + i * line + 64 * n, f32x16) * product.get()
-                sums = [f.fma(key, x[n], total) for (_, x), total in zip(weighers, sums, strict=True)]
+                line_key = f.load(keys + i * line + 64 * n, f32x16) * product.get()
+                sums = [f.fma(line_key, x[n], total) for (_, x), total in zip(weighers, sums, strict=True)]
                 self.fade(product, f.load(decays + i * line + 64 * n, f32x16))
             for (to, _), total in zip(weighers, sums, strict=True):
                 f.store(to + i * 4, f.reduce(total, lambda x, y: x + y))
-        query, key = self.scratch + 8 * BLOCK, self.scratch + 8 * BLOCK + line
         for to, numbers in ((query, q), (key, k)):
             for n, product in enumerate(products):
                 f.store(to + 64 * n, numbers[n] * product.get())
-        return Reads(query, key, None, by_query, by_key)
