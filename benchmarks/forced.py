@@ -10,7 +10,8 @@
 
 The model's plain greedy answer is known. A source does all of its real work (the suffix automaton, or the forward
 passes of a draft model or head), and then its token is replaced: by the right one with probability `a`, else by a
-wrong one. So `a` is the conditional acceptance rate of each drafted token. Every answer starts with nothing learned.
+wrong one. So `a` is the conditional acceptance rate of each drafted token. Every answer starts with nothing learned, or
+with `--learned` with the costs of passes that earlier answers have shown, as in every answer after a model's first.
 
 In a round, one plain answer and one answer per source and rate advance in turns of a few tokens on one engine, so the
 machine's load is the same for all of them. Forward passes of 1 to 16 rows and of the drafter are timed between turns.
@@ -82,6 +83,7 @@ class Row:
     passes: int = 0
     costs: dict[int, float] = field(default_factory=dict)  # rows -> cost relative to one row
     step: float = 0.0  # cost of a draft, relative to one row
+    learned: bool = False  # whether the costs of passes were known from earlier answers
 
     @property
     def lowest(self) -> float:
@@ -231,7 +233,10 @@ def ceiling(acceptance: float, costs: dict[int, float], step: float) -> tuple[fl
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
     name, threads, tokens = Path(arguments.model).stem, arguments.threads, arguments.tokens
-    rows = [Row(name, s, a, threads, tokens) for s in arguments.sources for a in arguments.acceptance]
+    rows = [
+        Row(name, s, a, threads, tokens, learned=arguments.learned)
+        for s in arguments.sources for a in arguments.acceptance
+    ]  # fmt: skip
     clock = thread_time if threads == 1 else perf_counter
     spec = "mtp" if "head" in arguments.sources else "off"
     given = {"ctx_size": PROMPT + tokens + 64, "sequences": len(rows) + 4, "threads": threads, "any_cache": True}
@@ -251,10 +256,16 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
             for source in arguments.sources
         }
         began = perf_counter()
-        for number in range(arguments.rounds):
+        speculations: dict[int, Speculation] = {}
+        for number in range(arguments.rounds + arguments.learned):
             if number > 1 and perf_counter() - began > 60 * arguments.minutes:
                 break
-            round_(model, draft, rows, costs, truth, prompt, number, arguments)
+            if not arguments.learned:
+                speculations.clear()
+            round_(model, draft, rows, costs, truth, prompt, number, arguments, speculations)
+            if arguments.learned and not number:  # this round was for learning
+                for row in rows:
+                    row.speedups, row.drafted, row.accepted, row.passes = [], 0, 0, 0
         if draft is not None:
             draft.close()
     for row in rows:
@@ -265,21 +276,21 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 def round_(
     model: Model, draft: Model | None, rows: list[Row], costs: dict[str, Costs], truth: list[int], prompt: list[int],
-    number: int, arguments: argparse.Namespace,
+    number: int, arguments: argparse.Namespace, speculations: dict[int, Speculation],
 ) -> None:  # fmt: skip
-    """Answer once in plain decoding and once per row, in turns."""
+    """Answer once in plain decoding and once per row, in turns. `speculations` keeps what rows have learned."""
     clock = thread_time if arguments.threads == 1 else perf_counter
     plain, drafting = Answer(model, None, prompt, arguments.tokens, clock), []
-    for row in rows:
-        kind = KINDS[row.source]
+    for place, row in enumerate(rows):
         name = str(draft.file.path) if draft is not None and row.source == "draft" else ""
-        speculation = Speculation(
-            model.speculation_target(), SpeculationOptions(name, kind),
-            draft.speculation_target() if draft is not None and name else None,
-        )  # fmt: skip
+        if place not in speculations:
+            speculations[place] = Speculation(
+                model.speculation_target(), SpeculationOptions(name, KINDS[row.source]),
+                draft.speculation_target() if draft is not None and name else None,
+            )  # fmt: skip
         seed = 1000 * number + int(100 * row.acceptance)
         oracle = Oracle(truth, row.acceptance, seed, model.vocabulary)
-        drafting.append(Answer(model, forced(speculation, oracle), prompt, arguments.tokens, clock))
+        drafting.append(Answer(model, forced(speculations[place], oracle), prompt, arguments.tokens, clock))
     gc.collect()
     turns = [plain, *drafting]
     left, turn = arguments.tokens - 1, 0
@@ -305,12 +316,13 @@ def round_(
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| model | threads | source | acceptance | speedup | 95 % at least | ceiling (k) | reached | accepted |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| model | tokens | costs | source | acceptance | speedup | 95 % at least | ceiling (k) | reached | accepted |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         lines.append(
-            f"| {row.model} | {row.threads} | {row.source} | {row.acceptance:g} | x{mean(row.speedups):.2f} "
+            f"| {row.model} | {row.tokens} | {'known' if row.learned else 'new'} | {row.source} | {row.acceptance:g} "
+            f"| x{mean(row.speedups):.2f} "
             f"| {row.lowest:.3f} | x{row.ceiling:.2f} ({row.best}) | {row.reached:.2f} "
             f"| {row.accepted} of {row.drafted} |"
         )
@@ -318,11 +330,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def stored(path: Path) -> list[Row]:
-    """Return the newest row of every model, source, acceptance rate and number of threads."""
+    """Return the newest row of every combination of model, source, acceptance rate and conditions."""
     found: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text().splitlines():
         row = Row(**{key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__})
-        found[row.model, row.source, row.threads, row.acceptance] = row
+        found[row.model, row.source, row.threads, row.tokens, row.learned, row.acceptance] = row
     return list(found.values())
 
 
@@ -336,6 +348,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60, help="begin no round after this time")
+    parser.add_argument("--learned", action="store_true", help="costs are known from earlier answers")
     parser.add_argument("--turn", type=int, default=8, help="tokens of an answer before the next one's turn")
     parser.add_argument("--sweep", type=int, default=5, help="turns between two measurements of the costs")
     parser.add_argument("--out", type=Path, default=RESULTS / "forced.jsonl")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
-TARGET = 0.11  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
+TARGET = 0.09  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
+MORE_SHARE = 0.1  # added to it per request that decodes: with more of them, more requests wait for their first token
 MOST_PATIENCE = 1.4  # without a target, factor by which a step may take longer if more requests prefill than decode
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
@@ -21,8 +22,8 @@ _WORST = 4.0  # a measured time counts at most this multiple of the average, in 
 class Budget:
     """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
 
-    `seconds` is the longest step while requests decode. With 0 it is TARGET, or LEAST_SHARE times the decode time if
-    that is longer, and up to MOST_PATIENCE times as long if more requests prefill than decode.
+    `seconds` is the longest step while requests decode. With 0 it is TARGET, or a multiple of the decode
+    time if that is longer, and up to MOST_PATIENCE times as long if more requests prefill than decode.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
@@ -42,7 +43,8 @@ class Budget:
         if not decoding:
             return most
         patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
-        target = self.seconds or patience * max(TARGET, LEAST_SHARE * self._decode)
+        share = LEAST_SHARE + MORE_SHARE * decoding
+        target = self.seconds or patience * max(TARGET, share * self._decode)
         total = _rounded(decoding + LEAST)
         while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:
             total += STRIDE

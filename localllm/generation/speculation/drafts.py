@@ -30,8 +30,8 @@ from localllm.generation.speculation.suffixes import SuffixDrafter
 if TYPE_CHECKING:
     from localllm.generation.speculation.model_drafter import ModelDrafter
 
-_MOST_LOST = 0.5  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
-_BOUNDS = -1.0, 1.0  # of the balance of verified and compared drafts, in tokens
+_MOST_LOST = 0.25  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
+_BOUNDS = -0.5, 1.0  # of the balance of verified and compared drafts, in tokens
 _TIRED = 8  # steps in sequence without a draft worth verifying, after which some steps do not look for drafts
 _LOOKING = 0.005  # share of a step's time that looking may take then
 _MOST_SKIPPED = 7  # maximum number of steps between two that look for drafts
