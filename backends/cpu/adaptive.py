@@ -86,7 +86,7 @@ class AdaptiveThreads:
     def _begin(self, fewer: bool) -> None:
         """Begin a trial if it is time for one. `fewer`: whether fewer threads may be faster."""
         now, target = self._clock(), self.threads
-        if fewer and now >= self.fewer.after:
+        if fewer and self.threads > 1 and now >= self.fewer.after:
             target = max(self.threads - self.fewer.stride, 1)
         elif now >= self.more.after:
             target = min(self.threads + self.more.stride, self.most)
