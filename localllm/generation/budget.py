@@ -11,7 +11,7 @@ LEAST = 8  # minimum number of prefill tokens in a step
 TARGET = 0.09  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
 MORE_SHARE = 0.1  # added to it per request that decodes: with more of them, more requests wait for their first token
-MOST_PATIENCE = 1.4  # without a target, factor by which a step may take longer if more requests prefill than decode
+PATIENCE, MOST_PATIENCE = 0.1, 2.5  # without a target, a step may take longer by this share per further waiting prompt
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
 STALE = 8
@@ -23,7 +23,7 @@ class Budget:
     """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
 
     `seconds` is the longest step while requests decode. With 0 it is TARGET, or a multiple of the decode
-    time if that is longer, and up to MOST_PATIENCE times as long if more requests prefill than decode.
+    time if that is longer, and up to MOST_PATIENCE times as long if several prompts wait.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
@@ -42,7 +42,7 @@ class Budget:
         most = self.rows - decoding
         if not decoding:
             return most
-        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
+        patience = min(1 + PATIENCE * (waiting - 1), MOST_PATIENCE)
         share = LEAST_SHARE + MORE_SHARE * decoding
         target = self.seconds or patience * max(TARGET, share * self._decode)
         total = _rounded(decoding + LEAST)
