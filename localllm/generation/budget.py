@@ -8,10 +8,9 @@ from __future__ import annotations
 
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
-TARGET = 0.09  # seconds between two tokens of an answer, unless decoding alone takes more than half of it
+TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
+PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
-MORE_SHARE = 0.1  # added to it per request that decodes: with more of them, more requests wait for their first token
-PATIENCE, MOST_PATIENCE = 0.1, 2.5  # without a target, a step may take longer by this share per further waiting prompt
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
 STALE = 8
@@ -22,8 +21,8 @@ _WORST = 4.0  # a measured time counts at most this multiple of the average, in 
 class Budget:
     """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
 
-    `seconds` is the longest step while requests decode. With 0 it is TARGET, or a multiple of the decode
-    time if that is longer, and up to MOST_PATIENCE times as long if several prompts wait.
+    `seconds` is the longest step while requests decode. With 0 it is the longest of TARGET, PER_REQUEST for each request
+    that decodes or waits, and LEAST_SHARE times the decode time.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
@@ -42,9 +41,8 @@ class Budget:
         most = self.rows - decoding
         if not decoding:
             return most
-        patience = min(1 + PATIENCE * (waiting - 1), MOST_PATIENCE)
-        share = LEAST_SHARE + MORE_SHARE * decoding
-        target = self.seconds or patience * max(TARGET, share * self._decode)
+        default = max(TARGET, PER_REQUEST * (decoding + waiting), LEAST_SHARE * self._decode)
+        target = self.seconds or default
         total = _rounded(decoding + LEAST)
         while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:
             total += STRIDE

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.generation.budget import LEAST, STRIDE, TARGET, Budget
+from localllm.generation.budget import LEAST, PER_REQUEST, STRIDE, TARGET, Budget
 
 ROW, DECODE = 0.002, 0.05  # seconds per prompt token, seconds of a decode step
 
@@ -63,29 +63,29 @@ def test_a_size_that_was_slow_is_tried_again() -> None:
     assert set(run(budget, even, 10)) == {64}
 
 
-def test_the_more_answers_the_more_of_a_step_is_for_prompts() -> None:
-    """Without a target: 16 answers decode in 0.16 s, so a step may take 3.6 times that; 4 in 0.05 s, and 2.4 times."""
+def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
+    """Without a target, decoding takes 0.26 s, so a step may take 0.52 s."""
     budget = Budget(512, 0.0)
     for _ in range(100):
-        budget.observe(16, 0, 0.16)
-        budget.observe(16, 16, 0.16 + 16 * ROW)
-    assert budget.prompt_rows(16) == 208  # (0.576 - 0.16) / 0.002
+        budget.observe(16, 0, 0.26)
+        budget.observe(16, 16, 0.26 + 16 * ROW)
+    assert budget.prompt_rows(16) == 128  # 0.26 / 0.002 = 130
     quick = Budget(512, 0.0)
     run(quick, even, 300)
-    assert quick.prompt_rows(4) + 4 == 32
-    assert TARGET < even(32) < 2.4 * DECODE < even(48)
-    fast = Budget(512, 0.0)
-    for number in range(1000):
-        rows = fast.prompt_rows(4) if number % 10 else 0
-        fast.observe(4, rows, 0.01 + rows * ROW)
-    assert fast.prompt_rows(4) + 4 == 32  # TARGET holds: 32 rows take 0.066 s, 48 take 0.098 s
+    assert quick.prompt_rows(4, 1) + 4 == 16 + 16  # even(32) is 0.106, even(48) is 0.138; PER_REQUEST gives 0.1125
 
 
-def test_if_several_prompts_wait_steps_may_take_longer_unless_there_is_a_target() -> None:
+def test_a_step_may_take_longer_with_more_requests_unless_there_is_a_target() -> None:
     budget = Budget(512, 0.0)
-    run(budget, even, 300)
-    assert [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 2, 4, 100)] == [32, 48, 48, 128]
-    # 0.12, 0.132, 0.156 and 0.3 s; 48 rows take 0.138 s and 128 take 0.298 s, and slow sizes are tried again
+    for number in range(2000):
+        rows = budget.prompt_rows(4, number % 30) if number % 10 else 0
+        budget.observe(4, rows, 0.01 + rows * ROW)
+    assert even(4) < TARGET
+    found = [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 4, 12, 28)]
+    limits = [PER_REQUEST * (4 + waiting) for waiting in (1, 4, 12, 28)]
+    for total, limit in zip(found, limits, strict=True):
+        assert 0.01 + (total - 4) * ROW < 1.05 * limit
+        assert 0.01 + (total + STRIDE - 4) * ROW > 0.95 * limit
     budget.seconds = 0.19
     assert budget.prompt_rows(4, 100) == budget.prompt_rows(4, 1) > 28
 
