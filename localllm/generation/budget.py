@@ -9,7 +9,7 @@ from __future__ import annotations
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
 TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
-PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
+PER_REQUEST = 0.0135  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
@@ -21,8 +21,8 @@ _WORST = 4.0  # a measured time counts at most this multiple of the average, in 
 class Budget:
     """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
 
-    `seconds` is the longest step while requests decode. With 0 it is the longest of TARGET, PER_REQUEST for each request
-    that decodes or waits, and LEAST_SHARE times the decode time.
+    `seconds` is the longest step while requests decode. With 0 it is the longest of TARGET, PER_REQUEST for each
+    request that decodes or waits, and LEAST_SHARE times the decode time.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
