@@ -5,7 +5,7 @@ starter of the processes passes addresses and public keys on: first each accepts
 connection that ends is noticed at once, and a machine that no longer answers within LATE seconds. A stage then tells
 the front, through the rest of the ring.
 
-Importing this module imports pyzmq (extra `[ray]`).
+Importing this module imports pyzmq.
 """
 
 from __future__ import annotations

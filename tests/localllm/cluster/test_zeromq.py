@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-zmq = pytest.importorskip("zmq", reason="stages in other processes need pyzmq (extra [ray])")
+zmq = pytest.importorskip("zmq", reason="stages in other processes need pyzmq")
 
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes  # noqa: E402
 from localllm.backends.cpu.backend import CpuBackend  # noqa: E402

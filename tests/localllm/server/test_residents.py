@@ -17,7 +17,7 @@ from localllm.server.registry import ModelRegistry
 from localllm.server.residents import Entry
 from localllm.server.served import Served
 from localllm.server.service import Service
-from tests.localllm.server.test_stores import HELLO, OFFERS, Site
+from tests.localllm.server.store_site import HELLO, OFFERS, Site
 from tests.localllm.support import write_model
 
 MEMORY = 100_000_000

@@ -18,7 +18,7 @@ from tests.localllm.server.browser.managed import Line, Management, part
 from tests.localllm.server.browser.site import LONG, Site, answered, echo, send, texts, until
 from tests.localllm.server.calls import served
 from tests.localllm.server.scripted import Model, ScriptedService, script
-from tests.localllm.server.test_stores import Site as Stores
+from tests.localllm.server.store_site import Site as Stores
 from tests.localllm.support import write_model
 
 NAMES = "#models-list .name"
