@@ -9,7 +9,7 @@ from __future__ import annotations
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
 TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
-PER_REQUEST = 0.0135  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
+PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
@@ -33,15 +33,17 @@ class Budget:
         self._measured: dict[int, int] = {}  # the same -> number of the last step of this size
         self._steps = 0
 
-    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
-        """Return the number of prefill tokens for a step with `decoding` decode tokens and `waiting` prompts.
+    def prompt_rows(self, decoding: int, requests: int = 0) -> int:
+        """Return the number of prefill tokens for a step with `decoding` decode tokens, for `requests` requests in all.
+
+        A request may have several decode tokens, which are drafts.
 
         Without decode tokens, fill the step.
         """
         most = self.rows - decoding
         if not decoding:
             return most
-        default = max(TARGET, PER_REQUEST * (decoding + waiting), LEAST_SHARE * self._decode)
+        default = max(TARGET, PER_REQUEST * requests, LEAST_SHARE * self._decode)
         target = self.seconds or default
         total = _rounded(decoding + LEAST)
         while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:

@@ -73,7 +73,7 @@ class Schedule:
             rows = len(parts)
         if not prefilling:
             return parts
-        budget = min(self._budget.prompt_rows(rows, len(prefilling)), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows, len(decoding) + len(prefilling)), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
 
     def _whole(self, one: RequestState) -> bool:

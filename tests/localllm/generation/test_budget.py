@@ -78,10 +78,10 @@ def test_many_answers_leave_prompts_as_much_time_as_they_take() -> None:
 def test_a_step_may_take_longer_with_more_requests_unless_there_is_a_target() -> None:
     budget = Budget(512, 0.0)
     for number in range(2000):
-        rows = budget.prompt_rows(4, number % 30) if number % 10 else 0
+        rows = budget.prompt_rows(4, 4 + number % 30) if number % 10 else 0
         budget.observe(4, rows, 0.01 + rows * ROW)
     assert even(4) < TARGET
-    found = [budget.prompt_rows(4, waiting) + 4 for waiting in (1, 4, 12, 28)]
+    found = [budget.prompt_rows(4, 4 + waiting) + 4 for waiting in (1, 4, 12, 28)]
     limits = [max(TARGET, PER_REQUEST * (4 + waiting)) for waiting in (1, 4, 12, 28)]
     for total, limit in zip(found, limits, strict=True):
         assert 0.01 + (total - 4) * ROW < 1.05 * limit

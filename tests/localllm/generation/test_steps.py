@@ -10,6 +10,7 @@ import localllm
 from localllm.backends.base import BackendError, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.engine import CacheFull, Engine, Result, SequenceRows
+from localllm.generation.budget import Budget
 from localllm.generation.request import Prefilled, Request, Token
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.rule import DraftToken
@@ -46,6 +47,29 @@ def test_the_oldest_prompt_has_half_and_the_shortest_of_the_others_the_rest(mode
         assert [rows.wanted for rows in engine.stepped[0]] == ["none", "last", "last", "none"]
         it.finish()
         assert max(sum(counts(step)) for step in engine.stepped) <= 64
+
+
+def test_drafts_do_not_count_as_requests_in_the_size_of_a_chunk(
+    model: localllm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that a step may take depends on the number of requests, not on their rows."""
+    seen: list[tuple[int, int]] = []
+
+    def prompt_rows(self: Budget, rows: int, requests: int) -> int:
+        seen.append((rows, requests))
+        return 8
+
+    monkeypatch.setattr(Budget, "prompt_rows", prompt_rows)
+    with Stepped(model.engine, Drafts(Free({1: 1.0, 64: 1.0}), 6), parallel=2) as it:
+        repeated, _ = it.ask(Request([5, 6, 7, 8, 9, 10, 11, 12] * 6, GREEDY, 60, ignore_eos=True))
+        while not repeated.answer_tokens:
+            it.turn()
+        it.ask(wanted(text(1, 200), 2))
+        seen.clear()
+        it.turn(6)
+        it.finish()
+    assert {requests for rows, requests in seen if rows} == {2}
+    assert max(rows for rows, _ in seen) > 1
 
 
 def test_a_prompt_of_higher_priority_is_read_first(model: localllm.Model) -> None:
