@@ -13,5 +13,6 @@ change the block tables, which the next step carries; copy-on-write sends a copy
 of one process.
 
 May import: base, plan, backends, gguf, engine, loading.
-Begin with: cut.py, then stage.py and executable.py; wire.py has the bytes of a message, zeromq.py the connections.
+Begin with: cut.py (sizing.py chooses where to cut), then stage.py and executable.py; wire.py has the bytes of a
+message, zeromq.py the connections.
 """

@@ -9,13 +9,13 @@ the tokens. Other values of early layers that late layers read travel with the h
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 
 from localllm.cluster.errors import ClusterError
-from localllm.plan import EmbedNgrams, IndexerTopK, Plan, Value
+from localllm.plan import EmbedNgrams, IndexerTopK, Operation, Plan, Value
 from localllm.plan.rewrites.split import split
 
 
@@ -66,7 +66,7 @@ def even_cut(plan: Plan, stages: int) -> Cut:
     if not 1 <= stages <= len(possible) + 1:
         raise ClusterError(f"cannot make {stages} stages of this model; {_alternatives(possible)}")
     bounds = [0, *possible, layers]
-    before = [0, *accumulate(_sizes(plan))]  # bytes of the layers before each layer
+    before = [0, *accumulate(weight_bytes(plan))]  # bytes of the layers before each layer
 
     @cache
     def best(start: int, stages: int) -> tuple[int, tuple[int, ...]]:
@@ -121,10 +121,16 @@ def _alternatives(possible: Sequence[int]) -> str:
     return f"it can be cut before layers {listed} (at most {len(possible) + 1} stages)"
 
 
-def _sizes(plan: Plan) -> list[int]:
-    """Return the bytes of weights of each layer and of the output. Embeddings count as part of the first layer."""
-    sizes = [0] * len(plan.starts)
+def by_layer(plan: Plan, amount: Callable[[Operation], int]) -> list[int]:
+    """Return the sum of `amount` over the operations of each layer and of the output. Operations before the first
+    layer, such as the embeddings, count as part of it.
+    """
+    amounts = [0] * len(plan.starts)
     for number, op in enumerate(plan.operations):
-        layer = max(bisect_right(plan.starts, number) - 1, 0)
-        sizes[layer] += sum(weight.bytes for weight in (*op.matrices, *op.vectors))
-    return sizes
+        amounts[max(bisect_right(plan.starts, number) - 1, 0)] += amount(op)
+    return amounts
+
+
+def weight_bytes(plan: Plan) -> list[int]:
+    """Return the bytes of weights of each layer and of the output."""
+    return by_layer(plan, lambda op: sum(weight.bytes for weight in (*op.matrices, *op.vectors)))

@@ -13,7 +13,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES, QUERY_BLOCK
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
-from localllm.plan import BLOCK, CacheLayer, Plan, rows_of_block
+from localllm.plan import BLOCK, CacheLayer, Plan, Store, rows_of_block
 
 AUTO = "auto"
 SMALL = "q8_0"  # measured KL divergence from f16: at most 0.0005 for head sizes 16 and 64, 0.0018 for head size 8
@@ -29,21 +29,17 @@ class CacheChoice:
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Return the KV cache size in bytes without the backend's padding. Sliding-window layers store little more than
-    their window.
-    """
+    """Return the KV cache size in bytes without the backend's padding."""
+    return sum(layer_bytes(layer, limits, types) for layer in plan.layers)
+
+
+def layer_bytes(layer: Store, limits: Limits, types: CacheTypes) -> int:
+    """Return the size of a cache layer in bytes. Sliding-window layers store little more than their window."""
     keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
-    return sum(
-        limits.blocks_of(layer)
-        * (
-            rows_of_block(layer.every)
-            * layer.kv_heads
-            * (keys.head_bytes(layer.head_dim) + values.head_bytes(layer.value_dim))
-            if isinstance(layer, CacheLayer)
-            else 4 * (BLOCK * layer.row + layer.state)
-        )
-        for layer in plan.layers
-    )
+    if not isinstance(layer, CacheLayer):
+        return limits.blocks_of(layer) * 4 * (BLOCK * layer.row + layer.state)
+    heads = keys.head_bytes(layer.head_dim) + values.head_bytes(layer.value_dim)
+    return limits.blocks_of(layer) * rows_of_block(layer.every) * layer.kv_heads * heads
 
 
 def harm(name: str, plan: Plan) -> str:
