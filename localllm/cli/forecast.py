@@ -7,7 +7,7 @@ measures these speeds with the kernels that decode, in a tenth of a second for e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -23,7 +23,7 @@ from localllm.hub.short_names import KnownModel
 from localllm.loading.loader import DEFAULT_CONTEXT, context_of, limits_of
 from localllm.models import ARCHITECTURES, Config, architecture_of, read_config, record
 from localllm.options.diffusion import CANVAS
-from localllm.plan import Batch, Embed, Plan, Recorder
+from localllm.plan import BLOCK, Batch, Embed, Plan, Recorder
 from localllm.quant import FORMATS, row_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ READ, LEAST = 128 << 20, 1 << 20  # bytes of the measured matrices together, but
 WIDTHS = (4096, 2048, 1024, 512, 256)  # of the square matrices that are measured, one after the other
 MATRICES = 8  # minimum number of measured matrices
 PASSES = 12
+MANY, PASSES_OF_MANY = 32, 3  # passes of many rows are long; they are measured a few times
 CHAIN, NARROW = 64, 96  # small products in a row, to time kernel calls, and their width
 CALLS = 500  # kernel calls of a token in a model with 30 layers, where no plan is known
 _DISTINCT = 64  # random rows, which repeat
@@ -45,6 +46,7 @@ class TokenCost:
     weights: Mapping[str, int]  # bytes of matrices that are read, by format; experts: only the ones used
     cache: int = 0  # bytes of keys, values and recurrent states
     calls: int = CALLS  # kernel calls
+    held: Mapping[str, int] = field(default_factory=dict)  # bytes of all these matrices, by format
 
     @property
     def bytes(self) -> int:
@@ -81,12 +83,14 @@ def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> Token
     program = bind.program(plan, limits, threads, host(), cache)
     found = memory(plan, program, limits, threads, cache)
     weights: dict[str, int] = {}
+    every: dict[str, int] = {}
     for op in plan.operations:
         for read in () if isinstance(op, Embed) else op.reads:
             if read.weight.name in program.panels:
-                held = weights.get(read.weight.format, 0)
-                weights[read.weight.format] = held + read.share(read.weight.bytes)
-    return TokenCost(weights, int(found.read_after(tokens)) - found.weights_per_token, len(program.calls))
+                format_, size = read.weight.format, read.weight.bytes
+                weights[format_] = weights.get(format_, 0) + read.share(size)
+                every[format_] = every.get(format_, 0) + size
+    return TokenCost(weights, int(found.read_after(tokens)) - found.weights_per_token, len(program.calls), every)
 
 
 def cost_of_known(model: KnownModel) -> TokenCost:
@@ -105,27 +109,39 @@ class DecodeSpeed:
         from localllm.backends.cpu.backend import CpuBackend
 
         self._backend = CpuBackend(threads or usable_threads())
-        self._products: dict[tuple[str, int], float] = {}
+        self._products: dict[tuple[str, int, int], float] = {}
         self._reads = self._call = self._step = 0.0
 
     def tokens_per_second(self, cost: TokenCost) -> float:
         """Return the forecast for a model. Its first call for a format takes about a tenth of a second."""
+        return 1 / self.seconds(cost)
+
+    def seconds(self, cost: TokenCost, rows: int = 1) -> float:
+        """Return the forecast for a pass of `rows` rows of different sequences. The rows of a mixture of experts
+        use experts at random.
+        """
         self._measure_calls()
         size = max(LEAST, min(_most(), sum(cost.weights.values())))
-        seconds = sum(held / self._product(name, size) for name, held in cost.weights.items())
-        seconds += cost.cache / self._read() if cost.cache else 0.0
-        return 1 / (seconds + cost.calls * self._call + self._step)
+        seconds = rows * cost.cache / self._read() if cost.cache else 0.0
+        for name, held in cost.weights.items():
+            every = max(cost.held.get(name, held), held)
+            read = every * (1 - (1 - held / every) ** rows)
+            seconds += read / self._product(name, size, max(1, round(rows * held / read)))
+        return seconds + cost.calls * self._call + self._step
 
-    def _product(self, format_: str, size: int) -> float:
-        """Return the bytes per second at which products read matrices of this size together."""
-        if (format_, size) not in self._products:
+    def _product(self, format_: str, size: int, rows: int = 1) -> float:
+        """Return the bytes per second at which products with `rows` rows read matrices of this size together."""
+        if (format_, size, rows) not in self._products:
             block = FORMATS[format_].block_values
             held = {width: width * row_bytes(format_, width) for width in WIDTHS if width % block == 0}
             width = next((each for each in held if held[each] * MATRICES <= size), min(held))
             count = max(size // held[width], 1)
-            seconds, calls = self._timed(_products(format_, width, count))
-            self._products[format_, size] = count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
-        return self._products[format_, size]
+            # the last product is for one row: it computes the logits
+            seconds, calls = self._timed(_products(format_, width, count + (rows > 1)), rows)
+            self._products[format_, size, rows] = (
+                count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
+            )
+        return self._products[format_, size, rows]
 
     def _read(self) -> float:
         """Return the bytes per second of plain reading."""
@@ -147,12 +163,12 @@ class DecodeSpeed:
             self._call = max(long - one, 0.0) / (many - few)
             self._step = one
 
-    def _timed(self, plan: Plan) -> tuple[float, int]:
+    def _timed(self, plan: Plan, rows: int = 1) -> tuple[float, int]:
         """Return the seconds of a step, and its kernel calls. Only fast steps count, since other programs slow some."""
-        executable, batch = self._backend.bind(plan, Limits(1, 1, 1, 1)), _one_row()
+        executable, batch = self._backend.bind(plan, _limits(rows)), _batch(rows)
         try:
-            times = sorted(_seconds(executable, batch) for turn in range(PASSES))
-            return times[PASSES // 4], len(executable.labels)
+            times = sorted(_seconds(executable, batch) for turn in range(PASSES if rows < MANY else PASSES_OF_MANY))
+            return times[len(times) // 4], len(executable.labels)
         finally:
             executable.close()
 
@@ -179,9 +195,14 @@ def _seconds(executable: CpuExecutable, batch: Batch) -> float:
     return perf_counter() - began
 
 
-def _one_row() -> Batch:
-    zero = np.zeros(1, np.int32)
-    return Batch(zero, zero, zero, zero, zero[None], zero)
+def _limits(rows: int) -> Limits:
+    blocks = -(-rows // BLOCK)
+    return Limits(rows, 1, blocks, blocks * BLOCK)
+
+
+def _batch(rows: int) -> Batch:
+    numbers, zeros = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
+    return Batch(zeros, numbers, numbers, zeros, numbers[None, : -(-rows // BLOCK)], zeros[:1])
 
 
 def _products(format_: str, width: int, count: int) -> Plan:

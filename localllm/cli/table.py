@@ -151,6 +151,14 @@ _COMMANDS: dict[str, Command] = {
         (options.ModelName, tool_options.ImatrixOptions, options.MeasuringOptions),
         "starting:imatrix",
     ),
+    "cluster": Command(
+        "plan MODEL",
+        "forecast a model on several machines",
+        "Splits the layers over the machines of --nodes by memory and bandwidth, and shows memory and speed for each\n"
+        "number of stages. This computer is measured for it; the machines need not exist.",
+        (tool_options.ClusterOptions,),
+        "commands.cluster:cluster",
+    ),
     "quantize": Command(
         "IN [OUT] TYPE",
         "make a smaller model file",

@@ -1,4 +1,6 @@
-"""The option groups of the commands that measure and create models: bench, perplexity, imatrix and quantize."""
+"""The option groups of the commands that measure, plan and create models: bench, cluster, perplexity, imatrix and
+quantize.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from localllm.options.kinds import (
     LAYERS,
     PATH,
     SIZE,
+    TEXT,
     Kind,
     above,
     integer,
@@ -21,7 +24,7 @@ from localllm.options.kinds import (
     pair_of,
     several,
 )
-from localllm.options.load import CACHE_TYPE, FORCED, NEAREST_RULE
+from localllm.options.load import CACHE_OPTIONS, CACHE_TYPE, FORCED, NEAREST_RULE
 
 PICTURES = (".svg", ".png", ".html")
 _list = partial(same, LoadOptions, metavar="N,...")  # bench measures every value of a list
@@ -98,6 +101,72 @@ class BenchOptions(Options):
             self.load.changed(dict(zip(names, values, strict=True)))
             for values in product(self.gpu_layers, self.cache_type_k, self.cache_type_v)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A machine that the user describes. 0: as on this computer."""
+
+    name: str
+    memory: int = 0  # bytes
+    bandwidth: float = 0.0  # bytes per second
+
+
+HERE, MOST_NODES = "here", 8
+
+
+def nodes_of(text: str) -> tuple[NodeSpec, ...]:
+    """Parse a list of nodes such as "here,16GB,8GB@20GB/s"."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > MOST_NODES:
+        raise OptionError(f"{len(words)} nodes are given; at most {MOST_NODES} can be planned")
+    found = []
+    for number, word in enumerate(words, 1):
+        memory, at, rate = word.partition("@")
+        name = HERE if number == 1 else f"node {number}"
+        try:
+            bandwidth = float(SIZE.read(rate.removesuffix("/s"))) if at else 0.0
+            found.append(NodeSpec(name, 0 if memory == HERE else SIZE.read(memory), bandwidth))
+        except OptionError:
+            form = "give here, a memory such as 16GB, or memory and bandwidth such as 16GB@20GB/s"
+            raise OptionError(f"node {number} is {word!r}: {form}") from None
+        if (memory != HERE and not found[-1].memory) or (at and not bandwidth):
+            raise OptionError(f"node {number} is {word!r}: memory and bandwidth are above 0")
+    return tuple(found)
+
+
+def _checked_nodes(text: str) -> str:
+    nodes_of(text)
+    return text
+
+
+def _rate(text: str) -> float:
+    """Parse bytes per second, such as 100MB/s, or bits, such as 1Gbit/s."""
+    number, bits, _ = text.removesuffix("/s").partition("bit")
+    return float(SIZE.read(number)) / (8 if bits else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions(Options):
+    words: tuple[str, ...] = option(
+        (), kind=several(TEXT), argument=True, metavar="plan MODEL", offers="models",
+        help="plan, and the model to forecast",
+    )  # fmt: skip
+    nodes: str = option(
+        "here,here", "--nodes", kind=Kind(_checked_nodes, TEXT.problem, "SPEC"),
+        help="up to 8 machines, this one first: here (one like this), MEMORY, or MEMORY@BANDWIDTH, "
+        "such as here,16GB@20GB/s",
+    )  # fmt: skip
+    delay: float = option(
+        0.2, "--delay", kind=above(0), unit="milliseconds", help="time of a message from one machine to the next"
+    )
+    network: float = option(
+        125e6, "--network", kind=Kind(_rate, lambda value: "", "RATE"), shown="1Gbit/s",
+        help="bandwidth of the network, such as 1Gbit/s or 100MB/s",
+    )  # fmt: skip
+    prompt: int = option(512, "-p", "--prompt", kind=integer(1), unit="tokens", help="length of the prompt")
+    load: LoadOptions = group(LoadOptions, only=("ctx_size", "threads", *CACHE_OPTIONS))
+    json: bool = same(ShowOptions, "json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from localllm.backends.base import CacheTypes, Limits
+from localllm.base.units import size
 from localllm.cluster.cut import by_layer, possible_cuts, weight_bytes
 from localllm.cluster.errors import ClusterError
 from localllm.engine.cache_types import layer_bytes as cache_bytes
@@ -122,7 +123,7 @@ def _too_many(stages: int, most: int, nodes: int) -> str:
 
 
 def _too_large(needed: int, nodes: Sequence[Node], stages: int | None) -> str:
-    have = " + ".join(f"{node.memory / 1e9:.1f}" for node in nodes)
+    have = " + ".join(size(node.memory) for node in nodes)
     problem = f"the model does not fit{f' in {stages} stages' if stages is not None else ''}"
-    numbers = f"it needs {needed / 1e9:.1f} GB, and the nodes have {have} GB"
+    numbers = f"it needs {size(needed)}, and the nodes have {have}"
     return f"{problem}: {numbers}; use a smaller context, a smaller quantization or one more node"

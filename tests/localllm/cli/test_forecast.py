@@ -53,7 +53,7 @@ def test_of_experts_those_of_one_token_count(tmp_path: Path) -> None:
 
 def test_the_time_of_a_token_is_that_of_its_products_its_cache_and_its_calls() -> None:
     with DecodeSpeed(threads=1) as speed:
-        speed._products = {("Q4_K", READ): 10e9, ("Q6_K", READ): 20e9}
+        speed._products = {("Q4_K", READ, 1): 10e9, ("Q6_K", READ, 1): 20e9}
         speed._reads, speed._call, speed._step = 40e9, 2e-6, 1e-5
         cost = TokenCost({"Q4_K": 10**9, "Q6_K": 10**9}, cache=4 * 10**8, calls=1000)
         assert 1 / speed.tokens_per_second(cost) == pytest.approx(0.1 + 0.05 + 0.01 + 0.002 + 0.00001)

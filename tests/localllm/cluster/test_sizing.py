@@ -91,7 +91,7 @@ def test_sizes_of_a_plan_are_the_bytes_that_loading_counts() -> None:
 
 def test_what_does_not_fit_is_said_with_the_sizes() -> None:
     sizes = Sizes((1,), (3 * 10**9, 10**9), (10**9, 10**9))
-    with pytest.raises(ClusterError, match=r"needs 4\.0 GB, and the nodes have 2\.0 \+ 1\.0 GB"):
+    with pytest.raises(ClusterError, match=r"needs 3\.73 GiB, and the nodes have 1\.86 GiB \+ 953\.\d+ MiB"):
         place(sizes, [Node("a", 2 * 10**9, 1e9), Node("b", 10**9, 1e9)], HOP)
     with pytest.raises(ClusterError, match="3 stages of this model; it can be cut into at most 2"):
         place(sizes, [Node("a", 2 * 10**9, 1e9)], HOP, 3)
