@@ -137,6 +137,30 @@ def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
     check_recurrent(cpu, name)
 
 
+def check_erasing(backend: Backend, step: float, channels: bool) -> None:
+    """A few tokens erase the state by a large step size. The tokens after them still decay by small steps."""
+    random, heads, width, count = np.random.RandomState(7), 3, 72, 150
+    steps = width if channels else heads
+    values = random.standard_normal((count, 3 * width + steps)).astype(np.float32)
+    sizes = 10.0 ** random.uniform(-3, -1, (count, steps))
+    values[:, -steps:] = np.where(random.uniform(size=sizes.shape) < 0.02, step, sizes)
+
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v = (r.slice(x, n * width, (n + 1) * width) for n in range(3))
+        s = r.slice(x, 3 * width, 3 * width + steps)
+        return r.linear_attention(r.scale(q, 0.2), k, v, s, None, MemoryWeight.of("rate", -np.ones(heads)), heads)
+
+    plan = record(MemoryWeight.of("table", values), build)
+    found, expected = (feed(bind(b, plan, rows=160), np.arange(count)) for b in (backend, ReferenceBackend()))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("step", [1e3, 1e6, 3e38])
+def test_small_decays_count_after_the_state_was_erased(cpu: CpuBackend, step: float, channels: bool) -> None:
+    check_erasing(cpu, step, channels)
+
+
 NONE: dict[str, Build] = {
     "silu": lambda r, x: r.activate(x, "silu"),
     "gelu": lambda r, x: r.activate(x, "gelu"),

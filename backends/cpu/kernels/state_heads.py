@@ -22,6 +22,7 @@ CHAINS = 4  # partial sums of a score, added in pairs; in a single chain, each p
 TOGETHER = 4  # maximum number of rows that are computed together
 STATES = 4  # rows of the state that are computed together from a full block
 LINE = 4 * BLOCK  # bytes of one float32 per position of a block
+LEAST_DECAY = -88.0  # logarithm; `exp` is 0 below -87. Larger numbers would round away the decays added to them.
 
 
 class AttendArguments(Struct):
@@ -286,6 +287,7 @@ class RecurrenceHead:
             g.set(f.load(decays + (at * 4 - 4), F32))
         for t in range(count):
             own = f.load(a.step_sizes.row(row + t) + self.head * 4, F32) * rate if self.kind.steps else rate
+            own = f.select(own < LEAST_DECAY, f.constant(F32, LEAST_DECAY), own)  # keeps NaN
             g.set(own + g.get() if t else f.select(at > 0, own + g.get(), own))
             f.store(decays + (at + t) * 4, g.get())
             f.store(sums + t * 4, g.get())

@@ -76,6 +76,8 @@ KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int 
 #define UPDATES_AT (BLOCK_TOKENS * KEY_HEADS * KEY_DIM)
 #define DECAYS_AT (UPDATES_AT + BLOCK_TOKENS * HEADS * VALUE_DIM)
 #define ROWS_OF_BLOCK ((size_t)DECAYS_AT + BLOCK_TOKENS * HEADS * DECAYS)
+// The logarithm of a decay. `exponential` is 0 below -87. Larger numbers would round away the decays added to them.
+DEVICE float limited(float decay) { return decay < -88.0f ? -88.0f : decay; }
 #endif
 
 #ifdef APPEND_KEYS  // Appends the keys of a row. Constants: HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DECAYS, K_STRIDE
@@ -141,7 +143,8 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       query[d] = q[(size_t)row * Q_STRIDE + key_head * KEY_DIM + d];
     }
     BARRIER();
-    float decay = HAS_STEPS ? steps[(size_t)row * G_STRIDE + head] * rate : rate, g = at ? sums[at - 1] + decay : decay;
+    float decay = limited(HAS_STEPS ? steps[(size_t)row * G_STRIDE + head] * rate : rate);
+    float g = at ? sums[at - 1] + decay : decay;
     float grown = exponential(g), strength = HAS_STRENGTHS ? strengths[(size_t)row * B_STRIDE + head] : 1.0f;
     BARRIER();
     if (ITEM == 0) block[of_decays + at] = sums[at] = g;
@@ -233,7 +236,7 @@ KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL con
     for (int d = ITEM; d < KEY_DIM; d += 128) {
       key[d] = k[(size_t)row * K_STRIDE + key_head * KEY_DIM + d];
       query[d] = q[(size_t)row * Q_STRIDE + key_head * KEY_DIM + d];
-      float decay = steps[(size_t)row * G_STRIDE + head * KEY_DIM + d] * rate;
+      float decay = limited(steps[(size_t)row * G_STRIDE + head * KEY_DIM + d] * rate);
       float g = at ? decays[(size_t)d * BLOCK_TOKENS + at - 1] + decay : decay;
       decays[(size_t)d * BLOCK_TOKENS + at] = sums[d] = g;
       grown[d] = exponential(g);

@@ -30,7 +30,7 @@ from tests.backends.selecting import (
 )
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_attention import wanted_rows
-from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
+from tests.backends.test_conformance import NONE, check_erasing, check_recurrent, head_matrices, side_by_side
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.backends.test_keep import bound, inputs
 from tests.backends.test_selection import STEPS, batches
@@ -319,6 +319,11 @@ def test_cache_blocks_can_be_taken_out_and_put_back(gpu: Backend) -> None:
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(gpu: Backend, name: str) -> None:
     check_recurrent(gpu, name)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_small_decays_count_after_the_state_was_erased(gpu: Backend, channels: bool) -> None:
+    check_erasing(gpu, 3e38, channels)
 
 
 def test_every_operation_is_in_the_table() -> None:
