@@ -420,6 +420,15 @@ def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
     assert all(abs(a - b) <= 128 for a, b in zip(values, sorted(values), strict=True)), values
 
 
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_several_rows_of_bytes_load_scales_after_values(rows: int) -> None:
+    """The scales of a block follow its values in memory."""
+    text = assembly(mat_mul("Q8_0", rows), ZEN4)
+    [loop] = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if re.search(ANY_DOT, block)]
+    loads = re.findall(r"\tvpxorq\s.*\(%r\w+,%r\w+\)|\tvcvtph2ps\s.*\(%r\w+,%r\w+\)", loop)
+    assert ["scale" if "vcvtph2ps" in load else "values" for load in loads] == [*8 * ["values"], "scale"]
+
+
 @pytest.mark.parametrize("format", ["Q6_K"])
 def test_spills_of_wide_registers_stay_within_a_cache_line(format: str) -> None:
     text = assembly(linear.linear(format), isa.isa_named("avx512-vnni"))
