@@ -117,9 +117,12 @@ class Core:
         self._schedule.observe(parts, passing, cost)
         if self._observer is not None:
             self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts))
+        plain, drafts = seconds, self.running.drafts
+        if drafts is not None:
+            plain = drafts.plain_seconds(sum(not part.prompt for part in parts), seconds)
         for number, (part, result) in enumerate(zip(parts, results, strict=True)):
             try:
-                self.running.take(part.state, result, part.prompt, seconds)
+                self.running.take(part.state, result, part.prompt, seconds, plain)
             except BaseException:  # on an interrupt, the remaining results are lost
                 for lost in parts[number:]:
                     lost.state.fail(LocalLLMError("the answer was interrupted"))

@@ -104,17 +104,15 @@ class Running:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
-    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
+    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float, plain: float) -> None:
         """Sample a request's next tokens from the result of a step. `prompt` tells whether the step was part of the
-        request's prefill.
+        request's prefill. The step took `seconds`, and would have taken `plain` without drafts.
         """
         sequence = one.sequence
         assert sequence is not None
         start = sequence.length - len(result.hidden)
         if not prompt:
-            one.decoded(
-                seconds, self.drafts.plain_seconds(len(self.active), seconds) if self.drafts is not None else seconds
-            )
+            one.decoded(seconds, plain)
         try:
             if prompt:
                 one.evaluated(result.logits)

@@ -80,6 +80,7 @@ class Drafts:
         self._tired = self._skip = 0  # steps in sequence without a draft worth verifying; next steps that do not look
         self._looking = 0.0  # seconds that a step without a draft worth verifying spends on looking
         self._cost = 0.0  # seconds of the newest step, with its drafting
+        self._rows = self._prompt = 0  # its decode tokens with drafts, and its prefill tokens
         self._worth = 0.0  # seconds that one more accepted token saves in this step
         self._ended: list[tuple[str, SuffixDrafter]] = []  # of ended requests by account, for the next turn of a chat
 
@@ -183,7 +184,7 @@ class Drafts:
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
         """Record the duration of a step with `rows` tokens. Costs are not learned from steps with prefill."""
-        self._cost = self._drafting + seconds
+        self._cost, self._rows, self._prompt = self._drafting + seconds, rows - prompt, prompt
         self._credit = min(self._credit + _SHARE * seconds, max(self._credit, _MOST_CREDIT))
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
@@ -194,7 +195,12 @@ class Drafts:
         """
         if not (self._stale and self._costs.known and self._cost):
             return seconds
-        return seconds * self._costs.seconds(min(requests, self._costs.most)) / self._cost
+        most = self._costs.most
+        plain = self._costs.seconds(min(requests, most))
+        if self._prompt:  # a step with prefill takes longer than its decode tokens
+            added = self._drafting + self._costs.seconds(min(self._rows, most)) - plain
+            plain = max(self._cost - added, plain)
+        return seconds * plain / self._cost
 
     def evaluated(self, one: RequestState, hidden: NDArray[np.float32]) -> None:
         """Pass on the hidden states (T, width) of the newest tokens that a request keeps in the cache."""

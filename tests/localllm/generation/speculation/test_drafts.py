@@ -225,6 +225,38 @@ def test_usage_counts_what_was_verified_and_what_was_right(model: localllm.Model
     assert [answer.tokens] == each_alone(model, [request])
 
 
+def test_a_step_with_prefill_would_take_nearly_as_long_without_drafts(model: localllm.Model) -> None:
+    """Without drafts, only the time of the verified tokens is saved. A step with no prefill would take one pass."""
+    drafts = Drafts(Fixed({rows: 9.0 + rows for rows in range(1, 17)}), 15, clock=Clock())
+    [one] = writing(model, drafts, [PHRASE * 6])
+    drafts.propose([one], LIMITS)
+    assert one.verified > 2
+    drafts.observe(1 + one.verified + 64, 64, 80.0)
+    assert drafts.plain_seconds(1, 80.0) == pytest.approx(80 - one.verified)
+    drafts.observe(1 + one.verified, 0, 10.0 + one.verified)
+    assert drafts.plain_seconds(1, 10.0 + one.verified) == pytest.approx(10)
+
+
+def test_requests_in_prefill_are_not_counted_as_decoding(
+    model: localllm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def plain_seconds(self: Drafts, requests: int, seconds: float) -> float:
+        seen.append(requests)
+        return seconds
+
+    monkeypatch.setattr(Drafts, "plain_seconds", plain_seconds)
+    with Stepped(Watched(model.engine, rows=32), Drafts(Fixed({1: 1.0, 16: 16.0}), 15)) as it:
+        one, _ = it.ask(Request([*PHRASE], GREEDY, 30, ignore_eos=True))
+        it.turn(2)
+        it.ask(Request([7, *range(100)], GREEDY, 2))
+        seen.clear()
+        it.turn()
+    assert one.answer_tokens
+    assert seen == [1]
+
+
 # -- several sources, and the time they take -------------------------------------------------------------------------
 
 
