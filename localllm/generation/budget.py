@@ -22,7 +22,7 @@ class Budget:
     """Chooses the number of prefill tokens per step, for at most `rows` tokens in total.
 
     `seconds` is the longest step while requests decode. With 0 it is the longest of TARGET, PER_REQUEST for each
-    request that decodes or waits, and LEAST_SHARE times the decode time.
+    running request, and LEAST_SHARE times the decode time.
     """
 
     def __init__(self, rows: int, seconds: float) -> None:
@@ -34,11 +34,9 @@ class Budget:
         self._steps = 0
 
     def prompt_rows(self, decoding: int, requests: int = 0) -> int:
-        """Return the number of prefill tokens for a step with `decoding` decode tokens, for `requests` requests in all.
+        """Return the number of prefill tokens for a step with `decoding` decode tokens, including drafts.
 
-        A request may have several decode tokens, which are drafts.
-
-        Without decode tokens, fill the step.
+        `requests` run, in decode or prefill. Without decode tokens, fill the step.
         """
         most = self.rows - decoding
         if not decoding:

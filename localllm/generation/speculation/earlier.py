@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from localllm.generation.speculation.automaton import END, START, Context, SuffixAutomaton
 
 PROMPT = 32  # tokens of the prompt's end that are kept with an answer, so that its first tokens have a context
+MOST_ACCOUNTS = 1000  # maximum number of accounts with answers or a running request; an empty automaton takes 3 KB
 INDEXED = 256  # maximum number of tokens indexed before one draft, so that a long answer does not delay a step
 
 
@@ -92,6 +93,8 @@ class EarlierByAccount:
         """Return the answers of an account."""
         found = self._accounts.pop(account, None) or EarlierAnswers(self._most)
         self._accounts[account] = found
+        if len(self._accounts) > MOST_ACCOUNTS:
+            del self._accounts[next(iter(self._accounts))]
         return found
 
     def add(self, account: str, tokens: Sequence[int], prompt: int) -> None:

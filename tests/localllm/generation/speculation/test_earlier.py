@@ -79,6 +79,19 @@ def test_answers_beyond_the_allowed_tokens_go_and_so_do_accounts() -> None:
     assert store.of("b").tokens == 0  # the least recently used account went first
 
 
+def test_accounts_without_answers_take_no_memory_forever() -> None:
+    store = EarlierByAccount(300)
+    store.add("old", [5] * 20, 2)
+    first = store.of("old")
+    for number in range(earlier.MOST_ACCOUNTS - 1):
+        store.of(f"address {number}")
+    assert store.of("old") is first
+    for number in range(earlier.MOST_ACCOUNTS):
+        store.of(f"other {number}")
+    assert store.of("old") is not first
+    assert len(store._accounts) == earlier.MOST_ACCOUNTS
+
+
 def test_an_indexed_answer_delays_a_step_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earlier, "INDEXED", 10)
     store = EarlierAnswers(300)
