@@ -114,14 +114,19 @@ class Rate:
 
 
 class Acceptance:
-    """Acceptance rates per class of drafts: a prior, updated by observations."""
+    """Acceptance rates per class of drafts: a prior, updated by observations.
 
-    _SURE, _SURE_OF_ALL = 2.0, 3.0  # weights of the priors of a class and of the mean, as numbers of drafts
+    If more drafts fail than expected, the rates of all classes are lowered: a text may look repetitive in many ways,
+    and disproving class after class would cost many drafts.
+    """
+
+    _SURE, _SURE_OF_ALL = 2.0, 3.0  # weights of the priors of a class and of the totals, as numbers of drafts
     _KEEP = 0.97  # decay of earlier observations with each new draft of the class
 
     def __init__(self, priors: Sequence[float]) -> None:
         self._rates = [Rate(prior, self._SURE, self._KEEP) for prior in priors]
         self._all = Rate(_TRY, self._SURE_OF_ALL, self._KEEP)
+        self._accepted = self._expected = self._SURE_OF_ALL  # decayed numbers of drafts
 
     @property
     def mean(self) -> float:
@@ -129,17 +134,23 @@ class Acceptance:
         return self._all.value
 
     def expect(self, trust: int) -> float:
-        return self._rates[trust].value
+        return self._rates[trust].value * min(self._accepted / self._expected, 1.0)
 
     def observe(self, trust: int, likelihood: float) -> None:
         """Record that a draft of this class would be accepted with probability `likelihood`."""
+        self._accepted = self._decayed(self._accepted) + likelihood
+        self._expected = self._decayed(self._expected) + self._rates[trust].value
         self._rates[trust].observe(likelihood)
         self._all.observe(likelihood)
+
+    def _decayed(self, number: float) -> float:
+        return self._SURE_OF_ALL + self._KEEP * (number - self._SURE_OF_ALL)
 
     def hope(self) -> None:
         """Forget a low mean acceptance, so that drafting is tried again after a pause."""
         if self.mean < _TRY:
             self._all = Rate(_TRY, 1.0, self._KEEP)
+            self._accepted = self._expected = self._SURE_OF_ALL
 
 
 class Judge:

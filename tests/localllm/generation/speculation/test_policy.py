@@ -101,6 +101,21 @@ def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
     assert usage.accepted + usage.decode_passes == 239  # one token per forward pass, plus the accepted drafts
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_text_that_only_looks_repetitive_costs_little(clock: Clock, learned: bool) -> None:
+    """Two tokens take turns in the prompt, and follow at random in the answer: long contexts of many kinds mislead."""
+    costs, gained = {rows: 7.5 + 2.5 * rows for rows in range(1, 17)}, []
+    for seed in range(8):
+        text = [0, 1] * 30 + np.random.RandomState(seed).randint(0, 2, 140).tolist()
+        engine = table_engine(says(text), clock, (costs | {60: 0.0}).__getitem__)
+        with Stepped(engine, Drafts(Costs(costs) if learned else Costs.unknown(16), 15, clock=clock)) as it:
+            _, answer = it.ask(Request(text[:60], GREEDY, 96))
+            it.finish()
+        assert answer.tokens == text[60:156]
+        gained.append(95 * costs[1] / answer.result().usage.decode_seconds)
+    assert min(gained) > 0.97
+
+
 def decode_rows(clock: Clock, right: list[bool], costs: dict[int, float], tokens: int) -> tuple[float, list[int]]:
     """Return the speedup with drafts from repetitions that are always expected to be accepted, and the number
     of rows of each pass.
@@ -222,6 +237,19 @@ def test_acceptance_is_learned_class_by_class() -> None:
     for _ in range(100):  # a text with other acceptance rates follows
         acceptance.observe(0, 0.0)
     assert acceptance.expect(0) < 0.1
+
+
+def test_failures_in_some_classes_lower_the_others() -> None:
+    acceptance = Acceptance([0.9, 0.9, 0.9])
+    for _ in range(10):
+        acceptance.observe(0, 0.0)
+        acceptance.observe(1, 0.0)
+    assert acceptance.expect(2) < 0.5
+    for _ in range(100):  # lower rates that come true do not count as failures
+        acceptance.observe(0, 0.0)
+        acceptance.observe(1, 1.0)
+    assert acceptance.expect(2) > 0.85
+    assert acceptance.expect(1) > 0.9
 
 
 def test_a_step_in_the_costs_is_looked_over() -> None:
