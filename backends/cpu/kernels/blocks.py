@@ -70,7 +70,7 @@ def _strided(f: Function, x: Value, count: int) -> Value:
     return copy
 
 
-def direct_rows(isa: Isa) -> int:
+def rows_per_call(isa: Isa) -> int:
     """Return the maximum rows per call of `direct_block`."""
     return isa.direct_tile
 

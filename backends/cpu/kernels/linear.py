@@ -210,7 +210,7 @@ def _most_direct_rows(isa: Isa, panel: IntegerPanel) -> int:
 
 def rows_per_pass(isa: Isa, panel: IntegerPanel) -> int:
     """Return the maximum rows that share one read of the packed bytes."""
-    most: int = arithmetic(panel).direct_rows(isa)
+    most: int = arithmetic(panel).rows_per_call(isa)
     return min(most, _most_direct_rows(isa, panel))
 
 

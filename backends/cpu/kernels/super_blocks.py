@@ -92,7 +92,7 @@ def _weigh(
         total.set(f.fma(f.to_float(integers), scale * x_scale, total.get()))
 
 
-def direct_rows(isa: Isa) -> int:
+def rows_per_call(isa: Isa) -> int:
     """Return the maximum rows per call of `direct_block`.
 
     On Zen 4, 8 rows take as long in one call as in two of 4. With 3, LLVM runs out of registers of 256 bits or less.

@@ -23,15 +23,13 @@ from localllm.engine.prefix import same
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import suffixes
 from localllm.generation.speculation.earlier import EarlierByAccount, Following
-from localllm.generation.speculation.policy import Acceptance, Costs
+from localllm.generation.speculation.policy import Acceptance, Balance, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import SuffixDrafter
 
 if TYPE_CHECKING:
     from localllm.generation.speculation.model_drafter import ModelDrafter
 
-_MOST_LOST = 0.25  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
-_BOUNDS = -0.5, 1.0  # of the balance of verified and compared drafts, in tokens
 _TIRED = 8  # steps in sequence without a draft worth verifying, after which some steps do not look for drafts
 _LOOKING = 0.005  # share of a step's time that looking may take then
 _MOST_SKIPPED = 7  # maximum number of steps between two that look for drafts
@@ -54,7 +52,7 @@ class Drafts:
         model: ModelDrafter[Any] | None = None,
         repeats: bool = True,
         shortest_pass: float = 0.0,
-        told: bool = True,
+        reported: bool = True,
         waits: bool = False,
         clock: Callable[[], float] = perf_counter,
         earlier: int = 0,
@@ -63,15 +61,15 @@ class Drafts:
         as well.
 
         If `shortest_pass` (seconds) is given, only a small share of the time is spent on looking for repetitions, and
-        drafting is `pointless` if forward passes are shorter than that. `told`: statistics mention drafts even if none
-        were made. `waits`: do not draft before the costs are known well. `clock` is the engine's.
+        drafting is `pointless` if forward passes are shorter than that. `reported`: statistics mention drafts even if
+        none were made. `waits`: do not draft before the costs are known well. `clock` is the engine's.
         """
         self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
-        self._balance = 0.0  # time saved by drafts from repetitions, less what they cost, in tokens of plain decoding
+        self._balance = Balance()  # of drafts from repetitions
         self._stale = 0  # consecutive steps with drafts
-        self._shortest_pass, self._told, self._waits = shortest_pass, told, waits
+        self._shortest_pass, self._reported, self._waits = shortest_pass, reported, waits
         self.new_repeats: Callable[[Sequence[int], Following | None], SuffixDrafter] = SuffixDrafter
         self._credit = 0.0 if shortest_pass else inf  # seconds that may be spent on looking for repetitions
         self._indexing = 5e-6  # seconds per token to index
@@ -104,7 +102,7 @@ class Drafts:
 
     def begin(self, one: RequestState) -> None:
         """Start drafting for a request: with the repetitions in its prompt."""
-        one.drafting = self._told
+        one.drafting = self._reported
         if self._repeats:
             earlier = self._earlier.of(one.request.account) if self._earlier is not None else None
             following = Following(earlier, one.tokens) if earlier is not None else None
@@ -221,8 +219,7 @@ class Drafts:
             self._credit += _SAVED * accepted * self._worth
             if one.draft_cost:
                 saved = accepted if one.verified else int(one.outcome[0][1])
-                worst, best = _BOUNDS
-                self._balance = min(max(self._balance + saved * one.pace - one.draft_cost, worst), best)
+                self._balance.add(saved * one.pace - one.draft_cost)
         one.outcome.clear()
 
     def close(self) -> None:
@@ -294,7 +291,7 @@ class Drafts:
             each = (self._costs.seconds(rows + found) / plain - 1) / found
             for one in ones:
                 one.draft_cost = one.verified * each
-            if self._balance < -_MOST_LOST:
+            if self._balance.lost:
                 found -= self._compare_only(ones, self._costs.seconds(rows + 1) / plain - 1)
         return found
 

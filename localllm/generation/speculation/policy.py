@@ -153,6 +153,24 @@ class Acceptance:
             self._accepted = self._expected = self._SURE_OF_ALL
 
 
+class Balance:
+    """The time that drafts have saved, less what they have cost, in tokens of plain decoding."""
+
+    _MOST_LOST = 0.25  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
+    _LEAST, _MOST = -0.5, 1.0  # bounds, so that a text that changes its character is noticed soon
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the drafts have cost too much."""
+        return self._tokens < -self._MOST_LOST
+
+    def add(self, tokens: float) -> None:
+        self._tokens = min(max(self._tokens + tokens, self._LEAST), self._MOST)
+
+
 class Judge:
     """Decides whether a drafter drafts or pauses, from its balance: the decayed gain of its rounds, in tokens."""
 

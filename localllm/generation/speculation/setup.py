@@ -140,6 +140,6 @@ class Speculation:
         automatic = self.options.kind == "auto"
         return Drafts(
             self.costs, longest, model, repeats=automatic or self.options.kind == "ngram",
-            shortest_pass=SHORTEST_PASS if automatic else 0.0, told=self.options.asked, waits=automatic and self._small,
-            clock=self._clock, earlier=self.options.draft_earlier,
+            shortest_pass=SHORTEST_PASS if automatic else 0.0, reported=self.options.asked,
+            waits=automatic and self._small, clock=self._clock, earlier=self.options.draft_earlier,
         )  # fmt: skip
