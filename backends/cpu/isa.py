@@ -104,9 +104,9 @@ def _flatten(features: dict[str, bool]) -> str:
 # 0.98 without. AMD's hardware prefetcher follows the panels better than explicit prefetches, which occupy its few miss
 # buffers. That changes with more rows: they fill the reorder buffer, so loads no longer run ahead, and a pass of 4 rows
 # of Q4_K takes 1.7 times as long without prefetches. Into L1, they would gain only half of that. The fewest rows that
-# gain are 3 with 4.5 or 6.6 bits and 4 with 8.5. With AVX2 a row takes twice as long.
+# gain are 2 with 4.5 bits, 3 with 6.6 and 4 with 8.5. With AVX2 a row takes twice as long.
 ZEN, READ_AHEAD = "znver", ReadAhead(4608)
-ZEN_READ_AHEAD, ZEN_AVX2 = ReadAhead(9216, 2, 3, 0.3), ReadAhead(9216, 2, 2, 0.6)
+ZEN_READ_AHEAD, ZEN_AVX2 = ReadAhead(9216, 2, 2, 0.3), ReadAhead(9216, 2, 2, 0.6)
 # On Zen 4, packed products are faster up to 16 rows. A step of 16 rows of a 1B model takes 108 ms with packed and 141
 # ms with unpacked products in Q4_K_M (Q4_0: 99 and 115 ms), a step of 9 rows 80 and 125 ms (Q4_0: 58 and 94 ms).
 # Emerald Rapids unpacks faster: 16 rows take 105 ms, and twice 8 rows would take 130 ms.

@@ -111,7 +111,8 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     seen = [0] * panel.groups
     full = panel.group // 4
     # Sum all groups before multiplying the first one by its scale, if there are enough registers for the sums.
-    in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
+    most = 2 if f.isa.dot == "vnni512" else 1
+    in_order = panel.in_order and len(x) <= most and f.isa.registers >= 32
     # Several rows need the registers for their sums, but prefetchers still follow only loads in memory order.
     values_in_order = panel.in_order and len(x) > 1 and f.isa.dot == "vnni512"
     # With more rows, even the sums need too many registers if `steps` completes several groups at once.

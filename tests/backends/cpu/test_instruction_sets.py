@@ -332,8 +332,9 @@ ZEN4 = isa.for_cpu("znver4", dict.fromkeys(isa.KNOWN_CPUS["znver4"], True), "x86
 @pytest.mark.parametrize(
     ("format", "rows", "prefetches"),
     [
-        ("Q4_0", 2, False),
-        ("Q4_0", 3, True),
+        ("IQ3_XXS", 1, False),
+        ("Q4_0", 1, False),
+        ("Q4_0", 2, True),
         ("Q6_K", 2, False),
         ("Q6_K", 3, True),
         ("Q8_0", 3, False),
