@@ -11,10 +11,13 @@ from collections import Counter
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from localllm.backends.base import ExecutableLost
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.engine import CacheSequence, Engine, Result
 from localllm.engine.prefix import PrefixCache, same
+from localllm.generation.flights import Flights
 from localllm.generation.interfaces import PrefixStore, SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.slots import Slots
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("localllm.generation")
 MOST_CLIENTS = 1000  # maximum number of clients, and of accounts, to remember
+MOST_LOSSES = 5  # steps of a request that may be lost in sequence; one that breaks each restored stage would never end
 LOOK_SECONDS = 0.05  # interval between admission attempts while all slots are taken
 
 
@@ -39,6 +43,7 @@ class Running:
     ) -> None:
         self._engine, self._limits, self._store = engine, limits, store
         self.drafts = drafts
+        self.flights = Flights(engine)
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> number of tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
@@ -55,14 +60,14 @@ class Running:
 
     def drop_cancelled(self) -> None:
         for one in [*self.active, *self.waiting]:
-            if one.ticket.cancelled:
+            if one.ticket.cancelled and not one.in_flight:
                 one.finish("cancelled")
                 self.leave(one)
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not paused."""
-        return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
+        """Whether a step is in flight, or any request is not paused."""
+        return bool(self.flights) or any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
     def leave(self, one: RequestState) -> None:
         """Remove a request that has ended. If it allows `reuse`, its tokens stay in the prefix cache."""
@@ -79,7 +84,8 @@ class Running:
             self._keep(one)
 
     def end(self, error: LocalLLMError | None) -> None:
-        """End all requests, with `error` or as cancelled, and clear the prefix cache."""
+        """End all requests, with `error` or as cancelled, give up steps in flight, and clear the prefix cache."""
+        self.flights.abandon()
         for one in [*self.active, *self.waiting]:
             if error is not None and not one.ticket.cancelled:
                 one.fail(error)
@@ -104,17 +110,15 @@ class Running:
                 self.prefixes.drop(found.sequence)
         self.prefixes.keep(sequence)
 
-    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float) -> None:
-        """Sample a request's next tokens from the result of a step. `prompt` tells whether the step was part of the
-        request's prefill.
+    def take(self, one: RequestState, result: Result, prompt: bool, seconds: float, requests: int) -> None:
+        """Sample a request's next tokens from the result of a step of `requests` requests. `prompt` tells whether the
+        step was part of the request's prefill.
         """
         sequence = one.sequence
         assert sequence is not None
         start = sequence.length - len(result.hidden)
         if not prompt:
-            one.decoded(
-                seconds, self.drafts.plain_seconds(len(self.active), seconds) if self.drafts is not None else seconds
-            )
+            one.decoded(seconds, self.drafts.plain_seconds(requests, seconds) if self.drafts is not None else seconds)
         try:
             if prompt:
                 one.evaluated(result.logits)
@@ -175,6 +179,8 @@ class Running:
             )  # fmt: skip
             stopped = self._to_stop(one, accounts) if len(self.active) >= self._limits.parallel else None
             if stopped is None and len(self.active) >= self._limits.parallel:
+                if self.flights:  # a request to preempt may be among those in flight
+                    self._seen = ()
                 return
             if not self._begin(one, stopped):
                 blocked.add(one.number)
@@ -202,6 +208,7 @@ class Running:
             return None
         mine = accounts[one.request.account]
         lower = [other for other in self.active if other.request.priority <= one.request.priority]
+        lower = [other for other in lower if not other.in_flight]
         more = [other for other in lower if accounts[other.request.account] > mine + 1]
         if more:
             return max(more, key=lambda other: (-other.request.priority, accounts[other.request.account], other.number))
@@ -269,11 +276,13 @@ class Running:
         for other in self.active:
             assert other.sequence is not None
             common = same(other.sequence.tokens, prompt)
+            if other.in_flight:  # the step may fail
+                common = min(common, other.flown_from)
             held, alike = other.sequence.reach(common), max(alike, common)
             if held > reused:
                 source, reused = other.sequence, held
             if (
-                other.prefilling
+                (other.prefilling or other.in_flight)
                 and not other.ticket.paused
                 and same(other.tokens, prompt) >= reused + self._engine.block_tokens
             ):
@@ -306,7 +315,8 @@ class Running:
 
     def _paused(self) -> RequestState | None:
         """Return the newest running request that is paused, or None."""
-        return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
+        paused = (one for one in self.active if one.ticket.paused and not one.in_flight)
+        return max(paused, key=lambda one: one.number, default=None)
 
     def _tell_divergence(self, one: RequestState, reused: int, alike: int) -> None:
         """Log the position at which a client's prompt diverges from its earlier prompt. The prompt's text is not
@@ -338,8 +348,11 @@ class Running:
     # -- a full cache ----------------------------------------------------------------------------------------------
 
     def free_some(self) -> bool:
-        """Evict a cached sequence, or else preempt a request; return False if neither is possible."""
-        return self.prefixes.evict() or self._preempt()
+        """Evict a cached sequence, or else preempt a request; return False if neither is possible.
+
+        While steps are in flight, no request is preempted.
+        """
+        return self.prefixes.evict() or (not self.flights and self._preempt())
 
     def make_room(self, tokens: int) -> None:
         """Free blocks for `tokens` tokens outside the scheduler, preempting all requests if necessary."""
@@ -370,10 +383,31 @@ class Running:
         self._stop(least, keep=False)
         return True
 
+    def lose(self, error: ExecutableLost) -> None:
+        """Preempt all requests and forget all cached tokens, because the executable was lost.
+
+        A request whose steps were lost MOST_LOSSES times in sequence fails.
+        """
+        flying = [one for one in self.active if one.in_flight]
+        self.flights.abandon()
+        for one in list(self.active):
+            one.land()
+            self._stop(one, keep=False)
+        for one in flying:
+            one.losses += 1
+            if one.losses >= MOST_LOSSES:
+                again = f"{said(error)}; this happened {one.losses} times in sequence while it computed this answer"
+                one.fail(LocalLLMError(f"{again}; look at the logs of the stages, then ask again"))
+                self.leave(one)
+        self.prefixes.forget()
+        self.slots.forget()
+        self._engine.lose()
+
     def _stop(self, one: RequestState, keep: bool) -> None:
         """Preempt a running request and queue it again. `keep`: leave its tokens in the prefix cache."""
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
+        assert not one.in_flight
         if keep and one.request.reuse and sequence.length:
             self.prefixes.keep(sequence)
         else:

@@ -6,29 +6,13 @@ budget allows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localllm.engine import CacheFull, CacheSequence, Engine, SequenceRows, Wanted
+from localllm.engine import CacheFull, Engine, SequenceRows, Wanted
 from localllm.generation.budget import Budget
+from localllm.generation.flights import Flight
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
-
-
-@dataclass(slots=True)
-class StepPart:
-    """The tokens of one request in a step."""
-
-    state: RequestState
-    count: int
-    wanted: Wanted = "last"
-    prompt: bool = False  # whether the tokens are prefill tokens
-
-    @property
-    def sequence(self) -> CacheSequence:
-        sequence = self.state.sequence
-        assert sequence is not None
-        return sequence
+from localllm.generation.step_part import StepPart
 
 
 class Schedule:
@@ -41,14 +25,14 @@ class Schedule:
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
-        if self._running.drafts is not None and self._running.drafts.pointless:
+        if self._running.drafts is not None and self._running.drafts.pointless and not self._running.flights:
             self._running.use(None)
         active, drafts = self._running.active, self._running.drafts
         if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
-            if fits and not one.prefilling and not one.ticket.paused:
+            if fits and not one.in_flight and not one.prefilling and not one.ticket.paused:
                 return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 
@@ -59,6 +43,10 @@ class Schedule:
         active = [one for one in self._running.active if not one.ticket.paused]
         decoding = [one for one in active if not one.prefilling]
         prefilling = [one for one in active if one.prefilling]
+        requests = len(decoding) + len(prefilling)
+        beside = any(one.in_flight for one in decoding)
+        if self._running.flights.depth > 1:
+            decoding, prefilling = self._group(decoding, prefilling)
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
         if len(decoding) + bool(prefilling) > most:  # fewest answer tokens first; reserve a row for a prompt
@@ -73,8 +61,24 @@ class Schedule:
             rows = len(parts)
         if not prefilling:
             return parts
-        budget = min(self._budget.prompt_rows(rows, len(decoding) + len(prefilling)), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows or int(beside), requests), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _group(
+        self, decoding: list[RequestState], prefilling: list[RequestState]
+    ) -> tuple[list[RequestState], list[RequestState]]:
+        """Return the requests of the next step, so that all steps in flight have about equally many.
+
+        Those that decode come first, and of these the ones whose last step is the longest ago.
+        """
+        share = -(-(len(decoding) + len(prefilling)) // self._running.flights.depth)
+        free = sorted((one for one in decoding if not one.in_flight), key=lambda one: one.flown)[:share]
+        return free, self._order([one for one in prefilling if not one.in_flight])[: share - len(free)]
+
+    def _order(self, prefilling: list[RequestState]) -> list[RequestState]:
+        """Return prompts in the order of their turn: the oldest of the highest priority, then the shortest ones."""
+        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
+        return [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
 
     def _whole(self, one: RequestState) -> bool:
         """Whether all pending tokens must be evaluated in one step because an encoder processes them."""
@@ -87,8 +91,7 @@ class Schedule:
         `rows` is the number of decode tokens already in the step.
         """
         parts: list[StepPart] = []
-        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
-        order = [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
+        order = self._order(prefilling)
         room = self._engine.limits.rows - rows
         for place, one in enumerate(order):
             if logits_left <= 0 or budget <= 0:
@@ -125,12 +128,17 @@ class Schedule:
     def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
         """Free blocks until the parts fit: evict cached sequences, then preempt requests.
 
-        If a single request still does not fit, evaluate fewer of its tokens or end it.
+        Before requests are preempted, the steps in flight are collected. If a single request still does not fit,
+        evaluate fewer of its tokens or end it.
         """
         while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
             if self._running.free_some():
                 parts = [part for part in parts if part.state.sequence is not None]
                 continue
+            if self._running.flights:  # their requests may end, or be preempted
+                for part in parts:
+                    part.state.drafts, part.state.verified = [], 0
+                return []
             [part] = parts
             room = self._engine.room(part.sequence)
             if room >= part.count:
@@ -168,11 +176,14 @@ class Schedule:
         largest = one.required_top_k
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
-    def observe(self, parts: list[StepPart], seconds: float, cost: float) -> None:
-        """Record the duration of a step, for the prefill budget, and its cost, for speculation."""
-        prompts = [part.count for part in parts if part.prompt]
-        prompt = sum(prompts)
-        rows = sum(part.count for part in parts)
-        self._budget.observe(rows - prompt, prompt, seconds)
+    def observe(self, flight: Flight, seconds: float, cost: float) -> None:
+        """Record the duration of a step, for the prefill budget, and its cost, for speculation.
+
+        The duration of a step beside others is the time after which its requests get their next token. Its cost is the
+        time since the step before it was collected: the time of the slowest stage, if all are busy.
+        """
+        prompt, rows = flight.prompt_rows, flight.decode_rows
+        if prompt or not flight.prompts_beside:  # prompts delay the decoding steps beside them
+            self._budget.observe(rows or min(flight.decodes_beside, 1), prompt, seconds)
         if self._running.drafts is not None:
-            self._running.drafts.observe(rows, prompt, cost)
+            self._running.drafts.observe(rows + prompt, prompt + flight.prompts_beside, cost, flight.proposal)

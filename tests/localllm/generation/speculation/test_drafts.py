@@ -16,6 +16,7 @@ from localllm.backends.base import Limits
 from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.model_drafter import Round
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
@@ -241,6 +242,9 @@ class Promising:
         self.asked = list(ones)
         for one in ones[:1]:  # it drafts nothing for the others
             one.drafts = [DraftToken(3, 0)]
+
+    def begin_round(self, worth: float) -> Round:
+        return Round()
 
     def verified(self, seconds: float) -> None: ...
 

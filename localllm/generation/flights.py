@@ -1,0 +1,73 @@
+"""The steps in flight: as many as keep all parts of an executable busy (`Engine.depth`), usually one.
+
+The requests of a step in flight wait for its results. All others may be changed at any time, because the executable
+runs steps, copies and drafts in the order in which they are sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.engine import Engine, Pending
+from localllm.generation.step_part import StepPart
+
+if TYPE_CHECKING:
+    from localllm.generation.speculation.drafts import Proposal
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in flight. Times are in seconds; `before` is by the clock that compares costs."""
+
+    parts: list[StepPart]
+    pending: Pending
+    began: float  # start of the schedule
+    submitted: float
+    before: float
+    proposal: Proposal | None
+    prompts_beside: int = 0  # prefill tokens of other steps that were in flight at the same time
+    decodes_beside: int = 0  # decode tokens of the same steps
+
+    @property
+    def prompt_rows(self) -> int:
+        return sum(part.count for part in self.parts if part.prompt)
+
+    @property
+    def decode_rows(self) -> int:
+        return sum(part.count for part in self.parts if not part.prompt)
+
+
+class Flights:
+    """The steps in flight, oldest first."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.depth = engine, engine.depth
+        self._flights: deque[Flight] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights)
+
+    def add(self, flight: Flight) -> None:
+        for other in self._flights:
+            for one, beside in ((flight, other), (other, flight)):
+                one.prompts_beside += beside.prompt_rows
+                one.decodes_beside += beside.decode_rows
+        self._flights.append(flight)
+
+    def oldest(self) -> Flight:
+        """Remove the oldest step, which the caller collects."""
+        return self._flights.popleft()
+
+    def abandon(self) -> None:
+        """Give up all steps: their requests stay as they were before."""
+        while self._flights:
+            flight = self._flights.popleft()
+            self._engine.abandon(flight.pending)
+            for part in flight.parts:
+                part.state.land()
