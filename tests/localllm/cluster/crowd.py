@@ -154,7 +154,7 @@ class Crowd:
 
     def cancel(self) -> None:
         running = [each for each in self.asked if not each.one.done]
-        if running:
+        if running and 3 * sum(each.cancelled for each in self.asked) < len(self.asked):
             each = running[self.random.integers(len(running))]
             each.cancelled = True
             each.one.ticket.cancel()
