@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from localllm.backends.base import BackendError, ExecutableLost
 from localllm.base.errors import LocalLLMError
@@ -10,10 +11,12 @@ from localllm.base.notices import said
 from localllm.engine import Engine
 
 POLL_SECONDS = 0.05  # longest wait of a step for the restored executable
+ATTEMPTS = 3  # because a part may be lost again while it is restored
+_PAUSE = 0.2  # seconds before another attempt
 
 
 class Recovery:
-    """An attempt to restore the executable of an engine. `error` says why it failed."""
+    """Restores the executable of an engine. `error` says why that failed."""
 
     def __init__(self, engine: Engine, lost: ExecutableLost) -> None:
         self._engine, self._lost = engine, lost
@@ -22,15 +25,21 @@ class Recovery:
         self._thread.start()
 
     def over(self) -> bool:
-        """Wait a little, and return whether the attempt has ended."""
+        """Wait a little, and return whether the executable is restored, or cannot be."""
         self._thread.join(POLL_SECONDS)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        try:
-            self._engine.restore()
-        except Exception as error:  # the stepping thread reports it
-            known = isinstance(error, BackendError | LocalLLMError)
-            reason = said(error) if known else f"{type(error).__name__}: {error}"
-            text = f"{said(self._lost)}; it could not be restored ({reason}); the next request tries again"
-            self.error = LocalLLMError(text)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._engine.restore()
+                return
+            except Exception as error:  # the stepping thread reports it
+                if isinstance(error, ExecutableLost) and attempt < ATTEMPTS:
+                    time.sleep(_PAUSE)
+                    continue
+                known = isinstance(error, BackendError | LocalLLMError)
+                reason = said(error) if known else f"{type(error).__name__}: {error}"
+                text = f"{said(self._lost)}; it could not be restored ({reason}); the next request tries again"
+                self.error = LocalLLMError(text)
+                return
