@@ -404,9 +404,7 @@ class Engine:
             if self.start is not None:
                 self._check_text(sequence, tokens, which)
             if start and sequence.lost:
-                raise CacheLost(
-                    "the cached tokens were lost with a part of the model; evaluate them again from the start"
-                )
+                raise CacheLost("the cached tokens were lost with a part of the model; evaluate the text again")
             if start + count > limits.positions:
                 held = f"{start} are in use and {count} more do not fit; start with a larger context"
                 full = f"the context of {limits.positions} tokens is full: {held} ("

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("localllm.generation")
 MOST_CLIENTS = 1000  # maximum number of clients, and of accounts, to remember
-MOST_LOSSES = 5  # steps of a request that may be lost in sequence; one that breaks each restored stage would never end
+SUSPECT = 2  # steps of a request lost in sequence, after which it is evaluated alone until its next token
+MOST_LOSSES = 5  # steps lost in sequence after which it fails, because it seems to break each restored stage
 LOOK_SECONDS = 0.05  # interval between admission attempts while all slots are taken
 
 
@@ -44,6 +45,7 @@ class Running:
         self._engine, self._limits, self._store = engine, limits, store
         self.drafts = drafts
         self.flights = Flights(engine)
+        self.suspicious = False  # whether there may be suspects
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> number of tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
@@ -282,7 +284,7 @@ class Running:
             if held > reused:
                 source, reused = other.sequence, held
             if (
-                (other.prefilling or other.in_flight)
+                other.prefilling
                 and not other.ticket.paused
                 and same(other.tokens, prompt) >= reused + self._engine.block_tokens
             ):
@@ -399,9 +401,17 @@ class Running:
                 again = f"{said(error)}; this happened {one.losses} times in sequence while it computed this answer"
                 one.fail(LocalLLMError(f"{again}; look at the logs of the stages, then ask again"))
                 self.leave(one)
+        self.suspicious = any(one.losses >= SUSPECT for one in self.waiting)
         self.prefixes.forget()
         self.slots.forget()
         self._engine.lose()
+
+    def suspects(self) -> list[RequestState]:
+        """Return the running requests that may be the reason why the executable was lost, oldest first."""
+        found = [one for one in [*self.active, *self.waiting] if one.losses >= SUSPECT]
+        self.suspicious = bool(found)
+        running = [one for one in found if one.sequence is not None and not one.ticket.paused]
+        return sorted(running, key=lambda one: one.number)
 
     def _stop(self, one: RequestState, keep: bool) -> None:
         """Preempt a running request and queue it again. `keep`: leave its tokens in the prefix cache."""

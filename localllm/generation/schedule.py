@@ -28,6 +28,8 @@ class Schedule:
         if self._running.drafts is not None and self._running.drafts.pointless and not self._running.flights:
             self._running.use(None)
         active, drafts = self._running.active, self._running.drafts
+        if self._running.suspicious and (suspects := self._running.suspects()):
+            return self._alone(suspects[0])
         if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
             [one] = active
             sequence = one.sequence
@@ -63,6 +65,16 @@ class Schedule:
             return parts
         budget = min(self._budget.prompt_rows(rows or int(beside), requests), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _alone(self, one: RequestState) -> list[StepPart]:
+        """Return a step of one request, with no other step in flight: if it fails again, this request is the reason."""
+        if self._running.flights:
+            return []
+        one.drafts, one.verified = [], 0
+        limits = self._engine.limits
+        if one.prefilling:
+            return self._fitting(self._prompt_parts([one], limits.rows, limits.logit_rows, 0))
+        return self._fitting([StepPart(one, 1, "all")])
 
     def _group(
         self, decoding: list[RequestState], prefilling: list[RequestState]

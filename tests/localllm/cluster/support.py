@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -97,11 +99,13 @@ class Processes:
             self._source = Source(str(path), identity(file))
         self._recording, self._patience = recording, patience
         self.processes: list[Any] = []
+        self.connections = 0
 
     def connect(self, cut: Cut, layout: Layout) -> Any:
         from localllm.cluster.zeromq import Endpoint, ZmqRing
 
         spawn, pipes = multiprocessing.get_context("spawn"), []
+        self.processes, self.connections = [], self.connections + 1
         for number in range(1, cut.stages):
             ours, theirs = spawn.Pipe()
             given = Assignment(number, self._source, self._recording, layout)
@@ -123,12 +127,20 @@ class Processes:
 
     def end(self) -> None:
         for process in self.processes:
+            if process.is_alive() and stopped(process.pid):  # it cannot end by itself
+                process.kill()
             process.join(5)
             assert process.exitcode is not None, "a stage did not end"
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def work(given: Assignment, pipe: Connection) -> None:
-    """Open a stage and serve it: the main function of a process."""
+    """Open a stage and serve it: the main function of a process. SIGUSR1 makes its next step hang."""
+    from localllm.cluster.watchdog import Watchdog
     from localllm.cluster.zeromq import Endpoint, serve
 
     with ExitStack() as closing:
@@ -142,4 +154,7 @@ def work(given: Assignment, pipe: Connection) -> None:
         endpoint.accept(pipe.recv())
         pipe.send(None)
         endpoint.connect(pipe.recv())
-        serve(stage, endpoint)
+        watchdog = Watchdog(lambda: os._exit(1))
+        closing.callback(watchdog.close)
+        signal.signal(signal.SIGUSR1, lambda *_: Threads.hang(stage))
+        serve(stage, endpoint, watchdog)
