@@ -34,15 +34,17 @@ CASES = [  # model, stages, speculation
     ("qwen35-dense", 2, "off"),
     ("kimi-linear-moe", 2, "off"),
     ("rwkv7", 3, "off"),
+    ("llama-gqa", 2, "draft"),
 ]
 
 
 @pytest.mark.parametrize(("kit", "stages", "spec"), CASES)
 def test_a_crowd_gets_the_tokens_of_one_process(kit: str, stages: int, spec: str, tmp_path: Path) -> None:
     path = KIT[kit].write(tmp_path / "model.gguf")
+    more = {"model_draft": KIT[kit].write(tmp_path / "draft.gguf")} if spec == "draft" else {}
     with (
         localllm.load(path, threads=1, spec="off", **OPTIONS) as plain,
-        split(path, stages, spec=spec, **OPTIONS) as model,
+        split(path, stages, spec=spec, **OPTIONS, **more) as model,
     ):
         if spec != "off":
             eager(model)
@@ -51,9 +53,10 @@ def test_a_crowd_gets_the_tokens_of_one_process(kit: str, stages: int, spec: str
             crowd.run()
             assert crowd.together == stages
             assert crowd.largest > 1
+            assert spec == "off" or sum(each.one.usage().drafted for each in crowd.asked) > 10
 
 
-@pytest.mark.parametrize(("kit", "spec"), [("llama-gqa", "off"), ("gemma3-12", "ngram"), ("qwen35-mtp", "mtp")])
+@pytest.mark.parametrize(("kit", "spec"), [("llama-gqa", "off"), ("kimi-linear-moe", "ngram"), ("qwen35-mtp", "mtp")])
 def test_requests_are_preempted_when_the_cache_is_full(kit: str, spec: str, tmp_path: Path) -> None:
     """Three blocks for five requests: some of them need two blocks, and copies of shared ones."""
     path = KIT[kit].write(tmp_path / "model.gguf")
