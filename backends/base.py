@@ -191,7 +191,7 @@ class PipelinedExecutable(Protocol):
         ...
 
     def abandon(self, handle: Any) -> None:
-        """Give up a step that nobody will collect. It is executed nevertheless."""
+        """Discard the results of a step."""
         ...
 
 

@@ -153,7 +153,7 @@ def measure(path: Path, rounds: int, layer: int) -> dict[str, object]:
 
 
 def waiting(milliseconds: float, rounds: int) -> dict[str, object]:
-    """Measure the loop over two stages that wait instead of computing, as on machines of their own."""
+    """Measure the loop over two stages that wait instead of computing, as if each had a machine."""
     threads, backend = Threads(CpuBackend(1), patience=60.0), CpuBackend(1)
     metadata, tensors = KIT["llama-gqa"].loaded()
     plan = plan_of(metadata, tensors)

@@ -1,4 +1,4 @@
-"""Notices that a stage hangs: it handles a message, but its process has stopped to work.
+"""Detects a stage that hangs: it handles a message, but its process has stopped working.
 
 A connection only tells whether a process is alive. A hanging process (a lock that is never released, a device that does
 not answer) is found by the processor time that it uses, which does not depend on how busy the machine is: a thread that
@@ -20,7 +20,7 @@ _LITTLE = 0.02  # share of a processor that heartbeats and this thread stay belo
 
 
 class Watchdog:
-    """Calls `hung`, in a thread of its own, when the process stops to work while it handles a message.
+    """Calls `hung` in a separate thread if the process stops working while it handles a message.
 
     Only for stages whose work uses the processor: a graphics card at work cannot be seen.
     """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from localllm.engine.alignment import align_tokens
 from localllm.engine.cache_types import CacheChoice, choose_types
-from localllm.engine.engine import CacheLost, ContextFull, Engine, Pending, StepTooLarge, Watches
+from localllm.engine.engine import CacheLost, ContextFull, Engine, StepTooLarge, Watches
 from localllm.engine.paging import SLACK, BlockPool, CacheFull, CacheSequence, how_many_fit
-from localllm.engine.rows import DraftRows, Result, SequenceRows, Wanted, top_k_of
+from localllm.engine.rows import DraftRows, Pending, Result, SequenceRows, Wanted, top_k_of
 
 __all__ = [
     "SLACK",

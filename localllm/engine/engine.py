@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 from sys import exc_info
 from time import perf_counter
@@ -37,17 +36,15 @@ from localllm.engine.exclusive import Exclusive
 from localllm.engine.paging import BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.engine.rows import (
     F32,
-    NO_LOGITS,
-    NO_TOP_K,
     DraftRows,
+    Pending,
     Result,
     SequenceRows,
     Wanted,
     batch_of,
     draft_batch,
-    top_k_of,
 )
-from localllm.plan import Batch, DraftHead, Value
+from localllm.plan import DraftHead, Value
 
 
 class ContextFull(LocalLLMError):
@@ -68,30 +65,6 @@ class Watches(Protocol):
     def step(self, rows: Sequence[SequenceRows]) -> AbstractContextManager[None]:
         """Return a context manager around a step, entered before the tokens are appended to their sequences."""
         ...
-
-
-@dataclass(slots=True)
-class Pending:
-    """A step between `submit` and `collect`. Its sequences, which contain its tokens, must not be used meanwhile."""
-
-    rows: Sequence[SequenceRows]
-    starts: list[int]  # length of each sequence before the step
-    counts: list[int]
-    wanted: list[int]  # number of requested logits per sequence
-    batch: Batch
-    top_k: int  # number of largest logits that the device selects; 0: it returns all logits
-    watching: AbstractContextManager[None] | None = None
-    handle: object = None  # of an executable that runs several steps at a time
-
-    def undo(self) -> None:
-        """Remove the tokens from their sequences."""
-        for part, start in zip(self.rows, self.starts, strict=True):
-            part.sequence.truncate(start)
-
-    def unwatch(self) -> None:
-        """Tell the observer of an error."""
-        if self.watching is not None:
-            self.watching.__exit__(*exc_info())
 
 
 class Engine:
@@ -302,37 +275,16 @@ class Engine:
             found = executable.step_top_k(batch, pending.top_k)
         else:
             found = executable.step(batch)
-        results = self._divided(pending, found)
+        results = pending.results(found, self._states)
         if self.draft_heads:
             hidden = np.split(executable.value(self.draft_heads[0].hidden), list(accumulate(pending.counts[:-1])))
             results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
         return results
 
-    def _divided(self, pending: Pending, found: F32 | TopK) -> list[Result]:
-        """Return the result of every sequence."""
-        rows, wanted = pending.rows, pending.wanted
-        if len(rows) == 1 and not rows[0].top_k and not rows[0].normed:  # fast path for decode
-            assert not isinstance(found, TopK)
-            return [Result(found, NO_TOP_K)]
-        spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
-        if isinstance(found, TopK):
-            ids, logits = found
-            return [
-                Result(NO_LOGITS, TopK(ids[span, : part.top_k], logits[span, : part.top_k]))
-                for part, span in zip(rows, spans, strict=True)
-            ]
-        states = NO_LOGITS
-        if any(part.normed for part in rows):
-            assert self.normed is not None, "the executable does not keep hidden states"
-            states = self.executable.value(self.normed)
-        return [
-            Result(
-                NO_LOGITS if part.top_k else found[span],
-                top_k_of(found[span], part.top_k) if part.top_k else NO_TOP_K,
-                normed=states[span] if part.normed else NO_LOGITS,
-            )
-            for part, span in zip(rows, spans, strict=True)
-        ]
+    def _states(self) -> F32:
+        """Return the hidden states after the output norm, of the rows with logits."""
+        assert self.normed is not None, "the executable does not keep hidden states"
+        return self.executable.value(self.normed)
 
     # -- a lost executable -----------------------------------------------------------------------------------------
 

@@ -1,9 +1,12 @@
-"""The input and the results of a step, and the batch that the executable runs."""
+"""The input and the results of a step, the batch that the executable runs, and a step in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import accumulate
+from sys import exc_info
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,6 +55,53 @@ class DraftRows(NamedTuple):
     tokens: Sequence[int]
     hidden: F32  # (tokens, width)
     wanted: int  # number of last tokens whose logits and hidden states are requested
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step between `submit` and `collect`. Its sequences, which contain its tokens, must not be used meanwhile."""
+
+    rows: Sequence[SequenceRows]
+    starts: list[int]  # length of each sequence before the step
+    counts: list[int]
+    wanted: list[int]  # number of requested logits per sequence
+    batch: Batch
+    top_k: int  # number of largest logits that the device selects; 0: it returns all logits
+    watching: AbstractContextManager[None] | None = None
+    handle: object = None  # of an executable that runs several steps at a time
+
+    def undo(self) -> None:
+        """Remove the tokens from their sequences."""
+        for part, start in zip(self.rows, self.starts, strict=True):
+            part.sequence.truncate(start)
+
+    def unwatch(self) -> None:
+        """Leave the observer's context manager with the current error."""
+        if self.watching is not None:
+            self.watching.__exit__(*exc_info())
+
+    def results(self, found: F32 | TopK, states: Callable[[], F32]) -> list[Result]:
+        """Return the result of every sequence, from the results of the batch. `states` returns its normed states."""
+        rows, wanted = self.rows, self.wanted
+        if len(rows) == 1 and not rows[0].top_k and not rows[0].normed:  # fast path for decode
+            assert not isinstance(found, TopK)
+            return [Result(found, NO_TOP_K)]
+        spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
+        if isinstance(found, TopK):
+            ids, logits = found
+            return [
+                Result(NO_LOGITS, TopK(ids[span, : part.top_k], logits[span, : part.top_k]))
+                for part, span in zip(rows, spans, strict=True)
+            ]
+        normed = states() if any(part.normed for part in rows) else NO_LOGITS
+        return [
+            Result(
+                NO_LOGITS if part.top_k else found[span],
+                top_k_of(found[span], part.top_k) if part.top_k else NO_TOP_K,
+                normed=normed[span] if part.normed else NO_LOGITS,
+            )
+            for part, span in zip(rows, spans, strict=True)
+        ]
 
 
 def batch_of(

@@ -1,8 +1,7 @@
 """The generation loop: `step` admits requests, evaluates a batch of their tokens, and samples the next tokens.
 
-If an executable can run several steps at a time, the loop keeps it full: `step` sends as many steps as fit, and takes
-the results of the oldest. If a part of it is lost, all requests wait until it is restored. Then their tokens are
-evaluated again.
+An executable may run several steps at a time. `step` then submits steps until enough are in flight, and collects the
+oldest. If a part of the executable is lost, all requests wait until it is restored, and are then evaluated again.
 
 The tokens of a request do not depend on the other requests in the batch. The engine computes each row independently,
 drafts are accepted only if the sampler chooses the same tokens, and each request has its own random generator.
@@ -81,13 +80,14 @@ class Core:
         return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
 
     def step(self) -> bool:
-        """Admit requests, send steps until enough are in flight, and sample from the results of the oldest. Return
+        """Admit requests, submit steps until enough are in flight, and sample from the results of the oldest. Return
         whether there was work.
         """
         worked = not self.inbox.empty() and self.receive()
         self.running.drop_cancelled()
         if self._recovery is not None:
-            return self._recover(self._recovery)
+            self._recover(self._recovery)
+            return True
         flights = self.running.flights
         try:
             self.running.admit()
@@ -198,13 +198,12 @@ class Core:
         self.running.lose(error)
         self._recovery = Recovery(self.engine, error)
 
-    def _recover(self, recovery: Recovery) -> bool:
-        """Wait a little for the restored executable. If that failed, fail the requests. Return whether to go on."""
+    def _recover(self, recovery: Recovery) -> None:
+        """Wait a little for the restored executable. If that failed, fail the requests."""
         if not recovery.over():
-            return True
+            return
         self._recovery = None
         if recovery.error is not None:
             for one in list(self.running.waiting):
                 one.fail(recovery.error)
                 self.running.leave(one)
-        return True

@@ -1,4 +1,4 @@
-"""The steps in flight: as many as keep all parts of an executable busy (`Engine.depth`), usually one.
+"""The steps in flight, at most `Engine.depth`: this number keeps all parts of the executable busy.
 
 The requests of a step in flight wait for its results. All others may be changed at any time, because the executable
 runs steps, copies and drafts in the order in which they are sent.
@@ -28,8 +28,8 @@ class Flight:
     submitted: float
     before: float
     proposal: Proposal | None
-    prompts_beside: int = 0  # prefill tokens of other steps that were in flight at the same time
-    decodes_beside: int = 0  # decode tokens of the same steps
+    other_prompts: int = 0  # prefill tokens of other steps that were in flight at the same time
+    other_decodes: int = 0  # their decode tokens
 
     @property
     def prompt_rows(self) -> int:
@@ -55,9 +55,9 @@ class Flights:
 
     def add(self, flight: Flight) -> None:
         for other in self._flights:
-            for one, beside in ((flight, other), (other, flight)):
-                one.prompts_beside += beside.prompt_rows
-                one.decodes_beside += beside.decode_rows
+            for one, second in ((flight, other), (other, flight)):
+                one.other_prompts += second.prompt_rows
+                one.other_decodes += second.decode_rows
         self._flights.append(flight)
 
     def oldest(self) -> Flight:

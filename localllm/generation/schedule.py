@@ -25,7 +25,10 @@ class Schedule:
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
-        if self._running.drafts is not None and self._running.drafts.pointless and not self._running.flights:
+        if self._running.flights:
+            if all(one.in_flight or one.ticket.paused for one in self._running.active):
+                return []
+        elif self._running.drafts is not None and self._running.drafts.pointless:
             self._running.use(None)
         active, drafts = self._running.active, self._running.drafts
         if self._running.suspicious and (suspects := self._running.suspects()):
@@ -34,7 +37,7 @@ class Schedule:
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
-            if fits and not one.in_flight and not one.prefilling and not one.ticket.paused:
+            if fits and not one.prefilling and not one.ticket.paused:
                 return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 
@@ -46,7 +49,7 @@ class Schedule:
         decoding = [one for one in active if not one.prefilling]
         prefilling = [one for one in active if one.prefilling]
         requests = len(decoding) + len(prefilling)
-        beside = any(one.in_flight for one in decoding)
+        others = any(one.in_flight for one in decoding)
         if self._running.flights.depth > 1:
             decoding, prefilling = self._group(decoding, prefilling)
         limits = self._engine.limits
@@ -63,7 +66,7 @@ class Schedule:
             rows = len(parts)
         if not prefilling:
             return parts
-        budget = min(self._budget.prompt_rows(rows or int(beside), requests), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows or int(others), requests), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
 
     def _alone(self, one: RequestState) -> list[StepPart]:
@@ -81,7 +84,7 @@ class Schedule:
     ) -> tuple[list[RequestState], list[RequestState]]:
         """Return the requests of the next step, so that all steps in flight have about equally many.
 
-        Those that decode come first, and of these the ones whose last step is the longest ago.
+        Decoding requests come first, in the order of their last steps.
         """
         share = -(-(len(decoding) + len(prefilling)) // self._running.flights.depth)
         free = sorted((one for one in decoding if not one.in_flight), key=lambda one: one.flown)[:share]
@@ -191,11 +194,12 @@ class Schedule:
     def observe(self, flight: Flight, seconds: float, cost: float) -> None:
         """Record the duration of a step, for the prefill budget, and its cost, for speculation.
 
-        The duration of a step beside others is the time after which its requests get their next token. Its cost is the
-        time since the step before it was collected: the time of the slowest stage, if all are busy.
+        With several steps in flight, `seconds` includes the time in which the step waited for the others: after it, the
+        requests get their next tokens. `cost` begins when the step before was collected. If all stages are busy, it is
+        the time of the slowest stage.
         """
         prompt, rows = flight.prompt_rows, flight.decode_rows
-        if prompt or not flight.prompts_beside:  # prompts delay the decoding steps beside them
-            self._budget.observe(rows or min(flight.decodes_beside, 1), prompt, seconds)
+        if prompt or not flight.other_prompts:  # prompts in flight delay decoding steps
+            self._budget.observe(rows or min(flight.other_decodes, 1), prompt, seconds)
         if self._running.drafts is not None:
-            self._running.drafts.observe(rows + prompt, prompt + flight.prompts_beside, cost, flight.proposal)
+            self._running.drafts.observe(rows + prompt, prompt + flight.other_prompts, cost, flight.proposal)

@@ -114,7 +114,7 @@ class HeadDrafter(ModelDrafter[_Reading]):
             try:
                 for number, pending in enumerate(each.pending):
                     self._catch_up(number, each, min(pending.end, each.known(number)))
-            except BackendError:  # the heads go on without these positions; if a stage is lost, the next step tells
+            except BackendError:  # the heads skip these positions; a lost executable also fails the next step
                 for pending in each.pending:
                     pending.drop(pending.end)
 

@@ -65,7 +65,7 @@ class ModelDrafter(ABC, Generic[D]):
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
         self._round = Round()  # the newest
-        self._rounds: deque[Round] = deque()  # those of the steps in flight, and those that ended since
+        self._rounds: deque[Round] = deque()  # of steps in flight, and of steps collected since the last draft
         self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
         self._passing = 0.0  # time of the forward passes in the last round
         self._expected = 0.0  # what its steps were expected to take

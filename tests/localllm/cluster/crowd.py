@@ -1,6 +1,6 @@
 """Random requests to the loop of a model in stages: they arrive, share prefixes and are cancelled while others run.
 
-The tokens of every answer are compared with those of the model in one process, which answers one request at a time.
+Every answer is compared with the answer of the model in one process, to one request at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several steps in flight: requests of the loop keep all stages busy, and their answers are those of one process."""
+"""Several steps in flight: requests of the loop keep all stages busy, and get the answers of one process."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_step_that_fails_ends_its_requests_and_not_those_of_the_other_step(tmp
 
 
 def test_an_interrupt_between_two_collections_loses_nothing(tmp_path: Path) -> None:
-    """Ctrl-C arrives while a step is collected. Another step is in flight, and the interrupted requests go on."""
+    """Ctrl-C arrives while a step is collected. Another step is in flight, and the interrupted requests continue."""
     path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
     with split(path, 2, spec="off", **OPTIONS) as model:
         truth = [model.generate([5, 6, 7 + n], **GREEDY).tokens for n in range(4)]

@@ -1,4 +1,4 @@
-"""A stage is lost at every message: answers go on with the same tokens, as if nothing had happened."""
+"""A stage is lost at every message: answers continue with the same tokens as without the loss."""
 
 from __future__ import annotations
 

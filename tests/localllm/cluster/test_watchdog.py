@@ -1,4 +1,4 @@
-"""A process that stops to work while it handles a message is noticed; one that works, or waits for messages, is not."""
+"""A process that stops working while it handles a message is noticed. Work and waiting for messages are not."""
 
 from __future__ import annotations
 
