@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from sys import exc_info
 from time import perf_counter
 from typing import Protocol
 
@@ -188,45 +187,25 @@ class Engine:
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
         outside the vocabulary, and LocalLLMError for a closed model. Blocks while another thread is in a step.
         """
-        with self.alone:
-            return self.collect(self.submit(rows))
+        return self.collect(self.submit(rows))
 
     def submit(self, rows: Sequence[SequenceRows]) -> Pending:
-        """Append tokens to sequences and begin to evaluate them, as `step` does. Up to `depth` steps may be in flight.
+        """Begin a step, which `collect` ends. Up to `depth` steps may be in flight; if that is 1, `collect` does all.
 
         Steps, copies of blocks and drafts are executed in the order of the calls, so other sequences may be forked,
         truncated and released meanwhile. The sequences in `rows` must not be used before `collect`.
         """
-        with self.alone:
-            if self.closed:
-                raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
-            watching = self.watch.step(rows) if self.watch is not None else None
-            if watching is not None:
-                watching.__enter__()
-            try:
-                return self._submit(rows, watching)
-            except BaseException:
-                if watching is not None:
-                    watching.__exit__(*exc_info())
-                raise
-
-    def _submit(self, rows: Sequence[SequenceRows], watching: AbstractContextManager[None] | None) -> Pending:
-        starts, counts, wanted = self._checked(rows)
-        try:
-            batch = batch_of(rows, starts, counts, wanted, self.start)
-            self.copy_shared()
-            pending = Pending(rows, starts, counts, wanted, batch, self._device_top_k(rows, wanted), watching)
-            if self._pipelined is not None:
-                pending.handle = self._pipelined.submit(batch, pending.top_k, self._values(rows))
-            return pending
-        except BaseException:
-            for part, start in zip(rows, starts, strict=True):
-                part.sequence.truncate(start)
-            raise
+        pending = Pending(rows)
+        if self.depth > 1:
+            with self.alone:
+                self._begin(pending)
+        return pending
 
     def collect(self, pending: Pending) -> list[Result]:
         """Wait for a step, and return its results. If it failed, remove its tokens and raise the error."""
         with self.alone:
+            if self.depth == 1:
+                self._begin(pending)
             try:
                 results = self._results(pending)
                 for part in pending.rows:
@@ -234,7 +213,6 @@ class Engine:
                 self.steps += 1
             except BaseException:
                 pending.undo()
-                pending.unwatch()
                 raise
             if pending.watching is not None:
                 pending.watching.__exit__(None, None, None)
@@ -243,10 +221,29 @@ class Engine:
     def abandon(self, pending: Pending) -> None:
         """Give up a step, and remove its tokens. Never blocks for long."""
         with self.alone:
-            if self._pipelined is not None:
+            if self._pipelined is not None and pending.handle is not None:
                 self._pipelined.abandon(pending.handle)
             pending.undo()
-            pending.unwatch()
+
+    def _begin(self, pending: Pending) -> None:
+        """Append the tokens to their sequences, and start to evaluate them if several steps may be in flight."""
+        if self.closed:
+            raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
+        rows = pending.rows
+        if self.watch is not None:
+            pending.watching = self.watch.step(rows)
+            pending.watching.__enter__()
+        try:
+            starts, counts, wanted = self._checked(rows)
+            pending.starts, pending.counts, pending.wanted = starts, counts, wanted
+            pending.batch = batch_of(rows, starts, counts, wanted, self.start)
+            self.copy_shared()
+            pending.top_k = self._device_top_k(rows, wanted)
+            if self._pipelined is not None:
+                pending.handle = self._pipelined.submit(pending.batch, pending.top_k, self._values(rows))
+        except BaseException:
+            pending.undo()
+            raise
 
     def _device_top_k(self, rows: Sequence[SequenceRows], wanted: list[int]) -> int:
         """Return the number of largest logits to select on the device; 0 if some rows need all logits."""
@@ -267,6 +264,7 @@ class Engine:
     def _results(self, pending: Pending) -> list[Result]:
         """Evaluate a step, or wait for it."""
         executable, batch = self.executable, pending.batch
+        assert batch is not None
         found: F32 | TopK
         if self._pipelined is not None:
             found = self._pipelined.collect(pending.handle)
@@ -345,7 +343,7 @@ class Engine:
         """Return, per entry of `rows`, the start position, token count and number of requested logits; or raise an
         error.
         """
-        limits = self.limits
+        limits, lossy = self.limits, self.pool.losses > 0
         starts: list[int] = []
         counts: list[int] = []
         wanted: list[int] = []
@@ -355,7 +353,7 @@ class Engine:
             start = len(sequence.tokens)
             if self.start is not None:
                 self._check_text(sequence, tokens, which)
-            if start and sequence.lost:
+            if lossy and start and sequence.lost:
                 raise CacheLost("the cached tokens were lost with a part of the model; evaluate the text again")
             if start + count > limits.positions:
                 held = f"{start} are in use and {count} more do not fit; start with a larger context"

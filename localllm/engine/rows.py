@@ -62,21 +62,18 @@ class Pending:
     """A step between `submit` and `collect`. Its sequences, which contain its tokens, must not be used meanwhile."""
 
     rows: Sequence[SequenceRows]
-    starts: list[int]  # length of each sequence before the step
-    counts: list[int]
-    wanted: list[int]  # number of requested logits per sequence
-    batch: Batch
-    top_k: int  # number of largest logits that the device selects; 0: it returns all logits
+    starts: Sequence[int] = ()  # length of each sequence before the step
+    counts: Sequence[int] = ()
+    wanted: Sequence[int] = ()  # number of requested logits per sequence
+    batch: Batch | None = None
+    top_k: int = 0  # number of largest logits that the device selects; 0: it returns all logits
     watching: AbstractContextManager[None] | None = None
     handle: object = None  # of an executable that runs several steps at a time
 
     def undo(self) -> None:
-        """Remove the tokens from their sequences."""
-        for part, start in zip(self.rows, self.starts, strict=True):
+        """Remove the tokens from their sequences, and leave the observer's context manager with the current error."""
+        for part, start in zip(self.rows, self.starts, strict=False):  # no starts: it has not begun
             part.sequence.truncate(start)
-
-    def unwatch(self) -> None:
-        """Leave the observer's context manager with the current error."""
         if self.watching is not None:
             self.watching.__exit__(*exc_info())
 

@@ -28,7 +28,6 @@ from localllm.generation.recovery import Recovery
 from localllm.generation.request_state import RequestState, Ticket
 from localllm.generation.running import Running
 from localllm.generation.schedule import Schedule
-from localllm.generation.step_part import StepPart
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
 from localllm.tokenizer import Tokenizer
@@ -88,10 +87,10 @@ class Core:
         if self._recovery is not None:
             self._recover(self._recovery)
             return True
-        flights = self.running.flights
+        flights, depth = self.running.flights, self.engine.depth
         try:
             self.running.admit()
-            while len(flights) < flights.depth and self._submit():
+            while len(flights) < depth and self._submit():
                 worked = True
             return self._collect() or worked
         except ExecutableLost as error:
@@ -117,60 +116,65 @@ class Core:
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def _submit(self) -> bool:
-        """Send the next step; return whether there was one. An error fails its requests; an interrupt propagates."""
+        """Submit the next step; return whether there was one. An error fails its requests; an interrupt propagates."""
         began = perf_counter()
         parts = self._schedule.parts()
         if not parts:
             return False
+        running = self.running
         rows = [self._schedule.rows(part) for part in parts]
-        proposal = drafts.depart() if (drafts := self.running.drafts) is not None else None
-        number = next(self._steps)
+        proposal = running.drafts.depart() if running.drafts is not None else None
+        depth, number, prompt, total = self.engine.depth, next(self._steps), 0, 0
         for part in parts:
-            part.state.fly(number)
-        submitted, before = perf_counter(), self._clock()
+            if depth > 1:  # else it is collected at once
+                part.state.fly(number)
+            total += part.count
+            if part.prompt:
+                prompt += part.count
+        submitted = perf_counter()
+        before = submitted if running.drafts is None else self.engine.clock()  # the engine's clock may be slow to read
+        flight = Flight(parts, prompt, total - prompt, began, submitted, before, proposal)
         try:
-            pending = self.engine.submit(rows)
+            flight.pending = self.engine.submit(rows)
         except BaseException as error:
-            if drafts is not None and proposal is not None:
-                drafts.forget(proposal)
-            self._failed(parts, error)
-            return True
-        self.running.flights.add(Flight(parts, pending, began, submitted, before, proposal))
+            self._failed(flight, error)
+        else:
+            running.flights.add(flight)
         return True
 
     def _collect(self) -> bool:
         """Wait for the oldest step in flight, and sample from its results; return whether there was one."""
-        if not self.running.flights:
+        running = self.running
+        if not running.flights:
             return False
-        flight = self.running.flights.oldest()
+        flight = running.flights.popleft()
         try:
+            assert flight.pending is not None
             results = self.engine.collect(flight.pending)
         except BaseException as error:
-            if self.running.drafts is not None and flight.proposal is not None:
-                self.running.drafts.forget(flight.proposal)
-            self._failed(flight.parts, error)
+            self._failed(flight, error)
             return True
-        now, ended = self._clock(), perf_counter()
-        before = max(flight.before, self._collected) if self.engine.depth > 1 else flight.before
-        cost, self._collected = now - before, now
-        for part in flight.parts:
-            part.state.land()
+        ended = perf_counter()
+        now = ended if running.drafts is None else self.engine.clock()
+        cost = now - (max(flight.before, self._collected) if running.flights.depth > 1 else flight.before)
+        self._collected = now
+        if self.engine.depth > 1:
+            for part in flight.parts:
+                part.state.land()
         self._process(flight, results, ended - flight.began, ended - flight.submitted, cost)
         return True
 
-    def _clock(self) -> float:
-        """Return the time by the clock that compares costs, which may be slow to read."""
-        return perf_counter() if self.running.drafts is None else self.engine.clock()
-
-    def _failed(self, parts: list[StepPart], error: BaseException) -> None:
-        """Fail the requests of a step, or raise the error again if it is an interrupt or can be repaired."""
+    def _failed(self, flight: Flight, error: BaseException) -> None:
+        """Fail the requests of a step. Raise the error again if it is an interrupt, or if it can be repaired."""
+        if self.running.drafts is not None and flight.proposal is not None:
+            self.running.drafts.forget(flight.proposal)
         if isinstance(error, ExecutableLost) and self.engine.restorable:
             raise error  # `_lose` treats the requests as in flight
-        for part in parts:
+        for part in flight.parts:
             part.state.land()
         if not isinstance(error, BackendError | LocalLLMError):
             raise error
-        for part in parts:
+        for part in flight.parts:
             part.state.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
             self.running.leave(part.state)
 

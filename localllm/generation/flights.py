@@ -7,7 +7,6 @@ runs steps, copies and drafts in the order in which they are sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,51 +22,36 @@ class Flight:
     """A step in flight. Times are in seconds; `before` is by the clock that compares costs."""
 
     parts: list[StepPart]
-    pending: Pending
+    prompt_rows: int
+    decode_rows: int
     began: float  # start of the schedule
     submitted: float
     before: float
     proposal: Proposal | None
+    pending: Pending | None = None
     other_prompts: int = 0  # prefill tokens of other steps that were in flight at the same time
     other_decodes: int = 0  # their decode tokens
 
-    @property
-    def prompt_rows(self) -> int:
-        return sum(part.count for part in self.parts if part.prompt)
 
-    @property
-    def decode_rows(self) -> int:
-        return sum(part.count for part in self.parts if not part.prompt)
-
-
-class Flights:
+class Flights(deque[Flight]):
     """The steps in flight, oldest first."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self._engine, self.depth = engine, engine.depth
-        self._flights: deque[Flight] = deque()
-
-    def __len__(self) -> int:
-        return len(self._flights)
-
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(self._flights)
 
     def add(self, flight: Flight) -> None:
-        for other in self._flights:
+        for other in self:
             for one, second in ((flight, other), (other, flight)):
                 one.other_prompts += second.prompt_rows
                 one.other_decodes += second.decode_rows
-        self._flights.append(flight)
-
-    def oldest(self) -> Flight:
-        """Remove the oldest step, which the caller collects."""
-        return self._flights.popleft()
+        self.append(flight)
 
     def abandon(self) -> None:
         """Give up all steps: their requests stay as they were before."""
-        while self._flights:
-            flight = self._flights.popleft()
-            self._engine.abandon(flight.pending)
+        while self:
+            flight = self.popleft()
+            if flight.pending is not None:
+                self._engine.abandon(flight.pending)
             for part in flight.parts:
                 part.state.land()
