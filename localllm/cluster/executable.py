@@ -43,6 +43,7 @@ class Running:
 
     batch: Batch
     top_k: int
+    exchange: Exchange  # a later ring does not know the step
     pieces: list[_Piece] = field(default_factory=list)
     values: dict[int, int | NDArray[Any]] = field(default_factory=dict)  # by value: number of the request, or the value
 
@@ -128,7 +129,7 @@ class SplitExecutable:
 
     def submit(self, batch: Batch, top_k: int = 0, values: Sequence[Value] = ()) -> Running:
         """Run the first stage, and send its values on, one micro-batch after the other."""
-        step = Running(batch, top_k)
+        step = Running(batch, top_k, self._exchange)
         try:
             for rows in self._micro_batches(batch):
                 part, wanted = batch.piece(rows)
@@ -161,23 +162,23 @@ class SplitExecutable:
         of = result_kinds(self._returned, step.top_k)
         try:
             if len(step.pieces) == 1:
-                found = self._answer(step.pieces[0], of)
+                found = self._answer(step, step.pieces[0], of)
             else:
-                results = ((piece.rows, piece.wanted, self._answer(piece, of)) for piece in step.pieces)
+                results = ((piece.rows, piece.wanted, self._answer(step, piece, of)) for piece in step.pieces)
                 found = tuple(step.batch.merged(of, results))
             extra = found[len(found) - len(self._returned) :]
             values = {value.index: array for value, array in zip(self._returned, extra, strict=True)}
             for index, running in step.values.items():
-                values[index] = self._exchange.answer(running)[0] if isinstance(running, int) else running
+                values[index] = step.exchange.answer(running)[0] if isinstance(running, int) else running
         except BaseException:
             self.abandon(step)
             raise
         self._values = values
         return TopK(*found[:2]) if step.top_k else found[0]
 
-    def _answer(self, piece: _Piece, of: Sequence[Rows]) -> Arrays:
+    def _answer(self, step: Running, piece: _Piece, of: Sequence[Rows]) -> Arrays:
         """Return the result of a micro-batch."""
-        found = self._exchange.answer(piece.running) if isinstance(piece.running, int) else piece.running
+        found = step.exchange.answer(piece.running) if isinstance(piece.running, int) else piece.running
         if len(found) != len(of) or any(len(a) != _count(piece.batch, r) for a, r in zip(found, of, strict=True)):
             raise MessageError("message: a result has another number of arrays or rows than its step")
         return found
@@ -186,7 +187,7 @@ class SplitExecutable:
         """Skip the answers of a step."""
         for running in (*[piece.running for piece in step.pieces], *step.values.values()):
             if isinstance(running, int):
-                self._exchange.forget(running)
+                step.exchange.forget(running)
 
     def _micro_batches(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
 import pytest
 
 import localllm
@@ -22,7 +23,7 @@ from localllm.cluster.cut import even_cut
 from localllm.cluster.errors import StageLost
 from localllm.cluster.executable import SplitExecutable
 from localllm.cluster.ring import Connect
-from localllm.engine import CacheLost
+from localllm.engine import CacheLost, SequenceRows
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.recovery import ATTEMPTS
 from localllm.generation.request import Request, Token
@@ -222,3 +223,23 @@ def test_a_process_that_ends_stops_or_hangs_is_replaced(fault: signal.Signals, t
     for engine in (split_engine, whole):
         engine.executable.close()
     cpu.close()
+
+
+def test_a_step_of_an_earlier_ring_is_lost(tmp_path: Path) -> None:
+    """The new ring begins with the same numbers of requests, and its answers belong to other steps."""
+    path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
+    with faulty(path, 2, "off") as (model, faults):
+        engine = model.engine
+        first, second = engine.add(), engine.add()
+        pending = engine.submit([SequenceRows(first, [1, 2, 3])])
+        engine.lose()
+        engine.restore()
+        other = engine.submit([SequenceRows(second, [4, 5, 6])])
+        with pytest.raises(StageLost, match="the connection to the stages is closed"):
+            engine.collect(pending)
+        [result] = engine.collect(other)
+        found = result.logits.copy()
+        assert not first.tokens
+        assert faults.connections == 2
+        engine.release(second)
+        np.testing.assert_array_equal(found, model.logits([4, 5, 6])[-1:])
