@@ -11,8 +11,9 @@ from localllm.base.notices import said
 from localllm.engine import Engine
 
 POLL_SECONDS = 0.05  # longest wait of a step for the restored executable
-ATTEMPTS = 3  # because a part may be lost again while it is restored
-_PAUSE = 0.2  # seconds before another attempt
+ATTEMPTS = 5  # because a part may be lost again while it is restored
+_LONGEST = 60.0  # seconds after which there is no further attempt
+_PAUSE = 0.2  # seconds before the second attempt; before each later one twice as long
 
 
 class Recovery:
@@ -30,13 +31,14 @@ class Recovery:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        until = time.monotonic() + _LONGEST
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._engine.restore()
                 return
             except Exception as error:  # the stepping thread reports it
-                if isinstance(error, ExecutableLost) and attempt < ATTEMPTS:
-                    time.sleep(_PAUSE)
+                if isinstance(error, ExecutableLost) and attempt < ATTEMPTS and time.monotonic() < until:
+                    time.sleep(_PAUSE * 2 ** (attempt - 1))
                     continue
                 known = isinstance(error, BackendError | LocalLLMError)
                 reason = said(error) if known else f"{type(error).__name__}: {error}"

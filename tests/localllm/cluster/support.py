@@ -15,6 +15,7 @@ from localllm.backends.base import Backend
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cluster.backend import SplitBackend
 from localllm.cluster.cut import Cut, even_cut
+from localllm.cluster.errors import StageLost
 from localllm.cluster.ring import LocalRing
 from localllm.cluster.stage import Layout, Stage, bind_stage, message_bytes
 from localllm.cluster.worker import Assignment, Source, open_stage
@@ -104,8 +105,21 @@ class Processes:
     def connect(self, cut: Cut, layout: Layout) -> Any:
         from localllm.cluster.zeromq import Endpoint, ZmqRing
 
-        spawn, pipes = multiprocessing.get_context("spawn"), []
         self.processes, self.connections = [], self.connections + 1
+        endpoint = Endpoint(message_bytes(cut, layout, cut.stages))
+        try:
+            self._start(cut, layout, endpoint)
+        except (EOFError, OSError):
+            endpoint.close()
+            for process in self.processes:
+                process.kill()
+                process.join()
+            raise StageLost("a stage's process ended while it was started") from None
+        return ZmqRing(endpoint, self._patience, self.end)
+
+    def _start(self, cut: Cut, layout: Layout, endpoint: Any) -> None:
+        """Start the processes, and connect each one to the next."""
+        spawn, pipes = multiprocessing.get_context("spawn"), []
         for number in range(1, cut.stages):
             ours, theirs = spawn.Pipe()
             given = Assignment(number, self._source, self._recording, layout)
@@ -114,7 +128,6 @@ class Processes:
             theirs.close()
             self.processes.append(process)
             pipes.append(ours)
-        endpoint = Endpoint(message_bytes(cut, layout, cut.stages))
         peers = [endpoint.peer, *[pipe.recv() for pipe in pipes]]
         endpoint.accept(peers[-1].public_key)
         for number, pipe in enumerate(pipes, 1):
@@ -123,7 +136,6 @@ class Processes:
         for number, pipe in enumerate(pipes, 1):
             pipe.send(peers[(number + 1) % cut.stages])
         endpoint.connect(peers[1])
-        return ZmqRing(endpoint, self._patience, self.end)
 
     def end(self) -> None:
         for process in self.processes:

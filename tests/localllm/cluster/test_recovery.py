@@ -85,7 +85,7 @@ def test_a_stage_is_lost_at_every_message(kit: str, stages: int, spec: str, stri
 
 
 def test_two_faults_while_it_is_restored_and_then_none(tmp_path: Path) -> None:
-    """A stage is lost while the stages are connected again: that is tried three times."""
+    """A stage is lost while the stages are connected again: that is tried several times."""
     path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
     with (
         localllm.load(path, threads=1, spec="off", **OPTIONS) as plain,
@@ -98,7 +98,10 @@ def test_two_faults_while_it_is_restored_and_then_none(tmp_path: Path) -> None:
         assert faults.connections == 4
 
 
-def test_if_it_cannot_be_restored_requests_fail_and_the_next_one_tries_again(tmp_path: Path) -> None:
+def test_if_it_cannot_be_restored_requests_fail_and_the_next_one_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localllm.generation.recovery._PAUSE", 0.01)
     path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
     with faulty(path, 2, "off") as (model, faults):
         truth = model.generate([5, 6, 7], **GREEDY).tokens
