@@ -12,7 +12,7 @@ from localllm.engine import Engine
 
 POLL_SECONDS = 0.05  # longest wait of a step for the restored executable
 ATTEMPTS = 5  # because a part may be lost again while it is restored
-_LONGEST = 60.0  # seconds after which there is no further attempt
+_LONGEST = 60.0  # seconds within which further attempts begin
 _PAUSE = 0.2  # seconds before the second attempt; before each later one twice as long
 
 
