@@ -11,6 +11,7 @@ import pytest
 import localllm
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
+from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
@@ -92,6 +93,29 @@ def test_a_step_that_fails_ends_its_requests_and_not_those_of_the_other_step(tmp
         crowd = Crowd(plain, model, 5, failure="stage 1: ZeroDivisionError")
         crowd.run(30)
         assert crowd.together == 2
+
+
+def test_tokens_of_a_step_in_flight_are_not_reused(tmp_path: Path) -> None:
+    """The step fails in the second stage, after a request arrived that continues its text."""
+    path, greedy = KIT["llama-gqa"].write(tmp_path / "model.gguf"), SamplingOptions(temperature=0)
+    with split(path, 2, spec="off", **OPTIONS) as model:
+        stage = model.executable._exchange.ring._stages[0].executable  # type: ignore[attr-defined]
+        with Stepped(model, parallel=3) as it:
+            asked = [it.ask(Request([n, *range(5, 75)], greedy, 24, ignore_eos=True)) for n in (3, 4)]
+            while min(one.answer_tokens for one, _ in asked) < 2:
+                it.turn()
+            run, stage.run = stage.run, lambda received: 1 / 0
+            it.turn()
+            stage.run = run
+            [failing] = [one for one, _ in asked if one.in_flight]
+            known, text = failing.flown_from, [*failing.tokens, 9, 9]
+            assert known == len(failing.tokens) - 1
+            _, answer = it.ask(Request(text, greedy, 24, ignore_eos=True))
+            it.finish()
+            assert failing.ended == "failed"
+            assert answer.reused == known
+        model.new_core(SchedulerLimits())
+        assert answer.tokens == model.generate(text, **GREEDY).tokens
 
 
 def test_an_interrupt_between_two_collections_loses_nothing(tmp_path: Path) -> None:
