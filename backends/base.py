@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,10 @@ class WrongResults(BackendError):
     def __init__(self, reason: str, *advice: Span) -> None:
         super().__init__(Notice(reason, "; ", *advice))
         self.reason = reason
+
+
+class ExecutableLost(BackendError):
+    """Raised if a part of the executable is gone. The cache is lost; see `RestorableExecutable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,36 @@ class TopKExecutable(Protocol):
 
     def result_top_k(self, count: int) -> TopK:
         """Return the logits of `Executable.result`, reduced to the `count` largest of each row."""
+        ...
+
+
+@runtime_checkable
+class PipelinedExecutable(Protocol):
+    """Optional interface of executables: several steps in flight. They are executed in the order of `submit`."""
+
+    depth: int  # number of steps that keep all parts of the executable busy
+
+    def submit(self, batch: Batch, top_k: int, values: Sequence[Value]) -> object:
+        """Start a step, and return its handle. `top_k` is the number of largest logits to return (0: all logits)."""
+        ...
+
+    def collect(self, handle: Any) -> F32 | TopK:
+        """Wait for a step, and return what `Executable.step` or `step_top_k` does. `value` returns its `values`."""
+        ...
+
+    def abandon(self, handle: Any) -> None:
+        """Discard the results of a step."""
+        ...
+
+
+@runtime_checkable
+class RestorableExecutable(Protocol):
+    """Optional interface of executables that can be lost (`ExecutableLost`)."""
+
+    def restore(self) -> None:
+        """Replace what was lost; the weights are then bound again, and the cache is empty. Blocks, and may be called in
+        another thread. Raises BackendError or another error if that is not possible at present.
+        """
         ...
 
 

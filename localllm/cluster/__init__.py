@@ -12,7 +12,12 @@ that cross the cut. Truncating, forking and releasing a sequence, and going back
 change the block tables, which the next step carries; copy-on-write sends a copy. On the CPU, the logits have the bits
 of one process.
 
+Several steps may be in flight, so that all stages are busy; the engine collects them in the order of submission. After
+a stage is lost (`StageLost`), `SplitExecutable.restore` connects again. The remaining stages keep their weights, and
+all caches count as empty. `generation/core.py` then evaluates the tokens of its requests again. A stage's process ends
+itself if it hangs (`watchdog.py`).
+
 May import: base, plan, backends, gguf, engine, loading.
-Begin with: cut.py (sizing.py chooses where to cut), then stage.py and executable.py; wire.py has the bytes of a
-message, zeromq.py the connections.
+Begin with: cut.py (sizing.py chooses where to cut), then stage.py and executable.py; exchange.py assigns answers to
+requests, wire.py has the bytes of a message, zeromq.py the connections.
 """

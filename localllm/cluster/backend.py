@@ -15,7 +15,10 @@ from localllm.plan import Plan, Value
 
 
 class SplitBackend:
-    """Cuts plans with `cut` and binds the first stage to `first`, which it owns."""
+    """Cuts plans with `cut` and binds the first stage to `first`, which it owns.
+
+    `connect` starts the other stages. After a stage was lost, it is called again: it restarts what died.
+    """
 
     def __init__(self, first: Backend, cut: Callable[[Plan], Cut], connect: Connect) -> None:
         self.first, self._cut, self._connect = first, cut, connect
@@ -42,7 +45,7 @@ class SplitBackend:
             first.close()
             raise
         try:
-            return SplitExecutable(cut, layout, first, ring)
+            return SplitExecutable(cut, layout, first, ring, lambda: self._connect(cut, layout))
         except BaseException:
             ring.close()
             first.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from localllm.backends.base import ExecutableLost
 from localllm.base.errors import LocalLLMError
 
 
@@ -9,8 +10,8 @@ class ClusterError(LocalLLMError):
     """A model cannot be split as requested, or its stages do not fit together."""
 
 
-class StageLost(ClusterError):
-    """A stage does not answer, or its connection ended. The executable cannot run further steps."""
+class StageLost(ClusterError, ExecutableLost):
+    """A stage does not answer, or its connection ended. The executable must be restored before it runs again."""
 
 
 class MessageError(ClusterError):

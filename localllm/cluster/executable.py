@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from threading import RLock
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,29 +15,60 @@ from localllm.backends.base import BackendError, TopK
 from localllm.backends.hybrid.executable import joint_bandwidth, sum_of
 from localllm.cluster.cut import Cut
 from localllm.cluster.errors import ClusterError, MessageError, StageLost
+from localllm.cluster.exchange import Exchange
 from localllm.cluster.ring import Ring
 from localllm.cluster.stage import BLOCKS_BYTES, DESCRIBED, Arrays, Description, Layout, Stage, result_kinds, returned
-from localllm.cluster.wire import Kind, Message, batch_arrays, text_of
+from localllm.cluster.wire import Kind, batch_arrays
 from localllm.plan import F32, Batch, Rows, Tensor, Value
 
 MICRO_ROWS = 64  # minimum rows of a micro-batch: fewer use the processor worse than an idle stage does
 MICRO_BATCHES = 4  # micro-batches per stage; more shorten the time in which the pipe fills and empties
-MOST_MICRO_BATCHES = 32  # their answers must fit in the queues of the connections
+MOST_MICRO_BATCHES = 32  # of a step: the messages of `depth` steps must fit in the queues of the connections
 ONE_PROCESS = "can be measured or replaced only where all layers run in one process; load the model without stages"
 
 
-class SplitExecutable:
-    """Owns the first stage and the ring of the others. Only one thread at a time may use it."""
+@dataclass(slots=True)
+class _Piece:
+    """A micro-batch in flight: all rows of its step, or some."""
 
-    def __init__(self, cut: Cut, layout: Layout, first: Stage, ring: Ring) -> None:
-        self._cut, self._first, self._ring, self.limits = cut, first, ring, layout.limits
-        self._number = 0  # of the last request
-        self._lost: StageLost | None = None
+    batch: Batch
+    rows: NDArray[np.intp]  # of the step
+    wanted: NDArray[np.intp]  # positions of its logits in the step's
+    running: int | Arrays  # number of the request, or the result
+
+
+@dataclass(slots=True)
+class Running:
+    """A step in flight."""
+
+    batch: Batch
+    top_k: int
+    exchange: Exchange  # a later ring does not know the step
+    pieces: list[_Piece] = field(default_factory=list)
+    values: dict[int, int | NDArray[Any]] = field(default_factory=dict)  # by value: number of the request, or the value
+
+
+class SplitExecutable:
+    """Owns the first stage and the ring of the others. Only one thread at a time may use it.
+
+    Every stage handles steps, copies and drafts in the order in which the front sent them, as one process does.
+    """
+
+    def __init__(
+        self, cut: Cut, layout: Layout, first: Stage, ring: Ring, reconnect: Callable[[], Ring] | None = None
+    ) -> None:
+        """`reconnect` returns a new ring after a stage was lost, and restarts what died."""
+        self._cut, self._first, self.limits = cut, first, layout.limits
+        self._exchange, self._reconnect = Exchange(ring), reconnect
+        self._digest = np.frombuffer(layout.digest(cut), np.uint8)
+        self._changing = RLock()  # held while the ring is replaced, and by `close`
+        self._closed = False
         self._values: dict[int, NDArray[Any]] = {}  # values of the last step or draft that came with its result
         self._begun: Batch | None = None
         self._logits: F32 = np.empty((0, cut.plan.logits.width), np.float32)
         self._returned = returned(cut.plan)
-        self.stages = self._describe(layout)
+        self.depth = cut.stages
+        self.stages = self._describe(self._exchange)
         self.memory = sum_of([stage.memory for stage in self.stages])
         self.block_bytes = tuple([self.stages[stage].block_bytes[number] for stage, number in cut.layers])
         self.cache_layout = self._layout()
@@ -46,12 +79,11 @@ class SplitExecutable:
         }
         self._divides = cut.plan.causal and not fetched and all(stage.backend == "cpu" for stage in self.stages)
 
-    def _describe(self, layout: Layout) -> list[Description]:
+    def _describe(self, exchange: Exchange) -> list[Description]:
         """Check that all stages fit together, and return their descriptions."""
-        digest = np.frombuffer(layout.digest(self._cut), np.uint8)
         if self._cut.stages == 1:
             return [self._first.description]
-        _, *arrays = self._answer(self._send(Kind.HELLO, (), (digest, *self._first.description.arrays())))
+        _, *arrays = exchange.ask(Kind.HELLO, (), (self._digest, *self._first.description.arrays()))
         if len(arrays) != DESCRIBED * self._cut.stages:
             raise MessageError(f"message: {self._cut.stages} stages should answer, found {len(arrays) // DESCRIBED}")
         found = [Description.of(tuple(arrays[at : at + DESCRIBED])) for at in range(0, len(arrays), DESCRIBED)]
@@ -66,78 +98,96 @@ class SplitExecutable:
             return names.pop() if names else self.stages[0].cache_layout
         return ", ".join(f"{len(group)} of {name}" for name, group in runs)
 
-    # -- messages --------------------------------------------------------------------------------------------------
-
-    def _send(self, kind: Kind, integers: tuple[int, ...] = (), arrays: Arrays = ()) -> int:
-        """Send a request to the other stages, and return its number."""
-        if self._lost is not None:
-            raise self._lost
-        self._number += 1
-        try:
-            self._ring.send(Message(kind, self._number, integers, arrays))
-        except StageLost as error:
-            self._lost = error
-            raise
-        return self._number
-
-    def _answer(self, number: int) -> Arrays:
-        """Return the arrays that answer request `number`. Answers of earlier, interrupted requests are skipped."""
-        if self._lost is not None:
-            raise self._lost
-        while True:
+    def restore(self) -> None:
+        """Connect to the stages again, after one was lost: the caches are empty then. Raises StageLost."""
+        with self._changing:
+            if self._closed or self._reconnect is None:
+                raise StageLost("the stages are not connected again; load the model again")
+            self._exchange.close()
+            exchange = Exchange(self._reconnect())
             try:
-                message = self._ring.receive()
-                if message.number > number or message.kind not in (Kind.RESULT, Kind.ERROR):
-                    raise StageLost(f"the stages answered request {message.number} instead of {number}")
-            except StageLost as error:
-                self._lost = error
+                if self._describe(exchange) != self.stages:
+                    raise ClusterError("a stage came back as another one; load the model again")
+            except BaseException:
+                exchange.close()
                 raise
-            if message.kind is Kind.ERROR:
-                stage, kind = message.integers if len(message.integers) == 2 else (-1, 0)
-                if message.number == number or kind == Kind.COPY:  # a copy has no answer unless it fails
-                    text = text_of(message.arrays[0]) if message.arrays else "unknown error"
-                    raise ClusterError(text) if kind == Kind.HELLO else BackendError(f"stage {stage}: {text}")
-            elif message.number == number:
-                return message.arrays
+            self._exchange = exchange
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
         """Run the batch and return its logits, float32 (L, vocabulary)."""
-        return self._step(batch, 0)[0]
+        found = self.collect(self.submit(batch))
+        assert not isinstance(found, TopK)
+        return found
 
     def step_top_k(self, batch: Batch, count: int) -> TopK:
         """Run the batch and return the `count` largest logits of each row."""
-        return TopK(*self._step(batch, count)[:2])
-
-    def _step(self, batch: Batch, top_k: int) -> Arrays:
-        pieces = self._micro_batches(batch)
-        if len(pieces) == 1:
-            found = self._collect(self._submit(batch, top_k), batch, top_k)
-        else:
-            parts = [(rows, *batch.piece(rows)) for rows in pieces]
-            running = [(rows, part, wanted, self._submit(part, top_k)) for rows, part, wanted in parts]
-            results = ((rows, wanted, self._collect(own, part, top_k)) for rows, part, wanted, own in running)
-            found = tuple(batch.merged(result_kinds(self._returned, top_k), results))
-        extra = found[len(found) - len(self._returned) :]
-        self._values = {value.index: array for value, array in zip(self._returned, extra, strict=True)}
+        found = self.collect(self.submit(batch, count))
+        assert isinstance(found, TopK)
         return found
 
+    def submit(self, batch: Batch, top_k: int = 0, values: Sequence[Value] = ()) -> Running:
+        """Run the first stage, and send its values on, one micro-batch after the other."""
+        step = Running(batch, top_k, self._exchange)
+        try:
+            for rows in self._micro_batches(batch):
+                part, wanted = batch.piece(rows)
+                step.pieces.append(_Piece(part, rows, wanted, self._submit(part, top_k)))
+            for value in values:  # the next step overwrites the values
+                if value not in self._returned:
+                    step.values[value.index] = self._fetch(value)
+        except BaseException:
+            self.abandon(step)
+            raise
+        return step
+
     def _submit(self, batch: Batch, top_k: int) -> int | Arrays:
-        """Run the first stage and send its values on. Return the request's number, or the result if it is the last."""
+        """Run the first stage on a micro-batch. Return the request's number, or the result if it is the last."""
         found = self._first.step(batch, (), top_k)
         if self._first.is_last:
             return found
         windowed = batch.window_slots is not None
-        return self._send(Kind.STEP, (top_k, int(windowed)), (*batch_arrays(batch), *found))
+        return self._exchange.send(Kind.STEP, (top_k, int(windowed)), (*batch_arrays(batch), *found))
 
-    def _collect(self, running: int | Arrays, batch: Batch, top_k: int) -> Arrays:
-        """Return the result of a submitted batch."""
-        found = self._answer(running) if isinstance(running, int) else running
-        of = result_kinds(self._returned, top_k)
-        if len(found) != len(of) or any(len(a) != _count(batch, r) for a, r in zip(found, of, strict=True)):
+    def _fetch(self, value: Value) -> int | NDArray[Any]:
+        """Return a value of the newest step, or the number of the request for it."""
+        stage = self._cut.stage_of(value)
+        if not stage:
+            return self._first.executable.value(value).copy()
+        return self._exchange.send(Kind.VALUE, (stage, value.index))
+
+    def collect(self, step: Running) -> F32 | TopK:
+        """Return the logits of a step, or the largest ones."""
+        of = result_kinds(self._returned, step.top_k)
+        try:
+            if len(step.pieces) == 1:
+                found = self._answer(step, step.pieces[0], of)
+            else:
+                results = ((piece.rows, piece.wanted, self._answer(step, piece, of)) for piece in step.pieces)
+                found = tuple(step.batch.merged(of, results))
+            extra = found[len(found) - len(self._returned) :]
+            values = {value.index: array for value, array in zip(self._returned, extra, strict=True)}
+            for index, running in step.values.items():
+                values[index] = step.exchange.answer(running)[0] if isinstance(running, int) else running
+        except BaseException:
+            self.abandon(step)
+            raise
+        self._values = values
+        return TopK(*found[:2]) if step.top_k else found[0]
+
+    def _answer(self, step: Running, piece: _Piece, of: Sequence[Rows]) -> Arrays:
+        """Return the result of a micro-batch."""
+        found = step.exchange.answer(piece.running) if isinstance(piece.running, int) else piece.running
+        if len(found) != len(of) or any(len(a) != _count(piece.batch, r) for a, r in zip(found, of, strict=True)):
             raise MessageError("message: a result has another number of arrays or rows than its step")
         return found
+
+    def abandon(self, step: Running) -> None:
+        """Skip the answers of a step."""
+        for running in (*[piece.running for piece in step.pieces], *step.values.values()):
+            if isinstance(running, int):
+                step.exchange.forget(running)
 
     def _micro_batches(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy."""
@@ -153,7 +203,7 @@ class SplitExecutable:
             found = self._first.draft(batch, hidden, head)
         else:
             integers = head, int(batch.window_slots is not None)
-            found = self._answer(self._send(Kind.DRAFT, integers, (*batch_arrays(batch), hidden)))
+            found = self._exchange.ask(Kind.DRAFT, integers, (*batch_arrays(batch), hidden))
         of = self._cut.plan.drafts[head]
         self._values = {of.logits.index: found[0], of.following.index: found[1]}
 
@@ -182,7 +232,7 @@ class SplitExecutable:
         stage = self._cut.stage_of(value)
         if not stage:
             return self._first.executable.value(value)
-        (found,) = self._answer(self._send(Kind.VALUE, (stage, value.index)))
+        (found,) = self._exchange.ask(Kind.VALUE, (stage, value.index))
         return found
 
     def routing(self, out: Value) -> NoReturn:
@@ -194,14 +244,14 @@ class SplitExecutable:
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         self._first.executable.copy_blocks(source, target, windowed)  # checks the numbers, so the others cannot fail
         if not self._first.is_last:
-            self._send(Kind.COPY, (int(windowed),), (_int32(source), _int32(target)))
+            self._exchange.send(Kind.COPY, (int(windowed),), (_int32(source), _int32(target)))
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         stage, number = self._cut.layers[layer]
         if not stage:
             return self._first.executable.read_blocks(number, numbers)
         parts = self._portions(layer, numbers)
-        found = [self._answer(self._send(Kind.READ, (stage, number), (_int32(part),)))[0] for part in parts]
+        found = [self._exchange.ask(Kind.READ, (stage, number), (_int32(part),))[0] for part in parts]
         return np.concatenate(found) if found else np.empty((0, self.block_bytes[layer]), np.uint8)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
@@ -213,7 +263,7 @@ class SplitExecutable:
         at = 0
         for part in self._portions(layer, numbers):
             arrays = _int32(part), np.ascontiguousarray(content[at : at + len(part)])
-            self._answer(self._send(Kind.WRITE, (stage, number), arrays))
+            self._exchange.ask(Kind.WRITE, (stage, number), arrays)
             at += len(part)
 
     def _portions(self, layer: int, numbers: np.ndarray) -> list[np.ndarray]:
@@ -225,14 +275,16 @@ class SplitExecutable:
         """Return the bandwidth over all stages in bytes per second. The stages read one after the other."""
         rates = [self._first.executable.read_bandwidth()]
         for stage in range(1, self._cut.stages):
-            (rate,) = self._answer(self._send(Kind.BANDWIDTH, (stage,)))
+            (rate,) = self._exchange.ask(Kind.BANDWIDTH, (stage,))
             rates.append(float(rate[0]))
         weights = [stage.memory.weights_per_token for stage in self.stages]
         return joint_bandwidth(list(zip(weights, rates, strict=True)))
 
     def close(self) -> None:
-        self._ring.close()
-        self._first.close()
+        with self._changing:
+            self._closed = True
+            self._exchange.close()
+            self._first.close()
 
 
 def _count(batch: Batch, rows: Rows) -> int:

@@ -29,7 +29,8 @@ class Ring(Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[[Cut, Layout], Ring]  # starts the other stages
+# Starts the other stages, or those that ended. Raises StageLost if another attempt may succeed.
+Connect = Callable[[Cut, Layout], Ring]
 
 
 class LocalRing:

@@ -11,7 +11,7 @@ Importing this module imports pyzmq.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from time import monotonic
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from localllm.cluster.errors import MessageError, StageLost
 from localllm.cluster.stage import Stage
+from localllm.cluster.watchdog import Watchdog
 from localllm.cluster.wire import Kind, Message, decode, encode, text_array
 
 LATE = 1.2  # seconds without a sign of life until a connection counts as lost
@@ -175,15 +176,18 @@ class ZmqRing:
         self._closing()
 
 
-def serve(stage: Stage, endpoint: Endpoint) -> StageLost:
+def serve(stage: Stage, endpoint: Endpoint, watchdog: Watchdog | None = None) -> StageLost:
     """Handle messages until a connection ends, and report it to the next process. Return the reason.
 
-    The stage keeps its weights: it can serve again in another ring.
+    The stage keeps its weights: it can serve again in another ring. A process that hangs cannot tell it, so its
+    `watchdog` should end it.
     """
+    watched = watchdog.handling if watchdog is not None else nullcontext
     while True:
         try:
             message = decode(endpoint.receive())
-            answer = stage.handle(message)
+            with watched():
+                answer = stage.handle(message)
             if answer is not None:
                 endpoint.send(encode(answer))
         except MessageError as error:  # the sender is authentic, so it is another version, or broken

@@ -16,25 +16,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from localllm.backends.base import DraftingExecutable, Executable, Limits, TopK, TopKExecutable
+from localllm.backends.base import (
+    DraftingExecutable,
+    Executable,
+    Limits,
+    PipelinedExecutable,
+    RestorableExecutable,
+    TopK,
+    TopKExecutable,
+)
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
 from localllm.engine.exclusive import Exclusive
 from localllm.engine.paging import BlockPool, CacheFull, CacheSequence, how_many_fit
-from localllm.engine.top_k import top_k_indices
-from localllm.plan import Batch, DraftHead, Value
-
-F32 = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # a tuple: token indices in the step, in order
-
-_NO_LOGITS = np.empty((0, 0), np.float32)
-_NO_TOP_K = TopK(np.empty((0, 0), np.int32), _NO_LOGITS)
+from localllm.engine.rows import (
+    F32,
+    DraftRows,
+    Pending,
+    Result,
+    SequenceRows,
+    Wanted,
+    batch_of,
+    draft_batch,
+)
+from localllm.plan import DraftHead, Value
 
 
 class ContextFull(LocalLLMError):
@@ -45,36 +54,8 @@ class StepTooLarge(LocalLLMError):
     """A step exceeds the maximum number of tokens or of logits; nothing has changed."""
 
 
-class SequenceRows(NamedTuple):
-    """The next tokens of a sequence in a step, and the positions whose logits are requested."""
-
-    sequence: CacheSequence
-    tokens: Sequence[int]
-    wanted: Wanted = "last"
-    top_k: int = 0  # number of largest logits to return per requested token; 0: all logits
-    normed: bool = False  # whether to also return the hidden states of the requested tokens after the output norm
-
-
-class Result(NamedTuple):
-    """The logits for one `SequenceRows` with n requested tokens. Arrays are views that the next step overwrites."""
-
-    logits: F32  # (n, vocabulary); (0, 0) if only the top-k were requested
-    top_k: TopK  # top-k, (n, k) each, largest first, ties by id, NaN first; (0, 0) if not requested
-    hidden: F32 = _NO_LOGITS  # hidden states of all tokens (tokens, width), if the plan has a head that reads them
-    normed: F32 = _NO_LOGITS  # hidden states after the output norm (n, width); (0, 0) if not requested
-
-
-class DraftRows(NamedTuple):
-    """Tokens that a multi-token-prediction head evaluates, and the hidden states of earlier tokens.
-
-    Head number k, from 0, reads the hidden state at position t with the token at position t + k + 1.
-    """
-
-    sequence: CacheSequence
-    start: int  # position of the first hidden state, and of its entry in the head's cache layer
-    tokens: Sequence[int]
-    hidden: F32  # (tokens, width)
-    wanted: int  # number of last tokens whose logits and hidden states are requested
+class CacheLost(LocalLLMError):
+    """The cached tokens of a sequence were lost with a part of the executable."""
 
 
 class Watches(Protocol):
@@ -107,6 +88,8 @@ class Engine:
     ) -> None:
         self.normed = normed
         self.executable, self.pool, self.limits = executable, pool, limits
+        self._pipelined = executable if isinstance(executable, PipelinedExecutable) else None
+        self.depth = self._pipelined.depth if self._pipelined is not None else 1  # steps that may be in flight
         self.start = start
         self.watch: Watches | None = None  # observer of every step
         self.steps = 0  # number of finished steps
@@ -204,31 +187,121 @@ class Engine:
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, BackendError for a token
         outside the vocabulary, and LocalLLMError for a closed model. Blocks while another thread is in a step.
         """
-        with self.alone:
-            if self.closed:
-                raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
-            if self.watch is not None:
-                with self.watch.step(rows):
-                    return self._step(rows)
-            return self._step(rows)
+        return self.collect(self.submit(rows))
 
-    def _step(self, rows: Sequence[SequenceRows]) -> list[Result]:
-        starts, counts, wanted = self._checked(rows)
-        try:
-            batch = self._batch(rows, starts, counts, wanted)
-            self.copy_shared()
-            results = self._run(rows, batch, wanted)
-            if self.draft_heads:
-                hidden = np.split(self.executable.value(self.draft_heads[0].hidden), list(accumulate(counts[:-1])))
-                results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
-            for part in rows:
-                part.sequence.settle()
-            self.steps += 1
+    def submit(self, rows: Sequence[SequenceRows]) -> Pending:
+        """Begin a step, which `collect` ends. Up to `depth` steps may be in flight; if that is 1, `collect` does all.
+
+        Steps, copies of blocks and drafts are executed in the order of the calls, so other sequences may be forked,
+        truncated and released meanwhile. The sequences in `rows` must not be used before `collect`.
+        """
+        pending = Pending(rows)
+        if self.depth > 1:
+            with self.alone:
+                self._begin(pending)
+        return pending
+
+    def collect(self, pending: Pending) -> list[Result]:
+        """Wait for a step, and return its results. If it failed, remove its tokens and raise the error."""
+        with self.alone:
+            if self.depth == 1:
+                self._begin(pending)
+            try:
+                results = self._results(pending)
+                for part in pending.rows:
+                    part.sequence.settle()
+                self.steps += 1
+            except BaseException:
+                pending.undo()
+                raise
+            if pending.watching is not None:
+                pending.watching.__exit__(None, None, None)
             return results
+
+    def abandon(self, pending: Pending) -> None:
+        """Give up a step, and remove its tokens. Never blocks for long."""
+        with self.alone:
+            if self._pipelined is not None and pending.handle is not None:
+                self._pipelined.abandon(pending.handle)
+            pending.undo()
+
+    def _begin(self, pending: Pending) -> None:
+        """Append the tokens to their sequences, and start to evaluate them if several steps may be in flight."""
+        if self.closed:
+            raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
+        rows = pending.rows
+        if self.watch is not None:
+            pending.watching = self.watch.step(rows)
+            pending.watching.__enter__()
+        try:
+            starts, counts, wanted = self._checked(rows)
+            pending.starts, pending.counts, pending.wanted = starts, counts, wanted
+            pending.batch = batch_of(rows, starts, counts, wanted, self.start)
+            self.copy_shared()
+            pending.top_k = self._device_top_k(rows, wanted)
+            if self._pipelined is not None:
+                pending.handle = self._pipelined.submit(pending.batch, pending.top_k, self._values(rows))
         except BaseException:
-            for part, start in zip(rows, starts, strict=True):
-                part.sequence.truncate(start)
+            pending.undo()
             raise
+
+    def _device_top_k(self, rows: Sequence[SequenceRows], wanted: list[int]) -> int:
+        """Return the number of largest logits to select on the device; 0 if some rows need all logits."""
+        if len(rows) == 1 and not rows[0].top_k:  # fast path for decode
+            return 0
+        most = max(part.top_k for part in rows)
+        selects = most and most <= self.max_top_k
+        return most if selects and all(p.top_k or not n for p, n in zip(rows, wanted, strict=True)) else 0
+
+    def _values(self, rows: Sequence[SequenceRows]) -> list[Value]:
+        """Return the values to read after a step."""
+        values = [head.hidden for head in self.draft_heads[:1]]
+        if any(part.normed for part in rows):
+            assert self.normed is not None, "the executable does not keep hidden states"
+            values.append(self.normed)
+        return values
+
+    def _results(self, pending: Pending) -> list[Result]:
+        """Evaluate a step, or wait for it."""
+        executable, batch = self.executable, pending.batch
+        assert batch is not None
+        found: F32 | TopK
+        if self._pipelined is not None:
+            found = self._pipelined.collect(pending.handle)
+        elif pending.top_k:
+            assert isinstance(executable, TopKExecutable)
+            found = executable.step_top_k(batch, pending.top_k)
+        else:
+            found = executable.step(batch)
+        results = pending.results(found, self._states)
+        if self.draft_heads:
+            hidden = np.split(executable.value(self.draft_heads[0].hidden), list(accumulate(pending.counts[:-1])))
+            results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
+        return results
+
+    def _states(self) -> F32:
+        """Return the hidden states after the output norm, of the rows with logits."""
+        assert self.normed is not None, "the executable does not keep hidden states"
+        return self.executable.value(self.normed)
+
+    # -- a lost executable -----------------------------------------------------------------------------------------
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the executable can be restored after `ExecutableLost`."""
+        return isinstance(self.executable, RestorableExecutable)
+
+    def lose(self) -> None:
+        """Treat the tokens of all sequences as lost: they can only be released, or truncated to 0."""
+        with self.alone:
+            self.pool.lose()
+
+    def restore(self) -> None:
+        """Restore a lost executable, with an empty cache. May run in another thread than the steps."""
+        assert isinstance(self.executable, RestorableExecutable)
+        self.executable.restore()
+
+    # -- drafts, and copies ----------------------------------------------------------------------------------------
 
     @contextmanager
     def drafting(self, wanted: Sequence[tuple[CacheSequence, int]]) -> Iterator[None]:
@@ -250,23 +323,7 @@ class Engine:
         """
         head, executable = self.draft_heads[number], self.executable
         assert isinstance(executable, DraftingExecutable)
-        counts = [len(part.tokens) for part in parts]
-        slots = [part.sequence.slots(part.start, part.start + len(part.tokens)) for part in parts]
-        tables = [part.sequence.tables() for part in parts]
-        windowed = len(tables[0]) > 1
-        ends = list(accumulate(counts))
-        batch = Batch(
-            tokens=_joined([np.array(part.tokens, np.int32) for part in parts]),
-            positions=_joined([np.arange(each.start, each.start + len(each.tokens), dtype=np.int32) for each in parts]),
-            slots=_joined([one[0] for one in slots]),
-            sequence=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            tables=_stacked([one[0] for one in tables]),
-            logit_rows=_joined(
-                [np.arange(end - part.wanted, end, dtype=np.int32) for end, part in zip(ends, parts, strict=True)]
-            ),
-            window_slots=_joined([one[1] for one in slots]) if windowed else None,
-            window_tables=_stacked([one[1] for one in tables]) if windowed else None,
-        )
+        batch = draft_batch(parts)
         with self.alone:
             executable.draft(batch, np.concatenate([part.hidden for part in parts]), number)
             return executable.value(head.logits), executable.value(head.following)
@@ -286,7 +343,7 @@ class Engine:
         """Return, per entry of `rows`, the start position, token count and number of requested logits; or raise an
         error.
         """
-        limits = self.limits
+        limits, lossy = self.limits, self.pool.losses > 0
         starts: list[int] = []
         counts: list[int] = []
         wanted: list[int] = []
@@ -296,6 +353,8 @@ class Engine:
             start = len(sequence.tokens)
             if self.start is not None:
                 self._check_text(sequence, tokens, which)
+            if lossy and start and sequence.lost:
+                raise CacheLost("the cached tokens were lost with a part of the model; evaluate the text again")
             if start + count > limits.positions:
                 held = f"{start} are in use and {count} more do not fit; start with a larger context"
                 full = f"the context of {limits.positions} tokens is full: {held} ("
@@ -331,87 +390,3 @@ class Engine:
             )
         if which == "all" or (isinstance(which, tuple) and any(row < border for row in which)):
             raise LocalLLMError("a model with an encoder has no logits of the text that it answers, only of its answer")
-
-    def _batch(self, rows: Sequence[SequenceRows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
-        """Append `rows` to their sequences, and return them as a batch."""
-        tokens, positions, slots, logit_rows, tables = [], [], [], [], []
-        end = 0
-        for number, part in enumerate(rows):
-            start, count = starts[number], counts[number]
-            end += count
-            tokens.append(np.array(part.tokens, np.int32))
-            positions.append(np.arange(start, start + count, dtype=np.int32))
-            if isinstance(part.wanted, tuple):
-                logit_rows.append(np.array(part.wanted, np.int32) + np.int32(end - count))
-            else:
-                logit_rows.append(np.arange(end - wanted[number], end, dtype=np.int32))
-            slots.append(part.sequence.append(part.tokens))
-            if self.start is not None and not start:
-                part.sequence.border = part.tokens.index(self.start)
-            tables.append(part.sequence.tables())
-        windowed = len(tables[0]) > 1
-        return Batch(
-            tokens=_joined(tokens),
-            positions=_joined(positions),
-            slots=_joined([one[0] for one in slots]),
-            sequence=np.repeat(np.arange(len(rows), dtype=np.int32), counts)
-            if len(rows) > 1
-            else np.zeros(end, np.int32),
-            tables=_stacked([one[0] for one in tables]),
-            logit_rows=_joined(logit_rows),
-            window_slots=_joined([one[1] for one in slots]) if windowed else None,
-            window_tables=_stacked([one[1] for one in tables]) if windowed else None,
-            borders=np.array([part.sequence.border for part in rows], np.int32) if self.start is not None else None,
-            histories=[part.sequence.tokens for part in rows],
-        )
-
-    def _run(self, rows: Sequence[SequenceRows], batch: Batch, wanted: list[int]) -> list[Result]:
-        """Evaluate the batch. If possible, copy only the top-k logits from the device."""
-        executable = self.executable
-        if len(rows) == 1 and not rows[0].top_k and not rows[0].normed:  # fast path for decode
-            return [Result(executable.step(batch), _NO_TOP_K)]
-        most = max(part.top_k for part in rows)
-        spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
-        if most and most <= self.max_top_k and all(p.top_k or not n for p, n in zip(rows, wanted, strict=True)):
-            assert isinstance(executable, TopKExecutable)
-            ids, logits = executable.step_top_k(batch, most)
-            return [
-                Result(_NO_LOGITS, TopK(ids[span, : part.top_k], logits[span, : part.top_k]))
-                for part, span in zip(rows, spans, strict=True)
-            ]
-        found = executable.step(batch)
-        states = _NO_LOGITS
-        if any(part.normed for part in rows):
-            assert self.normed is not None, "the executable does not keep hidden states"
-            states = executable.value(self.normed)
-        return [
-            Result(
-                _NO_LOGITS if part.top_k else found[span],
-                top_k_of(found[span], part.top_k) if part.top_k else _NO_TOP_K,
-                normed=states[span] if part.normed else _NO_LOGITS,
-            )
-            for part, span in zip(rows, spans, strict=True)
-        ]
-
-
-def top_k_of(logits: F32, count: int) -> TopK:
-    """Return the top `count` logits of each row (n, vocabulary), as `TopKExecutable.step_top_k` does."""
-    ids = np.empty((len(logits), min(count, logits.shape[1])), np.int32)
-    for into, row in zip(ids, logits, strict=True):
-        none = np.isnan(row)
-        into[:] = (np.lexsort((-row, ~none)) if none.any() else top_k_indices(row, count))[:count]
-    return TopK(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # adding 0 converts -0 to +0
-
-
-def _joined(arrays: Sequence[Int32s]) -> Int32s:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _stacked(tables: Sequence[Int32s]) -> Int32s:
-    """Stack tables of different lengths to (sequences, blocks); padding is 0, which is never read."""
-    if len(tables) == 1:
-        return tables[0][None]
-    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in zip(stacked, tables, strict=True):
-        row[: len(table)] = table
-    return stacked

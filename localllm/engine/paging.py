@@ -50,6 +50,11 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))  # a stack of free blocks
         self._copies: dict[int, int] = {}  # pending copies: target block -> source block
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
+        self.losses = 0  # how often the content of all blocks was lost
+
+    def lose(self) -> None:
+        """Record that the content of all blocks is lost."""
+        self.losses += 1
 
     @property
     def free_blocks(self) -> int:
@@ -241,6 +246,7 @@ class CacheSequence:
         self._tables = tables
         self.tokens: list[int] = []
         self.border = 0  # number of tokens read by the encoder; the next token starts the answer
+        self._losses = self.pool.losses  # of the pool, when the first token was appended
 
     @property
     def blocks(self) -> list[int]:
@@ -249,6 +255,11 @@ class CacheSequence:
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the content of the blocks was lost. The sequence can then only be emptied."""
+        return bool(self.tokens) and self._losses != self.pool.losses
 
     @property
     def room(self) -> int:
@@ -272,6 +283,8 @@ class CacheSequence:
         """
         if not self.fits(len(tokens)):
             raise self._full(len(tokens))
+        if not self.tokens:
+            self._losses = self.pool.losses
         slots = [table.append(len(tokens)) for table in self._tables]
         self.tokens.extend(tokens)
         return slots
@@ -298,6 +311,7 @@ class CacheSequence:
             raise self._full(len(tokens))
         for count, table in zip(more, self._tables, strict=True):
             table.append(count)
+        self._losses = self.pool.losses
         self.tokens.extend(tokens)
 
     def _full(self, wanted: int) -> CacheFull:
@@ -306,12 +320,12 @@ class CacheSequence:
 
     def reach(self, length: int) -> int:
         """Return the length after truncating to `length` tokens: `length`, or 0 if a sliding-window layer has freed
-        blocks that these tokens need.
+        blocks that these tokens need, or if the blocks' content was lost.
 
         If it is 0, all tokens must be evaluated again. A text read by an encoder is kept as a whole, together with the
         token after it, or dropped.
         """
-        if self.border and length <= self.border:
+        if self.lost or (self.border and length <= self.border):
             return 0
         return length if all(table.reaches(length) for table in self._tables) else 0
 
@@ -328,7 +342,7 @@ class CacheSequence:
     def fork(self) -> CacheSequence:
         """Return a second sequence with the same tokens and blocks. The tokens must have been evaluated."""
         other = CacheSequence([_Table(table.pool) for table in self._tables])
-        other.tokens, other.border = self.tokens.copy(), self.border
+        other.tokens, other.border, other._losses = self.tokens.copy(), self.border, self._losses
         for mine, theirs in zip(self._tables, other._tables, strict=True):
             theirs.share(mine)
         return other

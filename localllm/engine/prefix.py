@@ -92,6 +92,11 @@ class PrefixCache:
         while self.evict():
             pass
 
+    def forget(self) -> None:
+        """Remove all sequences, whose content was lost, without saving them."""
+        for sequence in list(self._kept):
+            self.drop(sequence)
+
     def _candidates(self, tokens: Sequence[int]) -> Iterator[CacheSequence]:
         """Yield cached sequences that share leading blocks, longest prefix first, then newest; then those that share
         the first token.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.engine import Engine, SequenceRows
+from localllm.engine.engine import Engine
+from localllm.engine.rows import SequenceRows
 
 
 class Session:

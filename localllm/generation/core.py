@@ -1,5 +1,8 @@
 """The generation loop: `step` admits requests, evaluates a batch of their tokens, and samples the next tokens.
 
+An executable may run several steps at a time. `step` then submits steps until enough are in flight, and collects the
+oldest. If a part of the executable is lost, all requests wait until it is restored, and are then evaluated again.
+
 The tokens of a request do not depend on the other requests in the batch. The engine computes each row independently,
 drafts are accepted only if the sampler chooses the same tokens, and each request has its own random generator.
 stream.py steps the core in the threads that consume events; `localllm.generation.scheduler` steps it in one server
@@ -15,14 +18,16 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.backends.base import BackendError
+from localllm.backends.base import BackendError, ExecutableLost
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting, said
 from localllm.engine import ContextFull, Engine, Result
+from localllm.generation.flights import Flight
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
+from localllm.generation.recovery import Recovery
 from localllm.generation.request_state import RequestState, Ticket
 from localllm.generation.running import Running
-from localllm.generation.schedule import Schedule, StepPart
+from localllm.generation.schedule import Schedule
 from localllm.options import SamplingOptions
 from localllm.sampling.repetition import Breakers
 from localllm.tokenizer import Tokenizer
@@ -50,8 +55,11 @@ class Core:
         self._tokenizer, self._sampler, self._observer = tokenizer, sampler, observer
         self.running = Running(engine, self.limits, drafts, store)
         self._schedule = Schedule(engine, self.limits, self.running)
-        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # jobs to run at the start of a step
-        self._numbers = count(1)
+        # Jobs to run at the start of a step, and whether no step may be in flight then.
+        self.inbox: SimpleQueue[tuple[Callable[[], None], bool]] = SimpleQueue()
+        self._numbers, self._steps = count(1), count(1)
+        self._collected = 0.0  # time of the last collection, by the clock that compares costs
+        self._recovery: Recovery | None = None
 
     def new_state(self, ticket: Ticket, sampler: Sampler | None = None) -> RequestState:
         """Return the state of a new request.
@@ -71,50 +79,111 @@ class Core:
         return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
 
     def step(self) -> bool:
-        """Admit requests, evaluate their next tokens in one forward pass, and sample. Return whether there was
-        work.
+        """Admit requests, submit steps until enough are in flight, and sample from the results of the oldest. Return
+        whether there was work.
         """
         worked = not self.inbox.empty() and self.receive()
         self.running.drop_cancelled()
-        self.running.admit()
-        began = perf_counter()
-        parts = self._schedule.parts()
-        clock = perf_counter if self.running.drafts is None else self.engine.clock  # the engine's may be slow to read
-        drafted, before = perf_counter(), clock()
-        results = self._run(parts)
-        cost, ended = clock() - before, perf_counter()
-        self._process(parts, results, ended - began, ended - drafted, cost)
-        return worked or bool(parts)
+        if self._recovery is not None:
+            self._recover(self._recovery)
+            return True
+        flights, depth = self.running.flights, self.engine.depth
+        try:
+            self.running.admit()
+            while len(flights) < depth and self._submit():
+                worked = True
+            return self._collect() or worked
+        except ExecutableLost as error:
+            if not self.engine.restorable:
+                raise
+            self._lose(error)
+            return True
 
     def receive(self) -> bool:
         """Run the jobs in the inbox; return whether any job ran."""
         worked = False
         while not self.inbox.empty():
-            self.inbox.get()()  # does not block: only the stepping thread takes jobs
+            job, alone = self.inbox.get()  # does not block: only the stepping thread takes jobs
+            try:
+                while alone and self._collect():
+                    pass
+            except ExecutableLost as error:
+                self._lose(error)
+            job()
             worked = True
         return worked
 
-    def _run(self, parts: list[StepPart]) -> list[Result]:
-        """Evaluate the tokens in one forward pass. A backend error fails the requests; an interrupt propagates."""
-        if not parts:
-            return []
-        try:
-            return self.engine.step([self._schedule.rows(part) for part in parts])
-        except (BackendError, LocalLLMError) as error:
-            for part in parts:
-                part.state.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
-                self.running.leave(part.state)
-            return []
+    # -- a step ----------------------------------------------------------------------------------------------------
 
-    def _process(
-        self, parts: list[StepPart], results: list[Result], seconds: float, passing: float, cost: float
-    ) -> None:
+    def _submit(self) -> bool:
+        """Submit the next step; return whether there was one. An error fails its requests; an interrupt propagates."""
+        began = perf_counter()
+        parts = self._schedule.parts()
+        if not parts:
+            return False
+        running = self.running
+        rows = [self._schedule.rows(part) for part in parts]
+        proposal = running.drafts.depart() if running.drafts is not None else None
+        depth, number, prompt, total = self.engine.depth, next(self._steps), 0, 0
+        for part in parts:
+            if depth > 1:  # else it is collected at once
+                part.state.fly(number)
+            total += part.count
+            if part.prompt:
+                prompt += part.count
+        submitted = perf_counter()
+        before = submitted if running.drafts is None else self.engine.clock()  # the engine's clock may be slow to read
+        flight = Flight(parts, prompt, total - prompt, began, submitted, before, proposal)
+        try:
+            flight.pending = self.engine.submit(rows)
+        except BaseException as error:
+            self._failed(flight, error)
+        else:
+            running.flights.add(flight)
+        return True
+
+    def _collect(self) -> bool:
+        """Wait for the oldest step in flight, and sample from its results; return whether there was one."""
+        running = self.running
+        if not running.flights:
+            return False
+        flight = running.flights.popleft()
+        try:
+            assert flight.pending is not None
+            results = self.engine.collect(flight.pending)
+        except BaseException as error:
+            self._failed(flight, error)
+            return True
+        ended = perf_counter()
+        now = ended if running.drafts is None else self.engine.clock()
+        cost = now - (max(flight.before, self._collected) if running.flights.depth > 1 else flight.before)
+        self._collected = now
+        if self.engine.depth > 1:
+            for part in flight.parts:
+                part.state.land()
+        self._process(flight, results, ended - flight.began, ended - flight.submitted, cost)
+        return True
+
+    def _failed(self, flight: Flight, error: BaseException) -> None:
+        """Fail the requests of a step. Raise the error again if it is an interrupt, or if it can be repaired."""
+        if self.running.drafts is not None and flight.proposal is not None:
+            self.running.drafts.forget(flight.proposal)
+        if isinstance(error, ExecutableLost) and self.engine.restorable:
+            raise error  # `_lose` treats the requests as in flight
+        for part in flight.parts:
+            part.state.land()
+        if not isinstance(error, BackendError | LocalLLMError):
+            raise error
+        for part in flight.parts:
+            part.state.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
+            self.running.leave(part.state)
+
+    def _process(self, flight: Flight, results: list[Result], seconds: float, passing: float, cost: float) -> None:
         """Sample the next tokens of each request. `seconds` is the duration of the step, `passing` the duration of its
-        forward pass, and `cost` the same by the engine's clock.
+        forward pass, and `cost` the same by the engine's clock, without the time of the step before it.
         """
-        if not results:
-            return
-        self._schedule.observe(parts, passing, cost)
+        parts = flight.parts
+        self._schedule.observe(flight, passing, cost)
         if self._observer is not None:
             self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts))
         plain, drafts = seconds, self.running.drafts
@@ -128,3 +197,20 @@ class Core:
                     lost.state.fail(LocalLLMError("the answer was interrupted"))
                     self.running.leave(lost.state)
                 raise
+
+    # -- a lost executable -----------------------------------------------------------------------------------------
+
+    def _lose(self, error: ExecutableLost) -> None:
+        """Preempt all requests, and begin to restore the executable."""
+        self.running.lose(error)
+        self._recovery = Recovery(self.engine, error)
+
+    def _recover(self, recovery: Recovery) -> None:
+        """Wait a little for the restored executable. If that failed, fail the requests."""
+        if not recovery.over():
+            return
+        self._recovery = None
+        if recovery.error is not None:
+            for one in list(self.running.waiting):
+                one.fail(recovery.error)
+                self.running.leave(one)

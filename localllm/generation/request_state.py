@@ -85,6 +85,9 @@ class RequestState:
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
         self.sequence: CacheSequence | None = None  # None while the request waits
+        self.flown_from = -1  # length of the sequence before the step in flight; -1: no step is in flight
+        self.flown = 0  # number of the newest step of the scheduler with this request
+        self.losses = 0  # steps in sequence that were lost with a part of the executable
         self.slot = -1  # slot number, set when the request starts to run
         self.checkpoints: list[int] = []  # ascending lengths at which to copy the sequence for later prompts
         self.drafts: list[DraftToken] = []  # drafted tokens for the next step
@@ -121,6 +124,11 @@ class RequestState:
     def prefilling(self) -> bool:
         """Whether the request is in prefill, of its prompt or, after a preemption, of prompt and answer."""
         return self.pending > 1 or not self._prompted
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step with tokens of this request has not been collected. Its sequence must not change then."""
+        return self.flown_from >= 0
 
     @property
     def answer_tokens(self) -> int:
@@ -163,6 +171,15 @@ class RequestState:
             return False
         return perf_counter() - self.decoding_since >= max(seconds, 2 * (self.decoding_since - self._resumed))
 
+    def fly(self, number: int) -> None:
+        """Record that step `number` of the scheduler evaluates tokens of this request."""
+        assert self.sequence is not None
+        self.flown_from, self.flown = self.sequence.length, number
+
+    def land(self) -> None:
+        """Record that no step is in flight."""
+        self.flown_from = -1
+
     # -- events ----------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
@@ -196,10 +213,9 @@ class RequestState:
         found: tuple[Logprob, ...] = ()
         if self.request.prompt_logprobs:
             following = self.tokens[self._told + 1 : length + 1]
+            new = logits[self._told - (self.sequence.length - len(logits)) :]  # after a preemption, some are known
             top = self.request.logprobs or 0
-            found = tuple(
-                logprob_of(row, token, top, self._bytes) for row, token in zip(logits, following, strict=False)
-            )
+            found = tuple(logprob_of(row, token, top, self._bytes) for row, token in zip(new, following, strict=False))
         self._told = length
         self.tell(Prefilled(length, found, self.request.choice))
 
@@ -293,6 +309,7 @@ class RequestState:
             return False
         self.sampler.write(token)
         self.tokens.append(token)
+        self.losses = 0
         if self.drafter is not None:
             self.drafter.accept(token)
         text = self._text.push(token)

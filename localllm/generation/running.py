@@ -11,10 +11,13 @@ from collections import Counter
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from localllm.backends.base import ExecutableLost
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.engine import CacheSequence, Engine, Result
 from localllm.engine.prefix import PrefixCache, same
+from localllm.generation.flights import Flights
 from localllm.generation.interfaces import PrefixStore, SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.slots import Slots
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("localllm.generation")
 MOST_CLIENTS = 1000  # maximum number of clients, and of accounts, to remember
+SUSPECT = 2  # steps of a request lost in sequence, after which it is evaluated alone until its next token
+MOST_LOSSES = 5  # steps lost in sequence after which it fails, because it seems to break each restored stage
 LOOK_SECONDS = 0.05  # interval between admission attempts while all slots are taken
 
 
@@ -39,6 +44,8 @@ class Running:
     ) -> None:
         self._engine, self._limits, self._store = engine, limits, store
         self.drafts = drafts
+        self.flights = Flights(engine)
+        self.suspicious = False  # whether there may be suspects
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> number of tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
@@ -55,14 +62,14 @@ class Running:
 
     def drop_cancelled(self) -> None:
         for one in [*self.active, *self.waiting]:
-            if one.ticket.cancelled:
+            if one.ticket.cancelled and not one.in_flight:
                 one.finish("cancelled")
                 self.leave(one)
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not paused."""
-        return any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
+        """Whether a step is in flight, or any request is not paused."""
+        return bool(self.flights) or any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
 
     def leave(self, one: RequestState) -> None:
         """Remove a request that has ended. If it allows `reuse`, its tokens stay in the prefix cache."""
@@ -79,7 +86,8 @@ class Running:
             self._keep(one)
 
     def end(self, error: LocalLLMError | None) -> None:
-        """End all requests, with `error` or as cancelled, and clear the prefix cache."""
+        """End all requests, with `error` or as cancelled, give up steps in flight, and clear the prefix cache."""
+        self.flights.abandon()
         for one in [*self.active, *self.waiting]:
             if error is not None and not one.ticket.cancelled:
                 one.fail(error)
@@ -173,6 +181,8 @@ class Running:
             )  # fmt: skip
             stopped = self._to_stop(one, accounts) if len(self.active) >= self._limits.parallel else None
             if stopped is None and len(self.active) >= self._limits.parallel:
+                if self.flights:  # a request to preempt may be among those in flight
+                    self._seen = ()
                 return
             if not self._begin(one, stopped):
                 blocked.add(one.number)
@@ -200,6 +210,7 @@ class Running:
             return None
         mine = accounts[one.request.account]
         lower = [other for other in self.active if other.request.priority <= one.request.priority]
+        lower = [other for other in lower if not other.in_flight]
         more = [other for other in lower if accounts[other.request.account] > mine + 1]
         if more:
             return max(more, key=lambda other: (-other.request.priority, accounts[other.request.account], other.number))
@@ -267,6 +278,8 @@ class Running:
         for other in self.active:
             assert other.sequence is not None
             common = same(other.sequence.tokens, prompt)
+            if other.in_flight:  # the step may fail
+                common = min(common, other.flown_from)
             held, alike = other.sequence.reach(common), max(alike, common)
             if held > reused:
                 source, reused = other.sequence, held
@@ -304,7 +317,8 @@ class Running:
 
     def _paused(self) -> RequestState | None:
         """Return the newest running request that is paused, or None."""
-        return max((one for one in self.active if one.ticket.paused), key=lambda one: one.number, default=None)
+        paused = (one for one in self.active if one.ticket.paused and not one.in_flight)
+        return max(paused, key=lambda one: one.number, default=None)
 
     def _tell_divergence(self, one: RequestState, reused: int, alike: int) -> None:
         """Log the position at which a client's prompt diverges from its earlier prompt. The prompt's text is not
@@ -336,8 +350,11 @@ class Running:
     # -- a full cache ----------------------------------------------------------------------------------------------
 
     def free_some(self) -> bool:
-        """Evict a cached sequence, or else preempt a request; return False if neither is possible."""
-        return self.prefixes.evict() or self._preempt()
+        """Evict a cached sequence, or else preempt a request; return False if neither is possible.
+
+        While steps are in flight, no request is preempted.
+        """
+        return self.prefixes.evict() or (not self.flights and self._preempt())
 
     def make_room(self, tokens: int) -> None:
         """Free blocks for `tokens` tokens outside the scheduler, preempting all requests if necessary."""
@@ -368,10 +385,39 @@ class Running:
         self._stop(least, keep=False)
         return True
 
+    def lose(self, error: ExecutableLost) -> None:
+        """Preempt all requests and forget all cached tokens, because the executable was lost.
+
+        A request whose steps were lost MOST_LOSSES times in sequence fails.
+        """
+        flying = [one for one in self.active if one.in_flight]
+        self.flights.abandon()
+        for one in list(self.active):
+            one.land()
+            self._stop(one, keep=False)
+        for one in flying:
+            one.losses += 1
+            if one.losses >= MOST_LOSSES:
+                again = f"{said(error)}; this happened {one.losses} times in sequence while it computed this answer"
+                one.fail(LocalLLMError(f"{again}; look at the logs of the stages, then ask again"))
+                self.leave(one)
+        self.suspicious = any(one.losses >= SUSPECT for one in self.waiting)
+        self.prefixes.forget()
+        self.slots.forget()
+        self._engine.lose()
+
+    def suspects(self) -> list[RequestState]:
+        """Return the running requests that may be the reason why the executable was lost, oldest first."""
+        found = [one for one in [*self.active, *self.waiting] if one.losses >= SUSPECT]
+        self.suspicious = bool(found)
+        running = [one for one in found if one.sequence is not None and not one.ticket.paused]
+        return sorted(running, key=lambda one: one.number)
+
     def _stop(self, one: RequestState, keep: bool) -> None:
         """Preempt a running request and queue it again. `keep`: leave its tokens in the prefix cache."""
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
+        assert not one.in_flight
         if keep and one.request.reuse and sequence.length:
             self.prefixes.keep(sequence)
         else:

@@ -6,29 +6,13 @@ budget allows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localllm.engine import CacheFull, CacheSequence, Engine, SequenceRows, Wanted
+from localllm.engine import CacheFull, Engine, SequenceRows, Wanted
 from localllm.generation.budget import Budget
+from localllm.generation.flights import Flight
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
-
-
-@dataclass(slots=True)
-class StepPart:
-    """The tokens of one request in a step."""
-
-    state: RequestState
-    count: int
-    wanted: Wanted = "last"
-    prompt: bool = False  # whether the tokens are prefill tokens
-
-    @property
-    def sequence(self) -> CacheSequence:
-        sequence = self.state.sequence
-        assert sequence is not None
-        return sequence
+from localllm.generation.step_part import StepPart
 
 
 class Schedule:
@@ -41,9 +25,14 @@ class Schedule:
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
-        if self._running.drafts is not None and self._running.drafts.pointless:
+        if self._running.flights:
+            if all(one.in_flight or one.ticket.paused for one in self._running.active):
+                return []
+        elif self._running.drafts is not None and self._running.drafts.pointless:
             self._running.use(None)
         active, drafts = self._running.active, self._running.drafts
+        if self._running.suspicious and (suspects := self._running.suspects()):
+            return self._alone(suspects[0])
         if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
             [one] = active
             sequence = one.sequence
@@ -59,6 +48,10 @@ class Schedule:
         active = [one for one in self._running.active if not one.ticket.paused]
         decoding = [one for one in active if not one.prefilling]
         prefilling = [one for one in active if one.prefilling]
+        requests = len(decoding) + len(prefilling)
+        others = any(one.in_flight for one in decoding)
+        if self._running.flights.depth > 1:
+            decoding, prefilling = self._group(decoding, prefilling)
         limits = self._engine.limits
         most = min(limits.rows, limits.logit_rows)
         if len(decoding) + bool(prefilling) > most:  # fewest answer tokens first; reserve a row for a prompt
@@ -73,8 +66,34 @@ class Schedule:
             rows = len(parts)
         if not prefilling:
             return parts
-        budget = min(self._budget.prompt_rows(rows, len(decoding) + len(prefilling)), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows or int(others), requests), limits.rows - rows)
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _alone(self, one: RequestState) -> list[StepPart]:
+        """Return a step of one request, with no other step in flight: if it fails again, this request is the reason."""
+        if self._running.flights:
+            return []
+        one.drafts, one.verified = [], 0
+        limits = self._engine.limits
+        if one.prefilling:
+            return self._fitting(self._prompt_parts([one], limits.rows, limits.logit_rows, 0))
+        return self._fitting([StepPart(one, 1, "all")])
+
+    def _group(
+        self, decoding: list[RequestState], prefilling: list[RequestState]
+    ) -> tuple[list[RequestState], list[RequestState]]:
+        """Return the requests of the next step, so that all steps in flight have about equally many.
+
+        Decoding requests come first, in the order of their last steps.
+        """
+        share = -(-(len(decoding) + len(prefilling)) // self._running.flights.depth)
+        free = sorted((one for one in decoding if not one.in_flight), key=lambda one: one.flown)[:share]
+        return free, self._order([one for one in prefilling if not one.in_flight])[: share - len(free)]
+
+    def _order(self, prefilling: list[RequestState]) -> list[RequestState]:
+        """Return prompts in the order of their turn: the oldest of the highest priority, then the shortest ones."""
+        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
+        return [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
 
     def _whole(self, one: RequestState) -> bool:
         """Whether all pending tokens must be evaluated in one step because an encoder processes them."""
@@ -87,8 +106,7 @@ class Schedule:
         `rows` is the number of decode tokens already in the step.
         """
         parts: list[StepPart] = []
-        oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
-        order = [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
+        order = self._order(prefilling)
         room = self._engine.limits.rows - rows
         for place, one in enumerate(order):
             if logits_left <= 0 or budget <= 0:
@@ -125,12 +143,17 @@ class Schedule:
     def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
         """Free blocks until the parts fit: evict cached sequences, then preempt requests.
 
-        If a single request still does not fit, evaluate fewer of its tokens or end it.
+        Before requests are preempted, the steps in flight are collected. If a single request still does not fit,
+        evaluate fewer of its tokens or end it.
         """
         while parts and not self._engine.fits([(part.sequence, part.count) for part in parts]):
             if self._running.free_some():
                 parts = [part for part in parts if part.state.sequence is not None]
                 continue
+            if self._running.flights:  # their requests may end, or be preempted
+                for part in parts:
+                    part.state.drafts, part.state.verified = [], 0
+                return []
             [part] = parts
             room = self._engine.room(part.sequence)
             if room >= part.count:
@@ -168,11 +191,16 @@ class Schedule:
         largest = one.required_top_k
         return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
 
-    def observe(self, parts: list[StepPart], seconds: float, cost: float) -> None:
-        """Record the duration of a step, for the prefill budget, and its cost, for speculation."""
-        prompts = [part.count for part in parts if part.prompt]
-        prompt = sum(prompts)
-        rows = sum(part.count for part in parts)
-        self._budget.observe(rows - prompt, prompt, seconds)
+    def observe(self, flight: Flight, seconds: float, cost: float) -> None:
+        """Record the duration of a step, for the prefill budget, and its cost, for speculation.
+
+        With several steps in flight, `seconds` includes the time in which the step waited for the others: after it, the
+        requests get their next tokens. `cost` begins when the step before was collected. If all stages are busy, it is
+        the time of the slowest stage.
+        """
+        prompt, rows = flight.prompt_rows, flight.decode_rows
+        if prompt or not flight.other_prompts:  # prompts in flight delay decoding steps
+            self._budget.observe(rows or min(flight.other_decodes, 1), prompt, seconds)
         if self._running.drafts is not None:
-            self._running.drafts.observe(rows, prompt, cost)
+            prompt += flight.other_prompts  # they take time of this step too
+            self._running.drafts.observe(rows + prompt, prompt, cost, flight.proposal)

@@ -67,7 +67,7 @@ class Scheduler(Closing):
                 raise QueueFull(f"{message}; wait for some to end")
             self._open += 1
             self._accounts[request.account] += 1
-            self._stepper.put(lambda: self._running.waiting.append(one))
+            self._stepper.put(lambda: self._running.waiting.append(one), alone=False)
         return ticket
 
     def load(self) -> Load:
@@ -103,7 +103,7 @@ class Scheduler(Closing):
         """End all requests with the error Stopped, and stop the thread."""
         with self._lock:
             self._stopped = self._stopped or Stopped("the server is shutting down")
-        self._stepper.put(self._close)
+        self._stepper.put(self._close, alone=False)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -121,7 +121,7 @@ class Scheduler(Closing):
                 self._stopped = Stopped(f"the scheduler stopped after an error: {error}")
         finally:
             with suppress(LocalLLMError):  # the model was closed, which already ended all requests
-                self._stepper.run(lambda: self._running.end(self._stopped))
+                self._stepper.run(lambda: self._running.end(self._stopped), alone=False)
 
     def _close(self) -> None:
         self._closing = True

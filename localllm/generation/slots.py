@@ -32,6 +32,10 @@ class Slots:
         """Record the tokens in the cache after the last request in a slot."""
         self._last[slot] = list(tokens)
 
+    def forget(self) -> None:
+        """Forget all slots, because the content of the cache was lost."""
+        self._last.clear()
+
     def save(self, slot: int, write: Callable[[CacheSequence], int]) -> tuple[int, int]:
         """Call `write` with the cached prefix of a slot's tokens; return the prefix length and `write`'s result."""
         return self.with_cached(self._last.get(slot, []), lambda sequence: (sequence.length, write(sequence)))

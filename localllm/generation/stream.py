@@ -85,7 +85,7 @@ class Stepper:
         ticket = Ticket(request, events.append, wanted, stop)
         one = self.core.new_state(ticket, sampler)
         stream = Stream(self, ticket, events)  # created before `put`, so that an interrupt closes the stream
-        self.put(lambda: self._add(one))
+        self.put(lambda: self._add(one), alone=False)
         return stream
 
     def _add(self, one: RequestState) -> None:
@@ -94,14 +94,14 @@ class Stepper:
         else:
             self.core.running.waiting.append(one)
 
-    def put(self, job: Callable[[], None]) -> None:
-        """Queue a job, which the next stepping thread runs between two steps."""
+    def put(self, job: Callable[[], None], alone: bool = True) -> None:
+        """Queue a job, which the next stepping thread runs between two steps; `alone`: with no step in flight."""
         with Uninterrupted():
-            self.core.inbox.put(job)
+            self.core.inbox.put((job, alone))
             self._wake()
 
-    def run(self, job: Callable[[], T]) -> T:
-        """Run a job between two steps; return its result."""
+    def run(self, job: Callable[[], T], alone: bool = True) -> T:
+        """Run a job as `put` does; return its result."""
         done: list[T] = []
         failed: list[BaseException] = []
 
@@ -114,7 +114,7 @@ class Stepper:
         if self._closed is not None:
             raise self._closed
         self.refuse_within()
-        self.put(work)
+        self.put(work, alone)
         self.until(lambda: done or failed)
         if failed:
             raise failed[0]
@@ -176,7 +176,7 @@ class Stepper:
         """End all requests with `error` and refuse new ones with it. Then call `afterwards` between two steps."""
         with Uninterrupted():
             self._closed = error
-            self.put(lambda: self.core.running.end(error))
+            self.put(lambda: self.core.running.end(error), alone=False)  # the steps in flight are given up
             self.put(afterwards)
             self.sweep()
 

@@ -9,6 +9,7 @@ sampler chooses the same token. The output is therefore identical to plain decod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 from operator import mul
@@ -28,7 +29,7 @@ from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import SuffixDrafter
 
 if TYPE_CHECKING:
-    from localllm.generation.speculation.model_drafter import ModelDrafter
+    from localllm.generation.speculation.model_drafter import ModelDrafter, Round
 
 _TIRED = 8  # steps in sequence without a draft worth verifying, after which some steps do not look for drafts
 _LOOKING = 0.005  # share of a step's time that looking may take then
@@ -40,6 +41,15 @@ _SAVED = 0.1  # share of the time that accepted repetitions have saved, which ma
 _INDEXED = 16  # tokens that are indexed at once, however little time may be spent
 _MOST_CREDIT = 1.0  # maximum seconds saved up for looking for repetitions
 _MOST_ENDED = 4  # maximum number of ended requests whose texts are kept for later turns
+
+
+@dataclass(slots=True)
+class Proposal:
+    """The drafts of a step, until its results are known."""
+
+    seconds: float = 0.0  # time spent on drafting
+    verified: bool = False  # whether the step verifies any
+    round: Round | None = None  # of the drafting model
 
 
 class Drafts:
@@ -74,7 +84,8 @@ class Drafts:
         self._credit = 0.0 if shortest_pass else inf  # seconds that may be spent on looking for repetitions
         self._indexing = 5e-6  # seconds per token to index
         self._clock = clock
-        self._drafting = 0.0  # seconds of drafting for this step
+        self._proposal = Proposal()  # of the next step
+        self._judged = Proposal()  # of the step whose results are taken
         self._tired = self._skip = 0  # steps in sequence without a draft worth verifying; next steps that do not look
         self._looking = 0.0  # seconds that a step without a draft worth verifying spends on looking
         self._cost = 0.0  # seconds of the newest step, with its drafting
@@ -92,8 +103,18 @@ class Drafts:
         if not self._skip or self._model is not None:
             return False
         self._skip -= 1
-        self._stale, self._drafting = 0, 0.0
+        self._stale, self._proposal = 0, Proposal()
         return True
+
+    def depart(self) -> Proposal:
+        """Return the proposal of the step that begins now; `observe` takes it when the step has ended."""
+        proposal, self._proposal = self._proposal, Proposal()
+        return proposal
+
+    def forget(self, proposal: Proposal) -> None:
+        """Forget the proposal of a step that was not evaluated."""
+        if self._model is not None and proposal.round is not None:
+            self._model.forget(proposal.round)
 
     @property
     def _early(self) -> bool:
@@ -132,6 +153,8 @@ class Drafts:
     def propose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
         """Set `drafts` and `verified` of the decoding requests."""
         began = self._clock()
+        self.forget(self._proposal)  # of a step that found no room
+        self._proposal = Proposal()
         for one in decoding:
             one.drafts, one.verified, one.modelled, one.draft_cost = [], 0, False, 0.0
         if decoding and len(decoding) < self._costs.most and self._stale < _FRESH and not self._early:
@@ -140,8 +163,9 @@ class Drafts:
             for one in decoding:
                 one.drafts = self._guess(one, limits.positions, most)
             self._choose(decoding, limits)
-        self._stale = self._stale + 1 if any(one.verified for one in decoding) else 0
-        self._drafting = self._clock() - began
+        self._proposal.verified = any(one.verified for one in decoding)
+        self._stale = self._stale + 1 if self._proposal.verified else 0
+        self._proposal.seconds = self._clock() - began
         self._tire(any(one.draft_cost for one in decoding))
 
     def _tire(self, worth: bool) -> None:
@@ -149,7 +173,7 @@ class Drafts:
         self._tired = 0 if worth else self._tired + 1
         if worth or self._early:
             return
-        self._looking += 0.2 * (self._drafting - self._looking)
+        self._looking += 0.2 * (self._proposal.seconds - self._looking)
         if self._tired > _TIRED:  # the schedule of a step with drafts takes as long again
             self._skip = min(int(2 * self._looking / (_LOOKING * self._costs.seconds(1))), _MOST_SKIPPED)
 
@@ -159,6 +183,7 @@ class Drafts:
         pace = sum(one.pace for one in decoding) / rows
         self._worth = worth = pace * self._costs.seconds(rows) / rows
         if self._model is not None:
+            self._proposal.round = self._model.begin_round(worth)
             promised = self._model.promised(rows, worth)
             chosen = [one for one in decoding if promised > self._promised(one, rows, worth)]
             if chosen:
@@ -180,9 +205,14 @@ class Drafts:
             one.modelled = bool(one.drafts)
             one.drafts = one.drafts or found
 
-    def observe(self, rows: int, prompt: int, seconds: float) -> None:
-        """Record the duration of a step with `rows` tokens. Costs are not learned from steps with prefill."""
-        self._cost, self._rows, self._prompt = self._drafting + seconds, rows - prompt, prompt
+    def observe(self, rows: int, prompt: int, seconds: float, proposal: Proposal | None = None) -> None:
+        """Record the duration of a step with `rows` tokens, before its results are taken. `prompt` of them are prefill,
+        and costs are not learned from such steps.
+        """
+        self._judged = proposal or Proposal()
+        if self._model is not None and self._judged.round is not None:
+            self._judged.round.over = True
+        self._cost, self._rows, self._prompt = self._judged.seconds + seconds, rows - prompt, prompt
         self._credit = min(self._credit + _SHARE * seconds, max(self._credit, _MOST_CREDIT))
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
@@ -191,12 +221,12 @@ class Drafts:
         """Return the expected duration, in seconds, that the newest step, which took `seconds`, would have had without
         drafts. It decoded `requests` requests.
         """
-        if not (self._stale and self._costs.known and self._cost):
+        if not (self._judged.verified and self._costs.known and self._cost):
             return seconds
         most = self._costs.most
         plain = self._costs.seconds(min(requests, most))
         if self._prompt:  # a step with prefill takes longer than its decode tokens
-            added = self._drafting + self._costs.seconds(min(self._rows, most)) - plain
+            added = self._judged.seconds + self._costs.seconds(min(self._rows, most)) - plain
             plain = max(self._cost - added, plain)
         return seconds * plain / self._cost
 
@@ -213,8 +243,8 @@ class Drafts:
         for trust, right in one.outcome:
             acceptance.observe(trust, float(right))
         accepted = sum(right for _, right in one.outcome[: one.verified])
-        if self._model is not None and one.modelled:
-            self._model.accepted(accepted)
+        if self._judged.round is not None and one.modelled:
+            self._judged.round.won += accepted
         elif self._costs.known:
             self._credit += _SAVED * accepted * self._worth
             if one.draft_cost:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.base import BackendError
 from localllm.engine import DraftRows, Engine
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.model_drafter import Drafting, ModelDrafter
@@ -110,8 +111,12 @@ class HeadDrafter(ModelDrafter[_Reading]):
             elif not continues:
                 pending.put(start, hidden[:0])
         if any(min(p.end, each.known(number)) - p.start >= MOST_BEHIND for number, p in enumerate(each.pending)):
-            for number, pending in enumerate(each.pending):
-                self._catch_up(number, each, min(pending.end, each.known(number)))
+            try:
+                for number, pending in enumerate(each.pending):
+                    self._catch_up(number, each, min(pending.end, each.known(number)))
+            except BackendError:  # the heads skip these positions; a lost executable also fails the next step
+                for pending in each.pending:
+                    pending.drop(pending.end)
 
     def _of(self, one: RequestState) -> _Reading:
         if one.number not in self._reading_of:

@@ -8,8 +8,10 @@ that lost time. draft_model.py drafts with a second model, head.py with a multi-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -36,6 +38,16 @@ class Drafting:
         self.room, self.stands = 0, 1.0
 
 
+@dataclass(slots=True, eq=False)
+class Round:
+    """The cost and the gain of drafting for one step."""
+
+    spent: float = 0.0  # seconds
+    won: int = 0  # accepted drafts
+    shared: int = 0  # requests with drafts
+    over: bool = False  # whether the step has been evaluated
+
+
 D = TypeVar("D", bound=Drafting)
 
 
@@ -52,7 +64,8 @@ class ModelDrafter(ABC, Generic[D]):
         self._steps = 0  # forward passes in the last round
         self._judge = Judge(draft.PRIORS)
         self.acceptance = self._judge.acceptance
-        self._spent, self._won, self._shared = 0.0, 0, 0  # last round: seconds, accepted drafts, requests
+        self._round = Round()  # the newest
+        self._rounds: deque[Round] = deque()  # of steps in flight, and of steps collected since the last draft
         self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
         self._passing = 0.0  # time of the forward passes in the last round
         self._expected = 0.0  # what its steps were expected to take
@@ -116,14 +129,28 @@ class ModelDrafter(ABC, Generic[D]):
         if self._steps:
             besides = min(max(seconds - self._passing, 0.0) / self._steps, self._seconds(1))
             self._besides += 0.1 * (besides - self._besides)
-        self._spent = min(seconds - self._reading, 2 * self._expected)
-        self._shared = sum(bool(each.one.drafts) for each in found)
+        self._round.spent = min(seconds - self._reading, 2 * self._expected)
+        self._round.shared = sum(bool(each.one.drafts) for each in found)
+
+    def begin_round(self, worth: float) -> Round:
+        """Record the gains of the rounds that are over, in tokens per request, and return a new round."""
+        while self._rounds and self._rounds[0].over:
+            last = self._rounds.popleft()
+            if last.shared:
+                self._judge.settle((last.won - last.spent / worth) / last.shared)
+        self._round = Round()
+        self._rounds.append(self._round)
+        return self._round
+
+    def forget(self, round: Round) -> None:
+        """Forget the round of a step that was not evaluated."""
+        if round in self._rounds:
+            self._rounds.remove(round)
 
     def promised(self, rows: int, worth: float) -> float:
         """Return the expected gain, in seconds, of drafting for one request of a step with `rows` tokens; 0 while
         drafting pauses. Call once per step.
         """
-        self._settle(worth)
         if not self._judge.ready():
             return 0.0
         gain = self._outlook(1, 1.0, 0, rows, worth)
@@ -133,23 +160,13 @@ class ModelDrafter(ABC, Generic[D]):
 
     def verified(self, seconds: float) -> None:
         """Add the estimated seconds that verifying this round's drafts adds to the target model's step."""
-        self._spent += seconds
-
-    def accepted(self, count: int) -> None:
-        """Add to the number of accepted drafts of this round."""
-        self._won += count
+        self._round.spent += seconds
 
     def guess(self, one: RequestState, logits: NDArray[np.float32]) -> DraftToken | None:
         """Return the draft that follows from the drafter's logits (V,), or None."""
         return guess_token(one.sampler, logits)
 
     # -- expected gain ---------------------------------------------------------------------------------------------
-
-    def _settle(self, worth: float) -> None:
-        """Record the gain of the last round, in tokens per request."""
-        if self._shared:
-            self._judge.settle((self._won - self._spent / worth) / self._shared)
-        self._spent, self._won, self._shared = 0.0, 0, 0
 
     def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
         """Return the maximum gain, in seconds, of further steps of the drafter.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -13,6 +15,7 @@ from localllm.backends.base import Backend
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cluster.backend import SplitBackend
 from localllm.cluster.cut import Cut, even_cut
+from localllm.cluster.errors import StageLost
 from localllm.cluster.ring import LocalRing
 from localllm.cluster.stage import Layout, Stage, bind_stage, message_bytes
 from localllm.cluster.worker import Assignment, Source, open_stage
@@ -97,10 +100,25 @@ class Processes:
             self._source = Source(str(path), identity(file))
         self._recording, self._patience = recording, patience
         self.processes: list[Any] = []
+        self.connections = 0
 
     def connect(self, cut: Cut, layout: Layout) -> Any:
         from localllm.cluster.zeromq import Endpoint, ZmqRing
 
+        self.processes, self.connections = [], self.connections + 1
+        endpoint = Endpoint(message_bytes(cut, layout, cut.stages))
+        try:
+            self._start(cut, layout, endpoint)
+        except (EOFError, OSError):
+            endpoint.close()
+            for process in self.processes:
+                process.kill()
+                process.join()
+            raise StageLost("a stage's process ended while it was started") from None
+        return ZmqRing(endpoint, self._patience, self.end)
+
+    def _start(self, cut: Cut, layout: Layout, endpoint: Any) -> None:
+        """Start the processes, and connect each one to the next."""
         spawn, pipes = multiprocessing.get_context("spawn"), []
         for number in range(1, cut.stages):
             ours, theirs = spawn.Pipe()
@@ -110,7 +128,6 @@ class Processes:
             theirs.close()
             self.processes.append(process)
             pipes.append(ours)
-        endpoint = Endpoint(message_bytes(cut, layout, cut.stages))
         peers = [endpoint.peer, *[pipe.recv() for pipe in pipes]]
         endpoint.accept(peers[-1].public_key)
         for number, pipe in enumerate(pipes, 1):
@@ -119,16 +136,23 @@ class Processes:
         for number, pipe in enumerate(pipes, 1):
             pipe.send(peers[(number + 1) % cut.stages])
         endpoint.connect(peers[1])
-        return ZmqRing(endpoint, self._patience, self.end)
 
     def end(self) -> None:
         for process in self.processes:
+            if process.is_alive() and stopped(process.pid):  # it cannot end by itself
+                process.kill()
             process.join(5)
             assert process.exitcode is not None, "a stage did not end"
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def work(given: Assignment, pipe: Connection) -> None:
-    """Open a stage and serve it: the main function of a process."""
+    """Open a stage and serve it: the main function of a process. SIGUSR1 makes its next step hang."""
+    from localllm.cluster.watchdog import Watchdog
     from localllm.cluster.zeromq import Endpoint, serve
 
     with ExitStack() as closing:
@@ -142,4 +166,7 @@ def work(given: Assignment, pipe: Connection) -> None:
         endpoint.accept(pipe.recv())
         pipe.send(None)
         endpoint.connect(pipe.recv())
-        serve(stage, endpoint)
+        watchdog = Watchdog(lambda: os._exit(1))
+        closing.callback(watchdog.close)
+        signal.signal(signal.SIGUSR1, lambda *_: Threads.hang(stage))
+        serve(stage, endpoint, watchdog)

@@ -71,10 +71,10 @@ def test_a_long_step_runs_in_micro_batches(cpu: CpuBackend, name: str) -> None:
     plan = PLANS[name]()
     tokens = np.random.default_rng(3).integers(0, vocabulary(plan), 300).tolist()
     engine, whole = engine_of(local(cpu, 2), plan, LONG), engine_of(cpu, plan, LONG)
-    sent = engine.executable._number  # type: ignore[attr-defined]
+    sent = engine.executable._exchange.number  # type: ignore[attr-defined]
     mixed = [SequenceRows(engine.add(), tokens[:200], "all"), SequenceRows(engine.add(), tokens[:90], (3, 60, 89))]
     first, second = (result.logits.copy() for result in engine.step(mixed))
-    assert engine.executable._number - sent == 290 // MICRO_ROWS  # type: ignore[attr-defined]
+    assert engine.executable._exchange.number - sent == 290 // MICRO_ROWS  # type: ignore[attr-defined]
     truth = alone(whole, tokens[:200], 200)
     np.testing.assert_array_equal(first.view(np.uint32), truth.view(np.uint32))
     np.testing.assert_array_equal(second.view(np.uint32), truth[[3, 60, 89]].view(np.uint32))
@@ -112,9 +112,9 @@ def test_stages_on_other_backends() -> None:
     tokens = np.random.default_rng(3).integers(0, vocabulary(plan), 140)
     mixed = SplitBackend(reference, lambda plan: even_cut(plan, 2), LocalRing.over([cpu])).bind(plan, LONG)
     truth = Driver(reference.bind(plan, LONG)).step([(0, tokens)])
-    sent = mixed._number
+    sent = mixed._exchange.number
     assert nmse(Driver(mixed).step([(0, tokens)]), truth).max() < 5e-3  # int8 products on the CPU
-    assert mixed._number - sent == 1
+    assert mixed._exchange.number - sent == 1
     assert [stage.backend for stage in mixed.stages] == ["reference", "cpu"]
     assert mixed.cache_layout.startswith("1 of reference")
     mixed.close()
@@ -250,7 +250,7 @@ def test_a_failed_step_names_its_stage_and_changes_nothing(cpu: CpuBackend, monk
     engine, whole = engine_of(local(cpu, 3), plan, LIMITS), engine_of(cpu, plan, ALONE)
     sequence, tokens = engine.add(), list(range(20))
     engine.step([SequenceRows(sequence, tokens[:10])])
-    stage = engine.executable._ring._stages[0]  # type: ignore[attr-defined]
+    stage = engine.executable._exchange.ring._stages[0]  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(stage.executable, "run", lambda received: 1 / 0)
         with pytest.raises(BackendError, match=r"^stage 1: ZeroDivisionError: division by zero$"):
@@ -263,19 +263,19 @@ def test_a_failed_step_names_its_stage_and_changes_nothing(cpu: CpuBackend, monk
 def test_errors_of_all_micro_batches_are_one_error(cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, tokens = PLANS["llama"](), [token % 29 for token in range(256)]
     engine, whole = engine_of(local(cpu, 2), plan, LONG), engine_of(cpu, plan, LONG)
-    stage, sequence = engine.executable._ring._stages[0], engine.add()  # type: ignore[attr-defined]
+    stage, sequence = engine.executable._exchange.ring._stages[0], engine.add()  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(stage.executable, "run", lambda received: 1 / 0)
         with pytest.raises(BackendError, match=r"^stage 1: ZeroDivisionError"):
             engine.step([SequenceRows(sequence, tokens)])
-    assert len(engine.executable._ring._answers) == 256 // MICRO_ROWS - 1  # type: ignore[attr-defined]
+    assert len(engine.executable._exchange.ring._answers) == 256 // MICRO_ROWS - 1  # type: ignore[attr-defined]
     [result] = engine.step([SequenceRows(sequence, tokens, "all")])
     np.testing.assert_array_equal(result.logits, alone(whole, tokens, 256))
 
 
 def test_a_copy_that_failed_fails_the_next_step(cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(local(cpu, 2), PLANS["llama"](), LIMITS)
-    stage, sequence = engine.executable._ring._stages[0], engine.add()  # type: ignore[attr-defined]
+    stage, sequence = engine.executable._exchange.ring._stages[0], engine.add()  # type: ignore[attr-defined]
     engine.step([SequenceRows(sequence, [1, 2, 3])])
     fork = engine.fork(sequence)
     monkeypatch.setattr(stage.executable, "copy_blocks", lambda *arguments: 1 / 0)
@@ -296,7 +296,7 @@ def test_answers_to_an_interrupted_step_are_skipped(cpu: CpuBackend, monkeypatch
         def interrupted(*arguments: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(executable, "_collect", interrupted)
+        patch.setattr(executable, "_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step([SequenceRows(sequence, [28, 27, 26])])
     assert not sequence.tokens
@@ -306,7 +306,7 @@ def test_answers_to_an_interrupted_step_are_skipped(cpu: CpuBackend, monkeypatch
 
 def test_a_measured_bandwidth_is_that_of_reading_one_stage_after_the_other(cpu: CpuBackend) -> None:
     split = local(cpu, 2).bind(PLANS["llama"](), LIMITS)
-    first, second = split._first.executable, split._ring._stages[0].executable  # type: ignore[attr-defined]
+    first, second = split._first.executable, split._exchange.ring._stages[0].executable  # type: ignore[attr-defined]
     first.read_bandwidth, second.read_bandwidth = (lambda: 1e9), (lambda: 3e9)
     sizes = [stage.memory.weights_per_token for stage in split.stages]
     assert split.read_bandwidth() == pytest.approx(sum(sizes) / (sizes[0] / 1e9 + sizes[1] / 3e9))

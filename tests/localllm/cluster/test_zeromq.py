@@ -122,7 +122,7 @@ def test_errors_and_interrupted_steps_over_the_wire(cpu: CpuBackend) -> None:
         engine.step([SequenceRows(sequence, tokens)])
     stages[0].executable.run = run
     engine.step([SequenceRows(sequence, tokens[:10])])
-    engine.executable._send(3, (0, 0))  # type: ignore[attr-defined]  # the answer to this request is not fetched
+    engine.executable._exchange.send(3, (0, 0))  # type: ignore[attr-defined]  # the answer to this request is not fetched
     [result] = engine.step([SequenceRows(sequence, tokens[10:], "all")])
     np.testing.assert_array_equal(result.logits, alone(whole, tokens, 20)[10:])
     for executable in (engine.executable, whole.executable):
@@ -206,7 +206,7 @@ def test_stages_serve_again_in_another_ring(cpu: CpuBackend) -> None:
         executable = SplitExecutable(cut, layout, first, threads.ring(cut, layout))
         engine = Engine(executable, BlockPool(LIMITS.blocks, BLOCK), LIMITS)
         found.append(engine.step([SequenceRows(engine.add(), tokens, "all")])[0].logits)
-        executable._ring.close()
+        executable._exchange.close()
         assert len(threads.ended) == 1
     for logits in found:
         np.testing.assert_array_equal(logits, alone(whole, tokens, 20))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import localllm
-from localllm.engine import Engine, Result, SequenceRows
+from localllm.engine import Engine, Pending, SequenceRows
 from localllm.generation.core import Core
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import SchedulerLimits
@@ -93,9 +93,9 @@ class Watched(Engine):
         super().__init__(engine.executable, engine.pool, replace(engine.limits, **limits))
         self.stepped: list[list[SequenceRows]] = []
 
-    def step(self, rows: Sequence[SequenceRows]) -> list[Result]:
+    def submit(self, rows: Sequence[SequenceRows]) -> Pending:
         self.stepped.append(list(rows))
-        return super().step(rows)
+        return super().submit(rows)
 
 
 class Stepped:

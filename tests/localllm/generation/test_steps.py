@@ -9,7 +9,7 @@ import pytest
 import localllm
 from localllm.backends.base import BackendError, Limits
 from localllm.backends.cpu.backend import CpuBackend
-from localllm.engine import CacheFull, Engine, Result, SequenceRows
+from localllm.engine import CacheFull, Engine, Pending, SequenceRows
 from localllm.generation.budget import Budget
 from localllm.generation.request import Prefilled, Request, Token
 from localllm.generation.speculation.drafts import Drafts
@@ -224,10 +224,10 @@ def test_layers_that_forget_give_the_same_tokens_in_company(kind: str) -> None:
 class Broken(Engine):
     """An engine that fails in a step with a certain token."""
 
-    def step(self, rows: object) -> list[Result]:
+    def submit(self, rows: object) -> Pending:
         if any(27 in part.tokens for part in rows):  # type: ignore[attr-defined]
             raise BackendError("the card has vanished")
-        return super().step(rows)  # type: ignore[arg-type]
+        return super().submit(rows)  # type: ignore[arg-type]
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_others(model: localllm.Model) -> None:

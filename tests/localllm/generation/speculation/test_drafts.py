@@ -16,6 +16,7 @@ from localllm.backends.base import Limits
 from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.model_drafter import Round
 from localllm.generation.speculation.policy import Acceptance, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
@@ -231,9 +232,10 @@ def test_a_step_with_prefill_would_take_nearly_as_long_without_drafts(model: loc
     [one] = writing(model, drafts, [PHRASE * 6])
     drafts.propose([one], LIMITS)
     assert one.verified > 2
-    drafts.observe(1 + one.verified + 64, 64, 80.0)
+    proposal = drafts.depart()
+    drafts.observe(1 + one.verified + 64, 64, 80.0, proposal)
     assert drafts.plain_seconds(1, 80.0) == pytest.approx(80 - one.verified)
-    drafts.observe(1 + one.verified, 0, 10.0 + one.verified)
+    drafts.observe(1 + one.verified, 0, 10.0 + one.verified, proposal)
     assert drafts.plain_seconds(1, 10.0 + one.verified) == pytest.approx(10)
 
 
@@ -273,6 +275,9 @@ class Promising:
         self.asked = list(ones)
         for one in ones[:1]:  # it drafts nothing for the others
             one.drafts = [DraftToken(3, 0)]
+
+    def begin_round(self, worth: float) -> Round:
+        return Round()
 
     def verified(self, seconds: float) -> None: ...
 

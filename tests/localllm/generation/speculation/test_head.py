@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.engine import DraftRows, SequenceRows
+from localllm.engine import DraftRows, Pending, SequenceRows
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.speculation import head
 from localllm.generation.speculation.errors import SpeculationError
@@ -140,12 +140,12 @@ def test_positions_of_hidden_states(
     _, drafting = pair
     drafting.new_core(SchedulerLimits())
     engine, known, last = drafting.engine, dict[bytes, int](), [-1]
-    step, draft = engine.step, engine.draft
+    collect, draft = engine.collect, engine.draft
     counts = {"model": 0, "head": 0}
 
-    def stepping(rows: list[SequenceRows]) -> Any:
-        found = step(rows)
-        for row, result in zip(rows, found, strict=True):
+    def collecting(pending: Pending) -> Any:
+        found = collect(pending)
+        for row, result in zip(pending.rows, found, strict=True):
             first = row.sequence.length - len(result.hidden)
             known.update((hidden.tobytes(), first + at) for at, hidden in enumerate(result.hidden))
         return found
@@ -164,7 +164,7 @@ def test_positions_of_hidden_states(
             last[0] = places[-1]
         return draft(parts)
 
-    monkeypatch.setattr(engine, "step", stepping)
+    monkeypatch.setattr(engine, "collect", collecting)
     monkeypatch.setattr(engine, "draft", watched)
     for ids in (prompt(drafting, 80), prompt(drafting, 80)[:70] + prompt(drafting, 9)):
         drafting.generate(ids, max_tokens=8, **GREEDY)

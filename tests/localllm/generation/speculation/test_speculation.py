@@ -316,7 +316,7 @@ def slow(model: localllm.Model, seconds: float) -> None:
     drafts = model.stepper.core.running.drafts
     assert drafts is not None
     observe = drafts.observe
-    drafts.observe = lambda rows, prompt, took: observe(rows, prompt, seconds)  # type: ignore[method-assign]
+    drafts.observe = lambda rows, prompt, took, of: observe(rows, prompt, seconds, of)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["embeddings", "an encoder", "recurrent layers"])
