@@ -25,6 +25,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.drafters import find_drafter
 from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.resolve import resolve
+from localllm.loading.splitting import Splitter
 from localllm.loading.templated import Templated, messages_of
 from localllm.models import ModelError, Pooler, architecture_of
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
@@ -336,6 +337,7 @@ def load(
     embeddings: bool = False,
     sequences: int = 0,
     memory: int = 0,
+    split: Splitter | None = None,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF by path, by the name of a model on this computer, or "demo", the bundled model.
@@ -347,10 +349,10 @@ def load(
     GGUF without tensors can only tokenize. With `observe`, the inputs of every matrix product can be read after a step
     (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
     tokens; an encoder-only model always does. `sequences` is for servers: the number of requests that share the KV
-    cache (`localllm.generation`); `memory` is the maximum number of bytes for weights and KV cache then. A draft model
-    changes the speed, not the distribution of the answers. With a GPU, `Model.placed` describes which layers run on
-    which device. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with
-    a one-line message.
+    cache (`localllm.generation`); `memory` is the maximum number of bytes for weights and KV cache then. `split` runs
+    the layers in several processes (`localllm.distributed`). A draft model changes the speed, not the distribution of
+    the answers. With a GPU, `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError,
+    TokenizerError, ModelError, BackendError or SpeculationError, each with a one-line message.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -370,7 +372,7 @@ def load(
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
-            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences, memory=memory)
+            model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):
                 model.speculate(chosen, load, progress, sequences)

@@ -22,6 +22,7 @@ FIGURES = {
     "localllm/constrained": 0.0,
     "localllm/convert": 0.0,
     "localllm/diffusion": 0.0,
+    "localllm/distributed": 0.0,
     "localllm/engine": 0.0,
     "localllm/evaluation": 0.0,
     "localllm/explain": 0.0,

@@ -11,10 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from localllm.base.notices import Notice, Setting
-from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
+from localllm.options import (
+    AnswerOptions,
+    LoadOptions,
+    OptionError,
+    Options,
+    RayOptions,
+    ServeOptions,
+    group,
+    option,
+    same,
+)
 from localllm.options.answer import content
 from localllm.options.kinds import JSON, PATH, TEXT, Kind, integer, several
 from localllm.options.load import CACHE_OPTIONS, FORCED, NEAREST_RULE
+from localllm.options.ray import HOST_AND_PORT
 
 if TYPE_CHECKING:
     from localllm.template import Family
@@ -76,6 +87,8 @@ class OpeningOptions(Options):
         help=f"{FORCED} using a harmful cache type, {NEAREST_RULE}, using a card that failed its check; "
         "with run, replacing a saved --prompt-cache; with explain, replacing the --html FILE",
     )
+
+    machines: RayOptions = group(RayOptions)
 
     @property
     def options(self) -> LoadOptions:
@@ -289,6 +302,25 @@ class TopOptions(Options):
         help=Notice("the server's API key (other users can see it: prefer ", Setting("api_key_file"), ")"),
     )  # fmt: skip
     api_key_file: str = same(ServeOptions, "api_key_file", help="use the first API key in this file")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions(Options):
+    join: str = option(
+        "", "--join", kind=HOST_AND_PORT, help="join the cluster at this address (default: start a cluster here)"
+    )
+    token_file: str = path("--token-file", help="with --join: read the token from a file (default: ask for it)")
+    host: str = option(
+        "", "--host", metavar="ADDRESS", help="this computer's address for the others (default: local network)"
+    )
+    port: int = option(
+        7380, "--port", kind=integer(1024, (1 << 16) - 100), help="the first of 100 ports that the cluster uses here"
+    )
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.token_file and not self.join:
+            raise OptionError("--token-file goes with --join; the first computer makes the token itself")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,14 @@ _COMMANDS: dict[str, Command] = {
         (options.TopOptions,),
         "top.command:top",
     ),
+    "worker": Command(
+        "",
+        "lend this computer to a model that runs on several (--ray)",
+        "Starts a cluster of Ray here, or joins one, until Ctrl-C, and prints what to type on the other computers.\n"
+        "The token lets anyone run any program on all of them as you. See docs/machines.md.",
+        (options.WorkerOptions,),
+        "commands.worker:worker",
+    ),
     "pull": Command(
         "USER/REPO[:QUANT]",
         "download a model from the Hugging Face hub",

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from localllm.cli.options import PromptOptions, ShowOptions, path
-from localllm.options import LoadOptions, OptionError, Options, group, option, same
+from localllm.options import LoadOptions, OptionError, Options, RayOptions, group, option, same
 from localllm.options.kinds import (
     LAYERS,
     PATH,
@@ -77,6 +77,7 @@ class BenchOptions(Options):
         LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
     )
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --plot FILE, {NEAREST_RULE}")
+    machines: RayOptions = group(RayOptions)
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
     verbose: bool = option(False, "-v", "--verbose", help="report on stderr what is not measured, and why")
 

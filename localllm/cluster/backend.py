@@ -25,7 +25,7 @@ class SplitBackend:
         self.name = "stages"
 
     def describe(self) -> str:
-        return f"stages; the first: {self.first.describe()}"
+        return f"stages: the first on {self.first.describe()}"
 
     def bind(
         self,

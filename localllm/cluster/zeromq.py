@@ -45,10 +45,13 @@ class Peer(NamedTuple):
 class Endpoint:
     """The place of one process in a ring. Use it in one thread at a time."""
 
-    def __init__(self, most_bytes: int, host: str = "127.0.0.1", patience: float = 60.0) -> None:
+    def __init__(
+        self, most_bytes: int, host: str = "127.0.0.1", patience: float = 60.0, ports: tuple[int, int] | None = None
+    ) -> None:
         """`most_bytes` is the size of the largest message to accept; `host` is the interface to listen on.
 
-        `patience` is the number of seconds that a message may wait until the next process takes it.
+        `patience` is the number of seconds that a message may wait until the next process takes it. `ports` are the
+        first port to listen on and the one after the last; None: any.
         """
         public, self._secret = zmq.curve_keypair()
         self._context = zmq.Context()
@@ -73,7 +76,7 @@ class Endpoint:
         self._poller = zmq.Poller()
         for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
             self._poller.register(pollable, zmq.POLLIN)
-        port = self._pull.bind_to_random_port(f"tcp://{host}")
+        port = self._pull.bind_to_random_port(f"tcp://{host}", *(ports or ()))
         self.peer = Peer(f"tcp://{host}:{port}", public)
 
     def callback(self, domain: str, key: bytes) -> bool:

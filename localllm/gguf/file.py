@@ -8,7 +8,7 @@ A file that shrinks, or a disk that disappears, therefore raises a GGUFError; wi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +38,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.absent: frozenset[str] = frozenset()  # names of tensors whose bytes are not in this copy of the file
         try:
             self.file = open_regular(path)
         except NotRegular as error:
@@ -97,6 +98,11 @@ class GGUFTensor:
     def rows(self) -> int:
         return self.nbytes // self.row_bytes
 
+    @property
+    def place(self) -> tuple[Path, int]:
+        """The file of the tensor, and the offset of its data there."""
+        return self._shard.path, self._offset
+
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return a copy of rows start..stop, uint8 (stop - start, row_bytes). Thread-safe."""
         out = np.empty((max(0, min(stop, self.rows) - start), self.row_bytes), np.uint8)
@@ -133,6 +139,8 @@ class GGUFTensor:
     def _check(self, start: int, stop: int) -> str:
         """Return the tensor's name for error messages; raise GGUFError unless rows start..stop exist."""
         what = f"tensor '{printable(self.name)}'"
+        if self.name in self._shard.absent:
+            raise GGUFError(self._shard.path, what, "is not in this file, which has only a part of the model")
         if not 0 <= start <= stop <= self.rows:
             raise GGUFError(self._shard.path, what, f"rows {start} to {stop} requested; it has {self.rows}")
         return what
@@ -168,6 +176,11 @@ class GGUFFile(Closing):
                 if info.name in self.tensors:
                     raise GGUFError(shard.path, f"tensor '{printable(info.name)}'", "is already in an earlier part")
                 self.tensors[info.name] = _tensor(info, shard)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Refuse to read these tensors, because this copy of the file has holes in their place."""
+        for shard in self._shards:
+            shard.absent = frozenset(names)
 
     def close(self) -> None:
         """Close the file descriptors. Do not call it while another thread reads."""

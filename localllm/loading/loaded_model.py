@@ -19,6 +19,7 @@ from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine
 from localllm.engine.session import Session
 from localllm.gguf import GGUFFile
 from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
+from localllm.loading.splitting import Splitter
 from localllm.models import Config, architecture_of, record_mtp_heads
 from localllm.options import LoadOptions
 from localllm.plan import CacheLayer, Plan, Store, Tensor
@@ -89,10 +90,11 @@ class LoadedModel(Closing):
         embeddings: bool = False,
         sequences: int = 0,
         memory: int = 0,
+        split: Splitter | None = None,
     ) -> None:
         """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
         self._bound = bound = bind(
-            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter
+            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter, split
         )  # fmt: skip
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache

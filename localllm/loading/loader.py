@@ -20,6 +20,7 @@ from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
 from localllm.loading.recording import Recording
+from localllm.loading.splitting import Splitter, Whole, check_splitting
 from localllm.models import (
     Config,
     Pooler,
@@ -72,14 +73,17 @@ def bind(
     sequences: int = 0,
     memory: int = 0,
     drafter: GGUFFile | None = None,
+    split: Splitter | None = None,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
     context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
-    is another GGUF, whose prediction heads draft for this model.
+    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes.
     """
+    if split is not None:
+        check_splitting(options)
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
     diffuses = architecture.diffusion and not embeddings
@@ -108,12 +112,13 @@ def bind(
     asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
-        most = int(MEMORY_SHARE * free_memory())
+        most = int(MEMORY_SHARE * (free_memory() if split is None else split.free_memory(options)))
         most = min(most, memory) if memory else most
         limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
         if limits.positions < context:
             context = limits.positions
-            plan = replace(recording, context=context).plan(file, drafter, weights)
+            recording = replace(recording, context=context)
+            plan = recording.plan(file, drafter, weights)
 
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
@@ -123,6 +128,35 @@ def bind(
         return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
     threads = threads_for(options.threads)
+
+    def close() -> None:
+        executable.close()
+        opened.close()
+
+    def assembled(line: str) -> BoundModel:
+        windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
+        pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
+        start = config.decoder.start if config.decoder is not None and pooler is None else None
+        pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
+        engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
+        engine.draft_heads = plan.drafts
+        if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
+            engine.clock = thread_time
+        head = PoolingHead.of(config, architecture, file.tensors) if pools else None
+        return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
+
+    line = ""
+    if split is not None:
+        divided = split.backend(Whole(file, drafter, recording, plan, limits, cache.types, options), threads)
+        line = split.line
+        if divided is not None:
+            opened = divided
+            try:
+                executable = bound(opened)
+            except BaseException:
+                opened.close()
+                raise
+            return assembled(line)
     backend = open_backend(options.backend, threads, options.device, checked=not options.force)
     if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
         plan = Recording(context).plan(file, weights=weights)  # layers on the GPU save more time than drafts
@@ -130,22 +164,7 @@ def bind(
     arranged = arrange(backend, offload, planner, threads)
     arranged, executable = bind_to(arranged, bound, not chosen, threads)
     opened = arranged.backend
-    windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
-    pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
-
-    def close() -> None:
-        executable.close()
-        opened.close()
-
-    start = config.decoder.start if config.decoder is not None and pooler is None else None
-    pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
-    engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
-    engine.draft_heads = plan.drafts
-    if opened.name == "cpu":  # the stepping thread does its share of the work; while it is preempted, nothing is done
-        engine.clock = thread_time
-    head = PoolingHead.of(config, architecture, file.tensors) if pools else None
-    line = arranged.line(executable)
-    return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
+    return assembled("; ".join(each for each in (line, arranged.line(executable)) if each))
 
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:

@@ -14,6 +14,7 @@ from localllm.options.declare import DeclaredOption, Option, Options, declared, 
 from localllm.options.diffusion import DiffusionOptions
 from localllm.options.kinds import OptionError
 from localllm.options.load import LoadOptions
+from localllm.options.ray import RayOptions
 from localllm.options.sampling import SamplingOptions
 from localllm.options.serve import ServeOptions
 from localllm.options.speculation import SpeculationOptions
@@ -26,6 +27,7 @@ __all__ = [
     "Option",
     "OptionError",
     "Options",
+    "RayOptions",
     "SamplingOptions",
     "ServeOptions",
     "SpeculationOptions",

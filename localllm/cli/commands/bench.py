@@ -8,7 +8,7 @@ second. With a drafter, three more tests measure the speedup of speculative deco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -29,6 +29,7 @@ from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure_speculation as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
 from localllm.cli.commands.bench_work import bytes_per_token, work_of
+from localllm.cli.commands.splitting import connected, splitting
 from localllm.cli.terminal.answer import MeasuredRoof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
@@ -99,16 +100,18 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
     if own.verbose and energy.missing:
         say(f"energy is not measured: {energy.missing}")
     printer = _markdown(_columns(own, energy)) if own.output == "md" else OUTPUTS[own.output](BenchResult)
-    with printer as show:
+    with connected(own.machines), printer as show:
         for number, (name, load_options, threads) in enumerate(product(names, own.loads, own.threads)):
             if not reset_peak() and own.verbose and number:
                 say("peak memory includes earlier models: this system cannot reset the peak")
             model_threads = threads_for(threads or None)
             options = load_options.changed({"any_cache": True, "force": own.force})
             began = perf_counter_ns()
-            with LoadProgress() as progress:
-                model = load(name, options, progress=progress, ctx_size=context, threads=model_threads)
-            with model:
+            with ExitStack() as stack:
+                split = stack.enter_context(splitting(own.machines))
+                with LoadProgress() as progress:
+                    model = load(name, options, progress=progress, split=split, ctx_size=context, threads=model_threads)
+                stack.enter_context(model)
                 if model.encodes:
                     problem = "has an encoder, and bench measures models that continue a text"
                     raise LocalLLMError(f"{name}: {problem}; `localllm run --stats` measures an answer")

@@ -17,6 +17,7 @@ from localllm.cli.chat.settings import ChatSettings
 from localllm.cli.chat.state import state_folder
 from localllm.cli.chat.talk import Talk
 from localllm.cli.commands.asking import Asking
+from localllm.cli.commands.splitting import splitting
 from localllm.cli.naming import lasting, title
 from localllm.cli.options import ChatOptions, DisplayOptions, KeepingOptions
 from localllm.cli.terminal.answer import converse, tell
@@ -36,10 +37,11 @@ def chat(name: str, going_on: Talked | None, asked: Asking[ChatOptions]) -> None
     check_place(asked.keeping)
     with renderer() as confined:
         confined.start()  # start while the model loads
-        with LoadProgress() as progress:
-            model = load(name, asked.opening.options, progress=progress)
-        with model:
-            _talk(name, going_on, model, confined, asked)
+        with splitting(asked.opening.machines) as split:
+            with LoadProgress() as progress:
+                model = load(name, asked.opening.options, progress=progress, split=split)
+            with model:
+                _talk(name, going_on, model, confined, asked)
 
 
 def last_talked(own: ChatOptions, keeping: KeepingOptions) -> Talked | None:

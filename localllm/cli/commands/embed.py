@@ -13,6 +13,7 @@ from localllm import load
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import read_text
 from localllm.base.printable import printable
+from localllm.cli.commands.splitting import splitting
 from localllm.cli.options import EmbedOptions, OpeningOptions
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
@@ -23,17 +24,18 @@ def embed(own: EmbedOptions, name: str, given: Sequence[str], opening: OpeningOp
     texts = _texts(own, given)
     if own.query and own.pooling not in ("auto", "rank"):
         raise LocalLLMError(f"--query ranks documents; it goes with --pooling rank, not {own.pooling}")
-    with LoadProgress() as progress:
-        model = load(name, opening.options, progress=progress, embeddings=True)
-    with model:
-        tell(model)
-        results: Sequence[NDArray[np.float32]]
-        if own.query:
-            results = list(model.rank(own.query, texts)[:, None])
-        elif model.embedder.pooling(own.pooling) == "none":
-            results = [model.token_embeddings(text) for text in texts]
-        else:
-            results = list(model.embed(texts, pooling=own.pooling, normalize=not own.no_normalize))
+    with splitting(opening.machines) as split:
+        with LoadProgress() as progress:
+            model = load(name, opening.options, progress=progress, embeddings=True, split=split)
+        with model:
+            tell(model)
+            results: Sequence[NDArray[np.float32]]
+            if own.query:
+                results = list(model.rank(own.query, texts)[:, None])
+            elif model.embedder.pooling(own.pooling) == "none":
+                results = [model.token_embeddings(text) for text in texts]
+            else:
+                results = list(model.embed(texts, pooling=own.pooling, normalize=not own.no_normalize))
     _print(own, name, texts, results)
 
 

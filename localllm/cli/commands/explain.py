@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from localllm import load
@@ -10,6 +11,7 @@ from localllm.base.files.outputs import check_target, new_file
 from localllm.cli.commands.asking import Asking
 from localllm.cli.commands.explain_view import view
 from localllm.cli.commands.run import AskedReply, ask
+from localllm.cli.commands.splitting import splitting
 from localllm.cli.naming import title
 from localllm.cli.options import ExplainOptions
 from localllm.cli.terminal.answer import interruptible, tell
@@ -34,9 +36,11 @@ def explain(name: str, asked: Asking[ExplainOptions]) -> None:
     with renderer() as confined:
         if not own.raw:
             confined.start()
-        with LoadProgress() as progress:
-            model = load(name, opening.options, progress=progress)
-        with model, interruptible() as cancel:
+        with splitting(opening.machines) as split, ExitStack() as stack:
+            with LoadProgress() as progress:
+                model = load(name, opening.options, progress=progress, split=split)
+            stack.enter_context(model)
+            cancel = stack.enter_context(interruptible())
             tell(model)
             cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
             cache.take_up()

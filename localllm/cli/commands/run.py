@@ -11,6 +11,7 @@ from localllm import load
 from localllm.base.files.regular import read_text
 from localllm.cli.app import UsageError
 from localllm.cli.commands.asking import Asking, without_template
+from localllm.cli.commands.splitting import splitting
 from localllm.cli.options import DisplayOptions, PromptOptions, RunOptions
 from localllm.cli.terminal.answer import (
     MeasuredRoof,
@@ -32,6 +33,7 @@ from localllm.reply import Reply, pieces_of
 if TYPE_CHECKING:
     from localllm.chat import Conversation
     from localllm.generation.request import AnswerObserver
+    from localllm.loading.splitting import Splitter
     from localllm.model import Model
     from localllm.sandbox import Confined
 
@@ -59,7 +61,7 @@ def run(name: str, asked: Asking[RunOptions]) -> None:
     with renderer() as confined:
         if not asked.own.raw:
             confined.start()  # start while the model loads
-        with _loaded(name, asked) as model:
+        with splitting(asked.opening.machines) as split, _loaded(name, asked, split) as model:
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
 
@@ -68,18 +70,18 @@ def run(name: str, asked: Asking[RunOptions]) -> None:
             _answer(model, confined, asked)
 
 
-def _loaded(name: str, asked: Asking[RunOptions]) -> Model:
+def _loaded(name: str, asked: Asking[RunOptions], split: Splitter | None) -> Model:
     """Load a model. If the model does not support speculation, and only the configuration asks for it, load it without
     speculation."""
     options = asked.opening.options
     try:
         with LoadProgress() as progress:
-            return load(name, options, progress=progress)
+            return load(name, options, progress=progress, split=split)
     except NoDrafts as problem:
         names = [each for each in ("spec", "model_draft") if options.values()[each]]
         asked.leave_out(names, f"{problem.what} does not support drafts", problem.what)
     with LoadProgress() as progress:
-        return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
+        return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress, split=split)
 
 
 class AskedReply(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 RED, YELLOW, DIM = "31", "33", "2"
+# Ray's thread that prints warnings on stdout, such as those about lost stages, which localllm reports itself
+_MUTED = ("ray_listen_error_messages",)
 BAR_AFTER = 0.3  # seconds; shorter steps show no bar
 
 
@@ -33,6 +36,8 @@ class StreamGuard:
         self.stream = stream
 
     def write(self, text: str) -> int:
+        if threading.current_thread().name in _MUTED:
+            return len(text)
         self.stream.write(printable(text, None, keep="\n\t"))
         return len(text)
 

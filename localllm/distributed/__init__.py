@@ -1,0 +1,11 @@
+"""A model on several machines, on Ray. Ray places, starts and watches the processes; all calls of Ray are here.
+
+Stages: the layers of one model in several processes (`localllm.cluster`). The process that runs the engine has the
+first stage; the others are actors in a placement group with one bundle per stage.
+
+Ray and pyzmq come with `pip install 'localllm[ray]'`. They are imported inside functions, when `--ray` is used.
+
+May import: all rooms below.
+Begin with: attach.py (which cluster), then stages.py, and node.py, which runs on each machine;
+worker.py makes a cluster.
+"""

@@ -1,0 +1,183 @@
+"""The actors of Ray on a machine of the cluster: its stages, and a helper that measures and cleans up.
+
+These are plain classes; `stages.py` makes actors of them. Calls of Ray load a stage, exchange keys
+and addresses, and check that it is alive; everything else travels in the ring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from localllm.backends.base import BackendError
+from localllm.base.files.regular import open_regular
+from localllm.base.notices import said
+from localllm.base.printable import printable
+from localllm.cluster.errors import ClusterError
+from localllm.cluster.stage import Stage
+from localllm.cluster.worker import Assignment, Source, open_stage
+from localllm.distributed.measure import Facts, Request, measure
+from localllm.distributed.parts import CHUNK, Needed, Range, Read, fetch
+from localllm.gguf import open_gguf
+from localllm.gguf.identity import identity
+from localllm.quant.codecache import default_folder, private_folder
+
+AHEAD = 4  # ranges of a file that are on their way at a time
+ENDING = 10.0  # seconds for a stage to finish the step of a ring that was given up
+
+
+class Helper:
+    """Measures its machine. Also ends processes of it that no longer answer."""
+
+    def measure(self, request: Request, most_threads: int) -> Facts:
+        return measure(request, most_threads)
+
+    def ping(self) -> None:
+        """Answer: this takes as long as a call of Ray."""
+
+    def end(self, process: int) -> None:
+        """Kill a process that hangs, which Ray would only ask to leave."""
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class FileServer:
+    """Sends ranges of the model's files to machines that do not have them."""
+
+    def __init__(self, models: tuple[tuple[str, ...], ...]) -> None:
+        """`models`: the paths of the files of each."""
+        self._models = [[open_regular(path) for path in paths] for paths in models]
+
+    def read(self, model: int, shard: int, start: int, stop: int) -> tuple[bytes, bytes]:
+        """Return bytes of a file, and their SHA-256."""
+        if not 0 <= stop - start <= CHUNK:
+            raise ClusterError(f"{stop - start} bytes requested; at most {CHUNK} are sent at a time")
+        data = os.pread(self._models[model][shard].fileno(), stop - start, start)
+        return data, hashlib.sha256(data).digest()
+
+
+class StageProcess:
+    """One stage of a model. Its ring runs in a separate thread, so that this object can answer meanwhile."""
+
+    def __init__(self) -> None:
+        self._stage: Stage | None = None
+        self._thread: Thread | None = None
+        self._endpoint: Any = None
+        self._opening = Lock()
+        self._ended = ""
+
+    def process(self) -> int:
+        """Return the process number: a sign of life."""
+        return os.getpid()
+
+    def prepare(self, request: Request) -> None:
+        """Import the modules that opening a stage needs."""
+        with suppress(BackendError):
+            request.opened(1).close()
+
+    def has(self, model: Source) -> bool:
+        """Return whether this machine has a file under the same path, with the same content."""
+        try:
+            with open_gguf(model.path) as file:
+                return identity(file) == model.identity
+        except Exception:  # then the file is fetched
+            return False
+
+    def open(
+        self, given: Assignment, request: Request, threads: int, parts: tuple[Needed | None, ...], server: Any
+    ) -> str:
+        """Load the stage. Return "", or why it cannot be loaded. `parts` are to be fetched, of model and drafter; the
+        server has the files of both.
+        """
+        with self._opening:
+            try:
+                self._open(given, request, threads, parts, server)
+            except Exception as error:  # types of errors may be unknown to the front
+                return printable(str(said(error)), None) or type(error).__name__
+            return ""
+
+    def _open(
+        self, given: Assignment, request: Request, threads: int, parts: tuple[Needed | None, ...], server: Any
+    ) -> None:
+        sources = [given.model, given.drafter]
+        for number, part in enumerate(parts):
+            if part is not None:
+                path = fetch(parts_folder(), part, _reader(server, number))
+                sources[number] = Source(str(path), "", part.absent)
+        model = sources[0]
+        assert model is not None
+        backend = request.opened(threads)
+        try:
+            self._stage = open_stage(replace(given, model=model, drafter=sources[1]), backend)
+        except BaseException:
+            backend.close()
+            raise
+
+    # -- rings -----------------------------------------------------------------------------------------------------
+
+    def listen(self, host: str, ports: tuple[int, int] | None) -> Any:
+        """Begin a new ring: return the address and the public key of this process in it."""
+        from localllm.cluster.zeromq import Endpoint
+
+        if self._thread is not None:
+            self._thread.join(ENDING)
+            if self._thread.is_alive():
+                raise ClusterError("the stage still works on a step of the ring before")
+        assert self._stage is not None, "open comes first"
+        self._endpoint = Endpoint(self._stage.most_bytes, host, ports=ports)
+        return self._endpoint.peer
+
+    def accept(self, key: bytes) -> None:
+        """Accept messages of the process before, with this public key."""
+        self._endpoint.accept(key)
+
+    def serve(self, following: Any) -> None:
+        """Connect to the process after, and handle messages until the ring ends."""
+        from localllm.cluster.zeromq import serve
+
+        stage, endpoint = self._stage, self._endpoint
+        assert stage is not None, "open comes first"
+        endpoint.connect(following)
+
+        def run() -> None:
+            try:
+                self._ended = str(serve(stage, endpoint))
+            finally:
+                endpoint.close()
+
+        self._thread = Thread(target=run, name="stage", daemon=True)
+        self._thread.start()
+
+
+def parts_folder() -> Path:
+    """Return the folder for parts of models. Raises ClusterError if it cannot be made private."""
+    folder = private_folder(default_folder("parts"))
+    if folder is None:
+        raise ClusterError("a part of the model needs a private folder; set XDG_CACHE_HOME to one")
+    return folder
+
+
+def _reader(server: Any, model: int) -> Read:
+    """Return a function that reads ranges of a model from the front's machine, some of them in advance."""
+    import ray
+
+    def read(shard: int, ranges: Sequence[Range]) -> Iterator[tuple[bytes, bytes]]:
+        coming: deque[Any] = deque()
+        for start, stop in ranges:
+            coming.append(server.read.remote(model, shard, start, stop))
+            if len(coming) == AHEAD:
+                yield ray.get(coming.popleft())
+        while coming:
+            yield ray.get(coming.popleft())
+
+    return read

@@ -1,0 +1,66 @@
+"""A Ray cluster of two nodes on this machine, which all tests of this folder share.
+
+Tests that use it need `pytestmark = pytest.mark.xdist_group("ray")`, so that one process of pytest-xdist runs them all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from localllm.quant.codecache import default_folder
+
+
+class TwoNodes(NamedTuple):
+    """The cluster. This process is a driver on the first node."""
+
+    ray: Any
+    address: str
+    nodes: tuple[str, str]  # Ray's ids; the first one is the node of this process
+    cache: Path  # XDG_CACHE_HOME of the nodes
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TwoNodes]:
+    if find_spec("ray") is None or find_spec("zmq") is None:
+        pytest.skip("several machines need ray and pyzmq")
+    from localllm.distributed.attach import connect
+    from localllm.distributed.membership import LOOPBACK, OBJECTS, new_token, use
+    from localllm.distributed.package import ray_package
+
+    use(new_token(), LOOPBACK)
+    ray = ray_package()  # reads the token when it is imported
+    from ray.cluster_utils import Cluster
+
+    kernels = default_folder("kernels")
+    folder, cache = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("llm-ray-", "llm-cache-"))
+    (cache / "localllm").mkdir(mode=0o700)
+    if kernels is not None and kernels.exists():
+        (cache / "localllm" / "kernels").symlink_to(kernels)
+    before = dict(os.environ)
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    options = {"num_cpus": 1, "object_store_memory": OBJECTS, "node_ip_address": LOOPBACK}
+    found = Cluster()
+    try:
+        found.add_node(include_dashboard=False, temp_dir=str(folder), **options)
+        found.add_node(**options)
+        connect(ray, found.address)
+        own = ray.get_runtime_context().get_node_id()
+        other = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != own)
+        del os.environ["XDG_CACHE_HOME"]
+        os.environ.update(before)
+        yield TwoNodes(ray, found.address, (own, other), cache)
+    finally:
+        ray.shutdown()
+        found.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        for path in (folder, cache):
+            shutil.rmtree(path, ignore_errors=True)
