@@ -317,7 +317,7 @@ class Conversation:
         are unconstrained.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
-        make = answer_constraint(self._model, self._asked_of, self._template, self._tail(asked))
+        make = answer_constraint(self._model, self._asked_of, self._template.source, self._tail(asked))
         if make is None:
             return None
         constraint = make()

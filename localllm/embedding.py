@@ -28,10 +28,9 @@ _SEPARATOR = "tokenizer.ggml.seperator_token_id"  # GGUF's spelling
 
 
 @dataclass(frozen=True, slots=True)
-class Embedder:
-    """Computes embeddings of token ids with an engine whose plan ends in embeddings."""
+class TextPooler:
+    """Pools the hidden states of a text's tokens into one vector."""
 
-    engine: Engine
     config: Config
     pooler: Pooler
 
@@ -45,6 +44,13 @@ class Embedder:
         if found == "rank" and not self.pooler.ranks:
             raise LocalLLMError('pooling "rank" needs a classifier, which this file lacks; it is not a reranker')
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder(TextPooler):
+    """Computes embeddings of token ids with an engine whose plan ends in embeddings."""
+
+    engine: Engine
 
     def vectors(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> Iterator[F32]:
         """Yield a float32 vector per text, in order: (width,), (labels,) for "rank", (T, width) for "none"."""

@@ -17,7 +17,7 @@ from localllm.backends.base import Progress
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import FILE, Notice, Setting
 from localllm.constrained.request import answer_constraint, prompt_tail, text_constraint
-from localllm.embedding import Embedder, normalized, rank_pair
+from localllm.embedding import Embedder, TextPooler, normalized, rank_pair
 from localllm.generation.request import LogitsProcessor, Request
 from localllm.generation.speculation.errors import NoDrafts
 from localllm.generation.stream import AHEAD
@@ -68,17 +68,17 @@ class Model(Templated):
         engine, bound = self.engine, self._bound
         if bound is None or bound.pooler is None:
             raise LocalLLMError("this model was loaded to predict tokens; use localllm.load(path, embeddings=True)")
-        return Embedder(engine, bound.config, bound.pooler)
+        return Embedder(bound.config, bound.pooler, engine)
 
     @property
-    def side_embedder(self) -> Embedder:
+    def side_embedder(self) -> TextPooler:
         """Pools the hidden states of a model that predicts tokens. Raises LocalLLMError if its engine returns none."""
         self._check_open()
-        bound = self._bound
-        if bound is None or bound.head is None:
+        config, head = self.config, self.pooling_head
+        if config is None or head is None:
             problem = "this model was started for text and cannot give embeddings; start it with "
             raise LocalLLMError(Notice(problem, Setting("embeddings")))
-        return Embedder(bound.engine, bound.config, Pooler(bound.config, bound.head))
+        return TextPooler(config, Pooler(config, head))
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: str = "auto", normalize: bool = True
@@ -216,7 +216,7 @@ class Model(Templated):
         template, tail = self.template[0], prompt_tail(text)
         asked_of = replace(answer.asked, tools=tools or (), forced=False)
         ids, stops = self._encoded(text, answer.parse_special_in_content), (*answer.stops, *template.stops)
-        constraint = answer_constraint(self, asked_of, template, tail)
+        constraint = answer_constraint(self, asked_of, template.source, tail)
         request = self._request(ids, sampling, answer, stops, constraint, logprobs, logits_processor)
         format_ = find_format(template.source)
         request = replace(request, visible=format_.visible(self.tokenizer.special))

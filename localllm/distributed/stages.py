@@ -73,6 +73,7 @@ class RayStages:
         self.line = ""
         self.placement: Placement | None = None
         self._needs: dict[int, int] = {}  # bytes of each stage
+        self.number, self.hop = 1, 0.0  # of stages, and seconds from one to the next
         self._machines = Machines(ray, group)
         self._processes: list[_Process] = []
         self._groups: list[Any] = []
@@ -93,7 +94,7 @@ class RayStages:
         hop = self._machines.hop(machines)
         found = place(sizes, [machine.offer(offered.count(machine)) for machine in offered], hop, stages or None)
         used = [offered[number] for number in found.nodes]
-        self.placement = found
+        self.placement, self.number, self.hop = found, len(found.nodes), hop
         stops = [*found.firsts[1:], len(sizes.memory)]
         spans = zip(found.firsts, stops, strict=True)
         self._needs = {number: sizes.memory_of(*span) for number, span in enumerate(spans)}

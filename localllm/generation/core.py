@@ -129,7 +129,7 @@ class Core:
             if depth > 1:  # else it is collected at once
                 part.state.fly(number)
             total += part.count
-            if part.prompt:
+            if part.prompt or part.known:
                 prompt += part.count
         submitted = perf_counter()
         before = submitted if running.drafts is None else self.engine.clock()  # the engine's clock may be slow to read
@@ -185,10 +185,10 @@ class Core:
         parts = flight.parts
         self._schedule.observe(flight, passing, cost)
         if self._observer is not None:
-            self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts))
+            self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts if not part.known))
         plain, drafts = seconds, self.running.drafts
         if drafts is not None:
-            plain = drafts.plain_seconds(sum(not part.prompt for part in parts), seconds)
+            plain = drafts.plain_seconds(sum(not (part.prompt or part.known) for part in parts), seconds)
         for number, (part, result) in enumerate(zip(parts, results, strict=True)):
             try:
                 self.running.take(part.state, result, part.prompt, seconds, plain)

@@ -11,5 +11,9 @@ class QueueFull(LocalLLMError):
     retry_after = 1
 
 
+class NotRepeated(LocalLLMError):
+    """After a fault, an answer did not repeat the tokens that its client has; ask again."""
+
+
 class Stopped(LocalLLMError):
     """The scheduler was closed, or stopped by an error."""

@@ -55,6 +55,18 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicas:
+    """The replicas of a model that runs in other processes (`localllm.distributed`)."""
+
+    alive: int  # that are heard
+    wanted: int  # at most
+    stages: int  # of each
+    hop_seconds: float  # from a stage to the next, as measured at the start; 0.0: unknown, or one stage
+    lost: int  # that died or were silent, since the start
+    moved: int  # requests that were sent again, since the start
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """The current load of the scheduler."""
 
@@ -64,3 +76,4 @@ class Load:
     kept_blocks: int  # blocks in the prefix cache
     free_blocks: int
     blocks: int
+    replicas: Replicas | None = None  # None: the model runs in this process

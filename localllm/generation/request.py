@@ -98,6 +98,7 @@ class Request:
     processor: LogitsProcessor | None = None  # modifies the logits before sampling
     observer: AnswerObserver | None = None  # observes each token; requires all logits to be computed
     states: Callable[[int, NDArray[np.float32]], None] | None = None  # takes hidden states (n, width) from a position
+    known: Sequence[int] = ()  # first tokens of the answer, which an earlier run sent: verified, and not sent again
 
     @property
     def whole_prompt(self) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import TopK
 from localllm.base.errors import LocalLLMError
 from localllm.engine import CacheSequence
+from localllm.generation.errors import NotRepeated
 from localllm.generation.logprobs import logprob_of, sampled_logprob
 from localllm.generation.request import (
     Choosing,
@@ -32,13 +33,13 @@ from localllm.generation.request import (
     Started,
     Token,
 )
+from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.statistics import Usage
 from localllm.generation.text import AnswerText
 from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.generation.speculation.rule import DraftToken
     from localllm.generation.speculation.suffixes import SuffixDrafter
 
 F32 = NDArray[np.float32]
@@ -135,6 +136,11 @@ class RequestState:
         return len(self.tokens) - self.prompt_tokens
 
     @property
+    def known_left(self) -> int:
+        """Number of known tokens of the answer (`Request.known`) that are not verified yet."""
+        return max(len(self.request.known) - self.answer_tokens, 0)
+
+    @property
     def cached_tokens(self) -> int:
         """Return the number of tokens to keep in the cache.
 
@@ -221,6 +227,14 @@ class RequestState:
 
     # -- choosing tokens -------------------------------------------------------------------------------------------
 
+    def draft_known(self, most: int) -> None:
+        """Draft at most `most` of the known tokens. They are verified like other drafts, so sampler, constraint and
+        text come to the state of the earlier run.
+        """
+        start = self.answer_tokens
+        self.drafts = [DraftToken(token, 0) for token in self.request.known[start : start + max(most, 0)]]
+        self.verified, self.modelled, self.draft_cost = len(self.drafts), False, 0.0
+
     def decoded(self, seconds: float, plain: float) -> None:
         """Record a decode step: its duration, and its estimated duration without drafts (`plain`), in seconds."""
         self._decode_seconds += seconds
@@ -233,8 +247,10 @@ class RequestState:
 
         A draft is accepted if the sampler chooses the same token, so the output is identical to plain decoding.
         """
-        self._drafted += self.verified
-        self._rounds += self.verified > 0
+        known = self.known_left > 0
+        if not known:
+            self._drafted += self.verified
+            self._rounds += self.verified > 0
         observer = self.request.observer
         for at, row in enumerate(logits):
             if self.request.processor is not None:
@@ -245,8 +261,10 @@ class RequestState:
             if observer is not None:
                 observer.chose(chosen, self._choosing(row, at), self.sampler)
             logprob = self._logprob(row, chosen) if self.request.logprobs is not None else None
-            right = at < len(self.drafts) and self._was_drafted(chosen, at)
-            if right and at < self.verified:
+            right = at < len(self.drafts) and (
+                self.drafts[at].token == chosen if known else self._was_drafted(chosen, at)
+            )
+            if right and at < self.verified and not known:
                 self._accepted += 1
                 self._plain_seconds += self._plain
             if not self._append(chosen, logprob) or not right:
@@ -303,6 +321,11 @@ class RequestState:
             self.decoding_since = now = perf_counter()
             self._prompted = self._prompted or now
             self._first = self._first or now
+        known = self.known_left > 0
+        if known and token != self.request.known[self.answer_tokens]:
+            number, earlier = self.answer_tokens, self.request.known[self.answer_tokens]
+            self.fail(NotRepeated(f"token {number} of the answer is {token}, but it was {earlier} before the fault"))
+            return False
         if self.sampler.is_end(token):
             self._complete = True
             self.finish("end")
@@ -314,9 +337,12 @@ class RequestState:
             self.drafter.accept(token)
         text = self._text.push(token)
         if self._text.stopped:
+            if known:  # a token that completes a stop string is never sent
+                self.fail(NotRepeated("the answer ends before the tokens that were sent before the fault"))
             self.finish("stop", text)
             return False
-        self.tell(Token(token, text, logprob, (), self.request.choice))
+        if not known:
+            self.tell(Token(token, text, logprob, (), self.request.choice))
         if self.sampler.finished:
             self.finish("end")
         elif self.tokens_left <= 0:

@@ -119,7 +119,7 @@ class Running:
         sequence = one.sequence
         assert sequence is not None
         start = sequence.length - len(result.hidden)
-        if not prompt:
+        if not prompt and not one.known_left:
             one.decoded(seconds, plain)
         try:
             if prompt:

@@ -37,7 +37,7 @@ class Schedule:
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
-            if fits and not one.prefilling and not one.ticket.paused:
+            if fits and not (one.prefilling or one.known_left or one.ticket.paused):
                 return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 
@@ -57,17 +57,33 @@ class Schedule:
         if len(decoding) + bool(prefilling) > most:  # fewest answer tokens first; reserve a row for a prompt
             decoding = sorted(decoding, key=lambda one: one.answer_tokens)[: max(most - bool(prefilling), 1)]
         if self._running.drafts is not None:
-            self._running.drafts.propose(decoding, limits)
+            self._running.drafts.propose([one for one in decoding if not one.known_left], limits)
         parts = [StepPart(one, 1 + one.verified, "all") for one in decoding]
         rows = sum(part.count for part in parts)
         if rows > most:  # too many rows with drafts: verify none
             for part in parts:
                 part.state.verified, part.count = 0, 1
             rows = len(parts)
-        if not prefilling:
+        known = [part for part in parts if part.state.known_left]
+        if not (prefilling or known):
             return parts
-        budget = min(self._budget.prompt_rows(rows or int(others), requests), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows - len(known) or int(others), requests), limits.rows - rows)
+        added = self._add_known(known, min(budget, most - rows - bool(prefilling)), len(prefilling))
+        rows, budget = rows + added, budget - added
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _add_known(self, parts: list[StepPart], budget: int, others: int) -> int:
+        """Add known tokens of answers to their parts: equal shares of the budget, which `others` prompts share. Return
+        the number of tokens added.
+        """
+        added = 0
+        for place, part in enumerate(parts):
+            one = part.state
+            share = (budget - added) // (len(parts) - place + min(others, 1))
+            one.draft_known(min(share, one.tokens_left - 1, self._engine.limits.positions - len(one.tokens) - 1))
+            part.count, part.known = 1 + one.verified, True
+            added += one.verified
+        return added
 
     def _alone(self, one: RequestState) -> list[StepPart]:
         """Return a step of one request, with no other step in flight: if it fails again, this request is the reason."""

@@ -8,24 +8,40 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
-from localllm.generation.errors import QueueFull, Stopped
-from localllm.generation.interfaces import Load, Slot
-from localllm.generation.request import Event, Request, within_share
+from localllm.generation.errors import Stopped
+from localllm.generation.interfaces import Load, SchedulerLimits, Slot
+from localllm.generation.open_requests import OpenRequests
+from localllm.generation.request import Event, Request
 from localllm.generation.request_state import RequestState, Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.stream import Stepper
 
 T = TypeVar("T")
 SEEN_SECONDS = 0.1  # interval between counts of cached blocks for `load`; a count takes up to 0.3 ms
+
+
+class RequestScheduler(Protocol):
+    """What a server needs of a scheduler, wherever its model runs. The methods are those of `Scheduler`."""
+
+    limits: SchedulerLimits
+
+    def submit(self, request: Request, listener: Callable[[Event], None]) -> Ticket: ...
+
+    def load(self) -> Load: ...
+
+    def forget(self) -> None: ...
+
+    def between(self, job: Callable[[Slots], T]) -> Future[T]: ...
+
+    def close(self) -> None: ...
 
 
 class Scheduler(Closing):
@@ -35,8 +51,7 @@ class Scheduler(Closing):
         self._stepper, self._running = stepper, stepper.core.running
         self.engine, self.limits = stepper.core.engine, stepper.core.limits
         self._lock = threading.Lock()
-        self._open = 0  # requests that have not ended
-        self._accounts: Counter[str] = Counter()  # open requests of each account
+        self._open = OpenRequests()
         self._stopped: LocalLLMError | None = None
         self._closing = False
         self._seen, self._seen_at = (0, 0, self.engine.free_blocks), 0.0  # cached tokens, cached blocks, free blocks
@@ -52,21 +67,12 @@ class Scheduler(Closing):
         or for this account, and Stopped if the scheduler has stopped.
         """
         account = request.account
-        ticket = Ticket(request, listener, ended=lambda: self._ended(account))
+        ticket = Ticket(request, listener, ended=lambda: self._open.leave(account))
         one = self._stepper.core.new_state(ticket)
         with self._lock:
             if self._stopped is not None:
                 raise self._stopped
-            left, mine = self.limits.parallel + self.limits.waiting - self._open, self._accounts[request.account]
-            if left <= 0:
-                raise QueueFull(f"{self._open} answers are running or waiting; try again later")
-            if not within_share(mine, left):
-                message = (
-                    f"{mine} of your answers are running or waiting, and the rest of the queue is reserved for others"
-                )
-                raise QueueFull(f"{message}; wait for some to end")
-            self._open += 1
-            self._accounts[request.account] += 1
+            self._open.enter(account, self.limits.parallel + self.limits.waiting)
             self._stepper.put(lambda: self._running.waiting.append(one), alone=False)
         return ticket
 
@@ -74,7 +80,7 @@ class Scheduler(Closing):
         """Return the current load. Request counts may be one step old, cache counts up to 0.1 s old."""
         running = tuple(map(_slot, list(self._running.active)))
         tokens, blocks, free = self._seen
-        waiting = max(0, self._open - len(running))
+        waiting = max(0, self._open.count - len(running))
         return Load(running, waiting, tokens, blocks, free, self.engine.pool.blocks)
 
     def forget(self) -> None:
@@ -132,13 +138,6 @@ class Scheduler(Closing):
         blocks = {block for sequence in kept for block in sequence.blocks}
         tokens = sum(sequence.length for sequence in kept)
         self._seen, self._seen_at = (tokens, len(blocks), self.engine.free_blocks), perf_counter()
-
-    def _ended(self, account: str) -> None:
-        with self._lock:
-            self._open -= 1
-            self._accounts[account] -= 1
-            if not self._accounts[account]:
-                del self._accounts[account]
 
 
 def _slot(one: RequestState) -> Slot:

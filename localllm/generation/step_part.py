@@ -16,6 +16,7 @@ class StepPart:
     count: int
     wanted: Wanted = "last"
     prompt: bool = False  # whether the tokens are prefill tokens
+    known: bool = False  # whether known tokens of the answer are verified, which count as prefill
 
     @property
     def sequence(self) -> CacheSequence:

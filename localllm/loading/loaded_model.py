@@ -18,9 +18,11 @@ from localllm.base.notices import BeyondTraining, Notice, Setting, Written
 from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine
 from localllm.engine.session import Session
 from localllm.gguf import GGUFFile
+from localllm.loading.facts import ModelFacts
 from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
+from localllm.loading.recording import Recording
 from localllm.loading.splitting import Splitter
-from localllm.models import Config, architecture_of, record_mtp_heads
+from localllm.models import Config, PoolingHead, architecture_of, read_config, record_mtp_heads
 from localllm.options import LoadOptions
 from localllm.plan import CacheLayer, Plan, Store, Tensor
 from localllm.sampling.defaults import file_defaults
@@ -79,6 +81,7 @@ class LoadedModel(Closing):
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self._bound: BoundModel | None = None
+        self._facts: ModelFacts | None = None  # set if another process has the weights
         self._closed = False
 
     def bind(
@@ -105,6 +108,35 @@ class LoadedModel(Closing):
                 f"the model was trained on {bound.config.context_length} tokens; beyond that, answers may be nonsense"
             )
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
+
+    def attach(self, facts: ModelFacts) -> None:
+        """Take the facts of the same model in another process, which has its weights. This one makes prompts and texts
+        for it.
+        """
+        recording = Recording(facts.context)
+        self.plan, self._facts = recording.plan(self.file), facts
+        self.config = read_config(self.file.metadata, architecture_of(self.file.metadata).name)
+        self.context, self.device, self.placed = facts.context, facts.device, facts.placed
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The context, memory and devices of the model, in this process or another (`attach`)."""
+        if self._facts is not None:
+            return self._facts
+        memory = self.executable.memory
+        return ModelFacts(
+            self.context, self.pool.blocks, memory.weights, memory.cache, memory.scratch, 0, self.device, self.placed,
+            self.pooling_head is not None,
+        )  # fmt: skip
+
+    @property
+    def pooling_head(self) -> PoolingHead | None:
+        """How hidden states are pooled, if the model predicts tokens and its engine returns them; else None."""
+        if self._facts is None:
+            return self._bound.head if self._bound is not None else None
+        if not self._facts.pools or self.config is None:
+            return None
+        return PoolingHead.of(self.config, architecture_of(self.file.metadata), self.file.tensors)
 
     def speculation_target(self) -> SpeculationTarget:
         """Return the parts of this model that speculative decoding uses."""
@@ -134,8 +166,11 @@ class LoadedModel(Closing):
     def engine(self) -> Engine:
         """The engine that runs sequences of this model."""
         if self._bound is None:
-            raise NoWeights(f"{self.file.path}: has a vocabulary but no weights; it can only tokenize")
+            raise self._no_weights()
         return self._bound.engine
+
+    def _no_weights(self) -> NoWeights:
+        return NoWeights(f"{self.file.path}: has a vocabulary but no weights; it can only tokenize")
 
     @property
     def executable(self) -> Executable:
@@ -149,13 +184,20 @@ class LoadedModel(Closing):
     @property
     def vocabulary(self) -> int:
         """Number of logits per position."""
-        self._predicting()
+        self._check_predicts()
         assert self.plan is not None
         return self.plan.logits.width
 
     def _predicting(self) -> Engine:
         """Return the engine; raise LocalLLMError if the model does not predict tokens."""
-        engine, assembled = self.engine, self._bound
+        self._check_predicts()
+        return self.engine
+
+    def _check_predicts(self) -> None:
+        """Raise LocalLLMError if the model does not predict tokens."""
+        assembled = self._bound
+        if assembled is None and self._facts is None:
+            raise self._no_weights()
         if assembled is not None and assembled.pooler is not None:
             raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
         if self.diffuses:
@@ -166,7 +208,6 @@ class LoadedModel(Closing):
         if self.plan is not None and not self.plan.causal and not self.encodes:
             problem = "its attention is bidirectional, so it cannot continue a text"
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
-        return engine
 
     @property
     def tokenizer(self) -> Tokenizer:

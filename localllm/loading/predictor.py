@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.notices import NotUsed
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.gguf import GGUFFile
+from localllm.loading.facts import ModelFacts
 from localllm.loading.loaded_model import LoadedModel
 from localllm.options import LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.sampling.infill import Spellings
@@ -38,6 +40,12 @@ class Predictor(LoadedModel):
         self.draft: Predictor | None = None  # the draft model; closed with this model
         self._stepper: Stepper | None = None
         self._opening = threading.RLock()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The context, memory and devices of the model, in this process or another (`attach`)."""
+        found = super().facts
+        return found if self.draft is None else replace(found, draft=self.draft.facts.bytes)
 
     # -- the core --------------------------------------------------------------------------------------------------
 

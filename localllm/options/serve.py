@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,22 @@ def _keys_problem(values: Any) -> str:
     return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
 
 
+def _replicas(text: str) -> str:
+    if (problem := _replicas_problem(text)) or not text:
+        raise OptionError(f"{text!r} is not {problem or REPLICAS_FORM}")
+    return text
+
+
+def _replicas_problem(value: Any) -> str:
+    found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value) if isinstance(value, str) else None
+    if value == "" or (found is not None and 0 < int(found[1]) <= int(found[2] or found[1]) <= MOST_REPLICAS):
+        return ""
+    return REPLICAS_FORM
+
+
+MOST_REPLICAS = 64
+REPLICAS_FORM = f"a number of replicas from 1 to {MOST_REPLICAS}, or a range such as 1-4"
+REPLICAS = Kind(_replicas, _replicas_problem, "N")
 PORT = integer(0, 65535, "a port")
 KEYS = Kind(_key, _keys_problem, "KEY")
 SECONDS = integer(1, MAX_SECONDS)
@@ -166,9 +183,21 @@ class ServeOptions(Options):
         False, "--log-prompts", help="write prompts and answers to the log (default: only their sizes)"
     )
 
+    replicas: str = option(
+        "", "--replicas", kind=REPLICAS, metavar="N|MIN-MAX", shown="1",
+        help=Notice("with ", Setting("ray"), ": processes that answer, each with the whole model or all its stages; a "
+                    "range starts and ends them as requests need"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not all(part.strip() for part in self.host.split(",")):
             raise OptionError(f"host is {self.host!r}: give an address such as 127.0.0.1, or several with commas")
         if self.max_body < 1024:
             raise OptionError(f"max_body is {self.max_body}: give at least 1024 bytes")
+
+    @property
+    def replica_range(self) -> tuple[int, int]:
+        """The smallest and the largest number of replicas."""
+        least, _, most = (self.replicas or "1").partition("-")
+        return int(least), int(most or least)

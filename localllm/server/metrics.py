@@ -168,8 +168,10 @@ class Metrics(Collector):
         )
         for name, meaning, value in gauges:
             yield GaugeMetricFamily(name, meaning, value=value)
+        loads = self.loads()
+        yield from _of_replicas(loads)
         blocks = GaugeMetricFamily("localllm_cache_blocks", "Cache blocks", labels=("model", "state"))
-        for model, one in self.loads().items():
+        for model, one in loads.items():
             for state, count in (("all", one.blocks), ("free", one.free_blocks), ("kept", one.kept_blocks)):
                 blocks.add_metric((model, state), count)
         yield blocks
@@ -187,6 +189,31 @@ class Metrics(Collector):
         return generate_latest(self.registry).replace(
             f"# TYPE {_LONGEST} gauge".encode(), f"# TYPE {_LONGEST} counter".encode()
         )
+
+
+def _of_replicas(loads: Mapping[str, interfaces.Load]) -> Iterator[Metric]:
+    """Yield the metrics of models that run in replicas."""
+    for model, load in loads.items():
+        if (found := load.replicas) is None:
+            continue
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("replicas", "Replicas that answer", found.alive),
+            ("replicas_wanted", "Replicas at most", found.wanted),
+            ("stages", "Stages of a replica", found.stages),
+            ("hop_seconds", "Time from a stage to the next, as measured at the start", found.hop_seconds),
+        )
+        for name, meaning, value in gauges:
+            gauge = GaugeMetricFamily(f"localllm_{name}", meaning, labels=("model",))
+            gauge.add_metric((model,), value)
+            yield gauge
+        counters = (
+            ("replicas_lost", "Replicas that died or were silent", found.lost),
+            ("requests_moved", "Answers that went on at another replica, or waited for one", found.moved),
+        )
+        for name, meaning, value in counters:
+            counter = CounterMetricFamily(f"localllm_{name}", meaning, labels=("model",))
+            counter.add_metric((model,), value)
+            yield counter
 
 
 class MetricsMiddleware:

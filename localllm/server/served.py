@@ -20,17 +20,16 @@ from numpy.typing import NDArray
 from localllm.base.closing import Closing
 from localllm.base.notices import Notice, Setting
 from localllm.constrained.constraint import GrammarVocabulary, NotCompiled
-from localllm.constrained.request import ConstraintSource, answer_constraint, text_constraint
-from localllm.embedding import Embedder, normalized, rank_pair
+from localllm.constrained.request import Constrained, Recipe
+from localllm.embedding import TextPooler, normalized, rank_pair
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.generation.request import Request
-from localllm.generation.scheduler import Scheduler
+from localllm.generation.scheduler import RequestScheduler, Scheduler
 from localllm.model import Model
 from localllm.models.config import Pooling
 from localllm.options import SamplingOptions
 from localllm.options.structure import ConstraintSpec
 from localllm.output.reader import AnswerReader
-from localllm.sampling.constraint import Constraint
 from localllm.saved.slot_files import SlotFiles
 from localllm.server.accounts import ACCOUNT
 from localllm.server.bridge import Inbox
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 F32 = NDArray[np.float32]
 P = TypeVar("P", str, "str | Sequence[int]")
 R = TypeVar("R")
-Made = Callable[[], Constraint] | None
 Pieces = list[bytes]  # of each token
 PART = 1 << 13  # maximum characters and token ids per batch of texts to embed
 
@@ -63,9 +61,10 @@ class Served(Closing):
         sampling: Mapping[str, Any] | None = None,
         store: PrefixStore | None = None,
         slots: SlotFiles | None = None,
+        scheduler: RequestScheduler | None = None,
     ) -> None:
         """Start a model. `sampling` has the defaults for requests, `store` the prefixes on disk, and `slots` the saved
-        slots."""
+        slots. `scheduler` runs the requests of a model in other processes; it is closed with this model."""
         self.model, self.sampling = model, sampling or {}
         self.embeds, self._slots = model.embeds, slots
         self._short = Room(Prompts(model), Lane("prompts"))
@@ -73,12 +72,12 @@ class Served(Closing):
         self._grammars, self._vectors = Lane("grammars", heavy=True), Lane("vectors")
         self._breakers = Lane("sequence breakers")
         self._child: GrammarChild | None = None
-        self._scheduler: Scheduler | None = None
-        if not self.embeds:
+        self._scheduler = scheduler
+        if scheduler is None and not self.embeds:
             self._scheduler = Scheduler(model.new_core(limits, observer, store))
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> RequestScheduler:
         if self._scheduler is None:
             raise NotSupported("this model returns embeddings, not text; use another model")
         return self._scheduler
@@ -95,11 +94,8 @@ class Served(Closing):
         made = await room.lane.run(lambda: self._asked(room.prompts, turn))
         request = made.request
         if not made.asked.free:
-
-            def make(source: ConstraintSource) -> Made:
-                return answer_constraint(source, made.asked, made.template, made.tail)
-
-            request = replace(request, constraint=await self._constrained(room, make))
+            recipe = Recipe(made.asked, made.template.source, made.tail)
+            request = replace(request, constraint=await self._constrained(room, recipe))
         return Prepared(_several(await self._with_breakers(request), turn.generation.n), made.readers)
 
     async def of_completion(self, completion: Completion) -> Prepared:
@@ -114,8 +110,8 @@ class Served(Closing):
         request = await room.lane.run(asked)
         structure = completion.generation.structure
         if structure is not None:
-            constraint = await self._constrained(room, lambda source: text_constraint(source, structure))
-            request = replace(request, constraint=constraint)
+            recipe = Recipe(ConstraintSpec(structure))
+            request = replace(request, constraint=await self._constrained(room, recipe))
         return Prepared(_several(await self._with_breakers(request), completion.generation.n), lambda: None)
 
     async def prompt(self, turn: Turn) -> Prompt:
@@ -126,17 +122,17 @@ class Served(Closing):
     def _room_of(self, turn: Turn) -> Room:
         return self.room(turn.messages, turn.tools, turn.template_variables, list(turn.generation.biases))
 
-    async def _constrained(self, room: Room, make: Callable[[ConstraintSource], Made]) -> Made:
+    async def _constrained(self, room: Room, recipe: Recipe) -> Constrained | None:
         """Return the constraint of the output. A separate lane compiles grammars until the request ends."""
         tokenizer, grammars = self.model.tokenizer, self.model.grammars
         with suppress(NotCompiled):
-            return await room.lane.run(lambda: make(_Words(tokenizer, grammars.known())))
+            return await room.lane.run(lambda: recipe.made(_Words(tokenizer, grammars.known())))
         stop = threading.Event()
 
-        def compiled() -> Made:
+        def compiled() -> Constrained | None:
             if self._child is None:
                 self._child = grammars.new_child()
-            return make(_Words(tokenizer, grammars.checked(self._child, stop)))
+            return recipe.made(_Words(tokenizer, grammars.checked(self._child, stop)))
 
         return await self._grammars.run(compiled, stop.set)
 
@@ -246,18 +242,18 @@ class Served(Closing):
     async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
         """Return a vector for each text, of length 1 if `normalize`. Pooling "none" gives one vector per token."""
         model, beside = self.model, not self.embeds
-        embedder = model.side_embedder if beside else model.embedder
-        way = embedder.pooling(pooling)
+        pooler = model.side_embedder if beside else model.embedder
+        way = pooler.pooling(pooling)
         for text in texts:
             if isinstance(text, str):
                 self._short.prompts.check_length(text)
 
         def run(some: Sequence[str | Sequence[int]]) -> tuple[list[F32], int]:
             ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in some]
-            return list(embedder.vectors(ids, way)), sum(map(len, ids))
+            return list(model.embedder.vectors(ids, way)), sum(map(len, ids))
 
         vectors, tokens, steps = (
-            await self._beside(embedder, texts, way) if beside else await self._in_parts(model, texts, run)
+            await self._beside(pooler, texts, way) if beside else await self._in_parts(model, texts, run)
         )
         if way == "none":
             return EmbedResult([], tokens, [rows.tolist() for rows in vectors], steps)
@@ -265,7 +261,7 @@ class Served(Closing):
         return EmbedResult([one.tolist() for one in found], tokens, steps=steps)
 
     async def _beside(
-        self, embedder: Embedder, texts: Sequence[str | Sequence[int]], way: Pooling
+        self, pooler: TextPooler, texts: Sequence[str | Sequence[int]], way: Pooling
     ) -> tuple[list[F32], int, int]:
         """Return the vectors of a model that writes text, from requests to its scheduler; the number of tokens, and 0
         steps, which the scheduler counts."""
@@ -274,7 +270,7 @@ class Served(Closing):
         for first in range(0, len(texts), group):
             some = texts[first : first + group]
             ids = await self.room(some).lane.run(partial(self._ids, some))
-            made = [_HiddenStates(len(each), embedder.config.width) for each in ids]
+            made = [_HiddenStates(len(each), pooler.config.width) for each in ids]
             requests = [
                 Request(each, SamplingOptions(), 0, reuse=False, choice=number, client=ACCOUNT.get(), states=rows.take)
                 for number, (each, rows) in enumerate(zip(ids, made, strict=True))
@@ -283,7 +279,7 @@ class Served(Closing):
                 while inbox.left:
                     await inbox.next()
             tokens += sum(map(len, ids))
-            found += await self._vectors.run(partial(_pooled, embedder, made, way))
+            found += await self._vectors.run(partial(_pooled, pooler, made, way))
         return found, tokens, 0
 
     def _ids(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
@@ -345,9 +341,7 @@ class Served(Closing):
     @property
     def bytes(self) -> int:
         """The memory of weights, KV cache and scratch, including a draft model."""
-        models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
-        memories = [model.executable.memory for model in models]
-        return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
+        return self.model.facts.bytes
 
     def close(self) -> None:
         """End the scheduler, and free the model."""
@@ -373,8 +367,8 @@ class _HiddenStates:
         self.rows[start : start + len(rows)] = rows
 
 
-def _pooled(embedder: Embedder, states: Sequence[_HiddenStates], way: Pooling) -> list[F32]:
-    return [embedder.pooler(each.rows, way) for each in states]
+def _pooled(pooler: TextPooler, states: Sequence[_HiddenStates], way: Pooling) -> list[F32]:
+    return [pooler.pooler(each.rows, way) for each in states]
 
 
 def tools_of(turn: Turn) -> list[Mapping[str, Any]]:

@@ -34,6 +34,7 @@ NOT_RUN = {
     "python benchmarks/quality_table.py": "takes half an hour",
     "OPENAI_API_BASE=": "needs aider; tests/clients runs it",
     "localllm worker": "runs until Ctrl-C; tests/localllm/distributed runs it",
+    "localllm serve model.gguf --ray": "starts Ray; tests/localllm/distributed runs it",
     "localllm chat --continue": "continues a chat of a terminal; tests/localllm/cli/chat runs it",
 }
 OTHERS = {"yaml": "other programs' settings", "toml": "settings; tests/localllm/cli/test_documents.py reads ours"}

@@ -6,14 +6,16 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from localllm import load
+from localllm import Model, load
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import exposed
 from localllm.base.machine.heap import limit_spare
+from localllm.base.notices import Notice, Setting
 from localllm.base.units import size
 from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
@@ -58,6 +60,11 @@ def serve(
     """
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; give one, or put the file into the folder")
+    machines = opening.machines
+    if machines.ray:
+        _check_ray(own, name)
+    elif own.replicas:
+        raise LocalLLMError(f"--replicas {own.replicas} needs --ray auto or --ray HOST:PORT")
     offer: Offer = "folder" if own.models else "model" if name else "stores"
     settings = ServerSettings.of(own, own.max_tokens, offer, names or {})
     if own.slot_save_path:
@@ -81,7 +88,23 @@ def serve(
 
     memory = own.memory_limit or (0 if offer == "model" else int(MEMORY_SHARE * free_memory()))
 
+    def limits_for(aligned: int) -> SchedulerLimits:
+        return SchedulerLimits(
+            own.parallel, own.max_client_parallel, own.max_requests, itl_target=own.itl_target / 1000, aligned=aligned
+        )
+
+    def prepare(model: Model) -> None:
+        if format_ is not None and not model.embeds:
+            model.use_template(format_)
+
     def opened(path: Path) -> Served:
+        if machines.ray:
+            from localllm.distributed.front import open_front
+
+            return open_front(
+                path, own.replica_range, machines.number, opening.options, limits_for(1), metrics, sampling, say,
+                prepare,
+            )  # fmt: skip
         most = memory if offer != "model" else 0
         if most and not opening.options.ctx_size:  # leave room for other models
             most = min(most, path.stat().st_size + most // CACHE_SHARE)
@@ -91,13 +114,8 @@ def serve(
             )
         try:
             tell(model)
-            if format_ is not None and not model.embeds:
-                model.use_template(format_)
-            aligned = 1 if model.device.startswith("cpu") else ALIGNED
-            limits = SchedulerLimits(
-                own.parallel, own.max_client_parallel, own.max_requests, itl_target=own.itl_target / 1000,
-                aligned=aligned,
-            )  # fmt: skip
+            prepare(model)
+            limits = limits_for(1 if model.device.startswith("cpu") else ALIGNED)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
             slots = SlotFiles(Path(own.slot_save_path), model) if own.slot_save_path and not model.embeds else None
             return Served(model, limits, metrics, sampling, store, slots)
@@ -138,29 +156,42 @@ def serve(
         if browser:
             show_page(page_address(settings.addresses[0], port))
 
-    try:
-        run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
-    finally:
-        loading = registry.end()
+    with ExitStack() as cluster:
+        if machines.ray:
+            from localllm.distributed.attach import attached
+
+            cluster.enter_context(attached(machines.ray, say))
+        try:
+            run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
+        finally:
+            loading = registry.end()
     if loading:  # the threads of an unfinished load would keep the process alive
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
 
 
+def _check_ray(own: ServeOptions, name: str) -> None:
+    """Raise LocalLLMError for options that a server with replicas does not support."""
+    if not name:
+        raise LocalLLMError("--ray serves one model: name it (localllm serve MODEL --ray auto)")
+    for setting in ("cache_dir", "slot_save_path"):
+        if own.values()[setting]:
+            problem = "stores the cache of this process, but with --ray other processes have it; leave it out"
+            raise LocalLLMError(Notice(Setting(setting), f" {problem}"))
+    if own.embeddings:
+        raise LocalLLMError("--embeddings does not run on --ray; a chat model gives embeddings without it")
+
+
 def plan_line(served: Served, parallel: int) -> str:
     """Return a line with the memory of the model and the number of tokens that fit in it."""
-    model, total = served.model, served.bytes
-    memory = model.executable.memory
+    model, total, facts = served.model, served.bytes, served.model.facts
     if served.embeds:
         return f"memory {size(total)}; texts of up to {model.context} tokens"
-    tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
-    beside = ""
-    if model.draft is not None:
-        own = model.draft.executable.memory
-        beside = f", draft model {size(own.weights + own.cache + own.scratch)}"
+    tokens = min(facts.blocks * BLOCK, parallel * model.context)
+    beside = f", draft model {size(facts.draft)}" if facts.draft else ""
     return (
-        f"memory {size(total)}: weights {size(memory.weights)}, cache {size(memory.cache)} for "
+        f"memory {size(total)}: weights {size(facts.weights)}, cache {size(facts.cache)} for "
         f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"
     )
 

@@ -44,6 +44,18 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """The replicas of a server that runs its model in other processes."""
+
+    alive: int
+    wanted: int
+    stages: int  # of each
+    hop_seconds: float
+    lost: int
+    moved: int  # requests that were sent again
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """All values on one screen. A value is None if the server does not report it."""
 
@@ -66,6 +78,7 @@ class View:
     times: tuple[Times, ...]
     since: float | None  # window of the percentiles in seconds; None: since the start
     writing: tuple[SlotSample, ...]
+    replicas: ReplicaCounts | None  # None: the server runs its models itself
     history: tuple[float, ...]  # decode speed in tokens/s between samples, oldest first
 
 
@@ -112,12 +125,19 @@ def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
         times=tuple(_times(name, metric, new, old) for name, metric in TIMES),
         since=new.at - old.at if old is not None else None,
         writing=new.slots,
+        replicas=_replicas(new),
         history=tuple(
             rate
             for one, two in pairwise(looks)
             if (rate := _rate([one, two], "localllm_generated_tokens_total")) is not None
         ),
     )
+
+
+def _replicas(look: Look) -> ReplicaCounts | None:
+    names = ("replicas", "replicas_wanted", "stages", "hop_seconds", "replicas_lost_total", "requests_moved_total")
+    alive, wanted, stages, hop, lost, moved = (total(look, f"localllm_{name}") or 0.0 for name in names)
+    return ReplicaCounts(int(alive), int(wanted), int(stages), hop, int(lost), int(moved)) if wanted else None
 
 
 def total(look: Look, name: str, **labels: str) -> float | None:

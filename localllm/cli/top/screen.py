@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from localllm.base.printable import printable
 from localllm.cli.top.asking import SlotSample
-from localllm.cli.top.numbers import Percentile, Times, View
+from localllm.cli.top.numbers import Percentile, ReplicaCounts, Times, View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,13 +38,14 @@ def screen(view: View, address: str, width: int, height: int, blocks: bool, rema
         _line(", ".join(word for word in (models, *known) if word)),
         Text(),
         _pairs(view),
+        *([_replicas(view.replicas, width)] if view.replicas is not None else []),
         _cache(view, BAR if width >= MEDIUM else BAR // 2, blocks),
         *([_history(view, min(width - 20, 60))] if blocks and len(view.history) > 3 and width >= MEDIUM else []),
         Text(),
         _times(view.times),
         _line(f"{since} (from histograms)", "dim"),
         Text(),
-        _answers(view, width, max(height - _ABOVE, 1)),
+        _answers(view, width, max(height - _ABOVE - (view.replicas is not None), 1)),
     ]
     if remark:
         parts.append(Text(printable(remark, None), style="dim"))  # wraps onto more lines if needed
@@ -70,6 +71,16 @@ def _pairs(view: View) -> Table:
     ):
         table.add_row(*row)
     return table
+
+
+def _replicas(found: ReplicaCounts, width: int) -> Text:
+    """Return a line on the replicas, as far as it fits: how many answer, what was lost, and their stages."""
+    parts = [f"{count(found.lost)} lost, {count(found.moved)} moved"] if found.lost or found.moved else []
+    parts += [f"{found.stages} stages each ({1000 * found.hop_seconds:.2f} ms a hop)"] if found.stages > 1 else []
+    line = f"replicas    {found.alive} of {found.wanted}"
+    for part in parts:
+        line += f", {part}" if len(line) + len(part) + 2 <= width else ""
+    return _line(line)
 
 
 def _cache(view: View, bar: int, blocks: bool) -> Text:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localllm import __version__
-from localllm.generation.interfaces import Load
+from localllm.generation.interfaces import Load, Replicas
 from localllm.generation.request import Prefilled, Started, Token
 from localllm.generation.statistics import Usage
 from localllm.server.metrics import Metrics
@@ -64,6 +64,21 @@ def test_blocks_of_the_cache_are_told_by_model() -> None:
     assert types["localllm_cache_blocks"] == "gauge"
     for state, count in (("all", 8), ("free", 5), ("kept", 3)):
         assert values[f'localllm_cache_blocks{{model="tiny",state="{state}"}}'] == count
+
+
+def test_replicas_are_told_by_model() -> None:
+    metrics = Metrics()
+    metrics.loads = lambda: {
+        "tiny": Load((), 0, 0, 0, 8, 8, Replicas(1, 4, 2, 0.5, 3, 17)),
+        "other": Load((), 0, 0, 0, 8, 8),
+    }
+    types, values = read(metrics.text().decode())
+    for name, value in (("replicas", 1), ("replicas_wanted", 4), ("stages", 2), ("hop_seconds", 0.5)):
+        assert types[f"localllm_{name}"] == "gauge"
+        assert values[f'localllm_{name}{{model="tiny"}}'] == value
+    assert values['localllm_replicas_lost_total{model="tiny"}'] == 3
+    assert values['localllm_requests_moved_total{model="tiny"}'] == 17
+    assert not any("other" in name for name in values if "replicas" in name)
 
 
 def test_answers_are_added_up() -> None:

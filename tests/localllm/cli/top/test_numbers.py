@@ -14,7 +14,7 @@ from rich.console import Console
 from localllm.cli.top.asking import Look, Sample, SlotSample, samples_of, slots_of
 from localllm.cli.top.numbers import Recent, buckets_of, percentile, total, view_of
 from localllm.cli.top.screen import count, rate, screen, seconds
-from localllm.generation.interfaces import Load
+from localllm.generation.interfaces import Load, Replicas
 from localllm.generation.statistics import Usage
 from localllm.server.metrics import GAPS, SECONDS, Metrics
 
@@ -133,12 +133,23 @@ def test_requests_of_programs_that_look_do_not_count() -> None:
 # -- the screen ------------------------------------------------------------------------------------------------------
 
 
+def test_replicas_have_a_line() -> None:
+    metrics = Metrics()
+    metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8, Replicas(2, 4, 3, 0.00025, 1, 17))}
+    assert "replicas    2 of 4, 1 lost, 17 moved, 3 stages each (0.25 ms a hop)" in shown([look(0, metrics)])
+    metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8, Replicas(2, 2, 1, 0.0, 0, 0))}
+    assert "replicas    2 of 2" in shown([look(0, metrics)])
+    metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8)}
+    assert not any(line.startswith("replicas") for line in shown([look(0, metrics)]))
+
+
 def busy() -> list[Look]:
     metrics = Metrics(lambda: (3, 12))
     metrics.token(None)
     metrics.token(0.012)
     metrics.answered(Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0), "end")
-    metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=1, blocks=8)}
+    of_all = Replicas(2, 2, 2, 0.001, 1234, 56789)
+    metrics.loads = lambda: {"tiny": Load((), 0, 40, kept_blocks=3, free_blocks=1, blocks=8, replicas=of_all)}
     slots = [SlotSample(0, 7, 4096, 1024, 512, 0, 300, 0.0), SlotSample(1, 8, 20, 10, 10, 55, -1, 45.25)]
     slots += [SlotSample(2 + number, 9 + number, 10, 0, 10, 5, 5, 1.0) for number in range(60)]
     return [look(at, metrics, *slots, places=64) for at in (0.0, 2.0, 4.0, 6.0, 8.0)]

@@ -1,0 +1,281 @@
+"""Kill or stop replicas and stages of `localllm serve --ray` at random, and check every stream token by token.
+
+    python benchmarks/faults.py [MODEL] [--minutes 3] [--replicas 2] [--stages 1] [--clients 6] [--every 5] [--seed 1]
+
+Clients with fixed seeds ask for streams, plain and with a grammar, without pause. Every few seconds a process is killed
+(SIGKILL) or stopped (SIGSTOP). The answers must have the tokens and the text that a server without Ray gave before. At
+the end, when all clients are done, the run passes if:
+
+- no stream was wrong, was broken off, or took longer than 60 s; nobody is stuck
+- all replicas run again, no request is open, and no block of their caches is lost
+- the memory (RSS) of the front grew by at most 10 % and 16 MiB after the first third
+- no process is left after the server's end
+
+It also says how long streams paused, and how long the faults took to be repaired. One JSON line per run goes to
+benchmarks/results/faults.jsonl. Only processes that this run has started are killed: they have FAULTS_RUN in their
+environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
+MARK = "FAULTS_RUN"
+STARTING = 90.0  # seconds for a server to start
+LONGEST = 60.0  # seconds for a stream
+GROWTH, MARGIN = 1.1, 16 << 20  # maximum growth of the front's memory: a factor, and bytes
+REPLICA, STAGE = "ray::ServeReplica:", "ray::StageProcess"
+WORDS = "a cat, two dogs, the old boat, some rain, her red hat, a long day, the big tree, his friend"
+GRAMMAR = "root ::= ([a-z]+ [ ,.])+"
+
+
+@dataclass(slots=True)
+class Stream:
+    """What a client received."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    pause: float = 0.0  # longest time without a token, in seconds
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    streams: int = 0
+    tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+def body(number: int) -> dict[str, Any]:
+    """Return request `number`: every fifth has a grammar, others are greedy or sampled."""
+    story = WORDS.split(", ")[number % 8]
+    asked: dict[str, Any] = {"prompt": f"Once upon a time there was {story}", "n_predict": 100 + 37 * (number % 5)}
+    asked |= {"stream": True, "return_tokens": True, "seed": 1000 + number, "ignore_eos": number % 5 != 4}
+    asked |= {"temperature": 0.0} if number % 3 == 0 else {"temperature": 0.9, "repeat_penalty": 1.1}
+    return asked | ({"grammar": GRAMMAR} if number % 5 == 4 else {})
+
+
+async def ask(client: httpx.AsyncClient, url: str, number: int) -> Stream:
+    found, last = Stream(), time.monotonic()
+    try:
+        async with asyncio.timeout(LONGEST), client.stream("POST", f"{url}/completion", json=body(number)) as response:
+            if response.status_code != 200:
+                found.problem = f"status {response.status_code}"
+                return found
+            ended = False
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    found.problem = line if line and not line.startswith(":") else found.problem
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    found.problem = str(event["error"])[:300]
+                    return found
+                found.tokens += event.get("tokens", [])
+                found.text += event.get("content", "")
+                ended = ended or event.get("stop", False)
+                found.pause, last = max(found.pause, time.monotonic() - last), time.monotonic()
+            found.problem = found.problem or ("" if ended else "the stream was broken off")
+    except TimeoutError:
+        found.problem = f"no end after {LONGEST:g} s"
+    except httpx.HTTPError as error:
+        found.problem = f"{type(error).__name__}: {error}"
+    return found
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def processes(run: str) -> dict[int, str]:
+    """Return the processes of this run with their command lines, without zombies."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{MARK}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def named(run: str, start: str) -> list[int]:
+    return sorted(process for process, line in processes(run).items() if line.startswith(start))
+
+
+def memory(process: int) -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
+
+
+@contextmanager
+def served(run: str, port: int, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "localllm", "serve", *arguments, "--port", str(port)], cwd=ROOT, stdout=output,
+            stderr=output, env={**os.environ, MARK: run},
+        )  # fmt: skip
+        try:
+            began = time.monotonic()
+            while "listening on" not in log.read_text():
+                if server.poll() is not None or time.monotonic() - began > STARTING:
+                    raise SystemExit(f"the server does not start:\n{log.read_text()}")
+                time.sleep(0.1)
+            yield server
+        finally:
+            server.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(30)
+            server.kill()
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+async def undisturbed(url: str, numbers: int) -> list[Stream]:
+    async with httpx.AsyncClient(timeout=None) as client:
+        found = [await ask(client, url, number) for number in range(numbers)]
+    assert not any(each.problem for each in found), found
+    return found
+
+
+async def client_of(url: str, chance: random.Random, expected: list[Stream], until: float, counts: Counts) -> None:
+    async with httpx.AsyncClient(timeout=None) as client:
+        while time.monotonic() < until:
+            number = chance.randrange(len(expected))
+            got = await ask(client, url, number)
+            counts.streams += 1
+            counts.tokens += len(got.tokens)
+            counts.pauses.append(got.pause)
+            same = (got.tokens, got.text) == (expected[number].tokens, expected[number].text)
+            if got.problem or not same:
+                counts.wrong.append(f"request {number}: {got.problem or 'other tokens'} after {len(got.tokens)} tokens")
+
+
+async def break_things(run: str, args: argparse.Namespace, chance: random.Random, until: float, counts: Counts) -> None:
+    while time.monotonic() < until - 2 * args.every:
+        await asyncio.sleep(args.every * chance.uniform(0.7, 1.3))
+        kind = chance.choice([REPLICA, STAGE]) if args.stages > 1 else REPLICA
+        if not (there := named(run, kind)):
+            counts.faults["nobody there"] += 1
+            continue
+        how = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(there), how)
+        counts.faults[f"{'replica' if kind == REPLICA else 'stage'} {how.name}"] += 1
+
+
+async def metrics(url: str) -> dict[str, float]:
+    async with httpx.AsyncClient(timeout=10) as client:
+        lines = (await client.get(f"{url}/metrics")).text.splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+async def disturbed(
+    run: str, url: str, server: subprocess.Popen[bytes], args: argparse.Namespace, expected: list[Stream]
+) -> tuple[Counts, dict[str, Any]]:
+    counts, chance, until = Counts(), random.Random(args.seed), time.monotonic() + 60 * args.minutes
+    seeds = [random.Random(f"{args.seed} {number}") for number in range(args.clients)]
+    work = [asyncio.create_task(client_of(url, seed, expected, until, counts)) for seed in seeds]
+    work.append(asyncio.create_task(break_things(run, args, chance, until, counts)))
+    await asyncio.sleep(20 * args.minutes)
+    before = memory(server.pid)
+    done, stuck = await asyncio.wait(work, timeout=40 * args.minutes + 2 * LONGEST)
+    for task in done:
+        task.result()
+    began, found = time.monotonic(), dict[str, Any]()
+    while time.monotonic() - began < 30:  # the last fault is repaired, and loads are reported
+        await asyncio.sleep(0.5)
+        values = await metrics(url)
+        found = {
+            "replicas running": len(named(run, REPLICA)),
+            "stages running": len(named(run, STAGE)),
+            "open": values["llamacpp:requests_processing"] + values["llamacpp:requests_deferred"],
+            "blocks lost": sum(
+                value * (1 if 'state="all"' in name else -1)
+                for name, value in values.items() if name.startswith("localllm_cache_blocks")
+            ),
+        }  # fmt: skip
+        needed = args.replicas * (args.stages - 1)  # more of them wait to replace one
+        repaired = found["replicas running"] == args.replicas and found["stages running"] >= needed
+        if repaired and not found["open"] and not found["blocks lost"]:
+            break
+    found["repaired after s"] = round(time.monotonic() - began, 1)
+    found |= {"stuck": len(stuck), "front MiB before": before >> 20}
+    found["front MiB after"] = memory(server.pid) >> 20
+    counted = {name.partition("{")[0]: value for name, value in (await metrics(url)).items()}
+    found |= {name: counted[f"localllm_{name}_total"] for name in ("replicas_lost", "requests_moved")}
+    return counts, found
+
+
+def problems_of(args: argparse.Namespace, counts: Counts, found: dict[str, Any], left: list[str]) -> list[str]:
+    said = counts.wrong[:10]
+    said += [f"{found['stuck']} clients are stuck"] if found["stuck"] else []
+    said += [f"{found['open']:g} requests are open"] if found["open"] else []
+    if found["replicas running"] != args.replicas or found["stages running"] < args.replicas * (args.stages - 1):
+        said.append(f"{found['replicas running']} replicas and {found['stages running']} stages run")
+    said += [f"{found['blocks lost']:g} cache blocks are lost"] if found["blocks lost"] else []
+    if found["front MiB after"] << 20 > GROWTH * (found["front MiB before"] << 20) + MARGIN:
+        said.append(f"the front grew from {found['front MiB before']} to {found['front MiB after']} MiB")
+    said += [f"{len(left)} processes are left: {', '.join(left)[:300]}"] if left else []
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--every", type=float, default=5, help="seconds between two faults")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--port", type=int, default=8790)
+    args = parser.parse_args()
+    run, log = secrets.token_hex(8), Path(f"/tmp/faults-{os.getpid()}.log")
+    url = f"http://127.0.0.1:{args.port}"
+    with served(run, args.port, log, args.model):
+        expected = asyncio.run(undisturbed(url, 40))
+    with served(
+        run, args.port, log, args.model, "--ray", "auto", "--replicas", str(args.replicas), "--stages", str(args.stages)
+    ) as server:
+        counts, found = asyncio.run(disturbed(run, url, server, args, expected))
+    time.sleep(2)
+    left = [line[:60] for line in processes(run).values()]
+    problems = problems_of(args, counts, found, left)
+    pauses = sorted(counts.pauses)
+    row = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"), "model": Path(args.model).name,
+        **{name: getattr(args, name) for name in ("minutes", "replicas", "stages", "clients", "every", "seed")},
+        "streams": counts.streams, "tokens": counts.tokens, "wrong": len(counts.wrong), "faults": dict(counts.faults),
+        "longest pause s": round(pauses[-1], 2), "pause s, 90 %": round(pauses[int(0.9 * len(pauses))], 2),
+        **found, "left": len(left), "problems": problems,
+    }  # fmt: skip
+    print(json.dumps(row, indent=1))
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

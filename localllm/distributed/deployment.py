@@ -1,0 +1,143 @@
+"""Starts the replicas of a model as a Serve application, and connects a front to them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from localllm.base.closing import Closing
+from localllm.base.errors import LocalLLMError
+from localllm.cluster.errors import ClusterError
+from localllm.distributed.fleet import Fleet
+from localllm.distributed.messages import Ask, Listen, Origin
+from localllm.distributed.replica import Opened, Replica, ReplicaSettings
+
+ROUTER = "localllm.distributed.router:PrefixRouter"
+HEALTH_SECONDS = 1.0  # between two health checks of a replica by Serve
+OPEN_SECONDS = 3600.0  # longest time for loading a model
+GROW_SECONDS, SHRINK_SECONDS = 3.0, 120.0  # of too many, or too few requests, before replicas start or end
+ENDING_SECONDS = 5.0  # for the requests of a replica that is no longer needed
+
+
+class Deployment(Closing):
+    """The replicas of one front, from `start` to `close`."""
+
+    def __init__(self, front: str, handle: Any) -> None:
+        self.front, self._handle = front, handle
+
+    @classmethod
+    def start(
+        cls, front: str, fleet: Fleet, settings: ReplicaSettings, replicas: tuple[int, int]
+    ) -> tuple[Deployment, Opened]:
+        """Start the replicas of a front, and return once they are open. Raises ClusterError and LocalLLMError."""
+        import ray
+        from ray import serve
+        from ray.serve.config import ProxyLocation
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        try:
+            serve.start(proxy_location=ProxyLocation.Disabled)
+            deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas))
+            handle = serve.run(deployed.bind(settings, front), name=front, route_prefix=None)
+            made = cls(front, handle)
+            opened: Opened = handle.opened.remote().result(timeout_s=OPEN_SECONDS)
+            for name in fleet.names if opened.facts is not None else ():
+                asked: Opened = handle.opened.remote(Listen(front, name)).result(timeout_s=OPEN_SECONDS)
+                opened = asked if asked.facts is None else opened
+            if opened.facts is None:
+                raise LocalLLMError(opened.problem)
+            return made, opened
+        except LocalLLMError:
+            _end(front, serve)
+            raise
+        except Exception as error:  # Ray's own
+            _end(front, serve)
+            lines = str(error).strip().splitlines()
+            raise ClusterError(f"the replicas did not start: {lines[-1] if lines else type(error).__name__}") from None
+
+    # -- the way to the replicas (`remote.Wire`) -------------------------------------------------------------------
+
+    def ask(self, ask: Ask) -> Any:
+        return self._handle.answer.remote(ask)
+
+    def listen(self, listen: Listen) -> Any:
+        return self._handle.listen.options(stream=True).remote(listen)
+
+    async def kill(self, origin: Origin) -> None:
+        """Kill the process of a replica. `ray.kill` only asks it to end, which a stopped process never does."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if origin.node == ray.get_runtime_context().get_node_id():
+            _kill(origin.process)
+            return
+        there = NodeAffinitySchedulingStrategy(origin.node, soft=False)
+        with suppress(Exception):  # its machine is gone
+            await ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(origin.process)
+
+    def forget(self, listen: Listen) -> Any:
+        return self._handle.forget.remote(listen)
+
+    def pulse(self, listen: Listen) -> Any:
+        return self._handle.pulse.remote(listen)
+
+    def close(self) -> None:
+        """End the replicas."""
+        from ray import serve
+
+        _end(self.front, serve)
+
+
+def _options(ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int]) -> Mapping[str, Any]:
+    """Return the options of the deployment."""
+    least, most = replicas
+    limits = settings.limits
+    cpus = round(min(1.0, 0.9 * ray.cluster_resources().get("CPU", 1.0) / (most * settings.stages)), 2)
+    where: dict[str, Any] = {}
+    if settings.stages > 1:
+        bundles = [{"CPU": cpus}] * settings.stages
+        where = {"placement_group_bundles": bundles, "placement_group_strategy": "SPREAD"}
+    scaled: dict[str, Any] = {"num_replicas": most}
+    if least < most:  # the front's stream of events is one more ongoing request of each replica
+        scaled = {"autoscaling_config": {
+            "min_replicas": least, "max_replicas": most, "initial_replicas": least,
+            "target_ongoing_requests": limits.parallel + 1,
+            "metrics_interval_s": 1.0, "look_back_period_s": 3.0, "upscale_delay_s": GROW_SECONDS,
+            "downscale_delay_s": SHRINK_SECONDS,
+        }}  # fmt: skip
+    return {
+        "name": "replica",
+        "ray_actor_options": {"num_cpus": cpus},
+        "max_ongoing_requests": limits.parallel + limits.waiting + 16,
+        "health_check_period_s": HEALTH_SECONDS,
+        "health_check_timeout_s": 2 * HEALTH_SECONDS,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": ENDING_SECONDS,
+        "request_router_config": {
+            "request_router_class": ROUTER, "request_router_kwargs": {"front": front}, "max_backoff_s": 0.1,
+        },
+        "logging_config": {"log_level": "ERROR", "enable_access_log": False},
+        **scaled,
+        **where,
+    }  # fmt: skip
+
+
+def _kill(process: int) -> None:
+    with suppress(OSError):  # it has ended
+        os.kill(process, signal.SIGKILL)
+
+
+def _end(front: str, serve: Any) -> None:
+    """Delete the application, and end Serve if it has no other."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    with suppress(Exception):  # the cluster may be gone
+        serve.delete(front)
+        if not serve.status().applications:
+            serve.shutdown()

@@ -1,0 +1,216 @@
+"""A replica: the model, its scheduler and its tokenizer in one Serve replica. It answers the requests of fronts.
+
+A request comes as an `Ask` and lasts until its answer ends, so Serve counts it as ongoing. Its events go into the
+outbox of its front, which reads one stream per replica: a step of many requests is one report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from localllm import load
+from localllm.base.errors import LocalLLMError
+from localllm.distributed.messages import Ask, Listen, Origin, Report, States
+from localllm.distributed.outbox import Outbox
+from localllm.generation.errors import Stopped
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Event, Failed, Finished, Request
+from localllm.generation.scheduler import Scheduler
+from localllm.gguf.identity import identity
+from localllm.loading.facts import ModelFacts
+from localllm.models import ModelError
+from localllm.options import LoadOptions
+
+if TYPE_CHECKING:
+    from localllm.distributed.stages import RayStages
+
+BEAT = 0.25  # seconds after which a report without events is sent
+ORPHANED = 60.0  # seconds without a sign of life from the front, after which a replica ends
+LOAD_SECONDS = 0.1  # interval between the loads in reports
+ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How a replica loads its model."""
+
+    path: str
+    identity: str  # of the front's file (`gguf.identity`)
+    version: str  # of the front's program
+    options: LoadOptions
+    limits: SchedulerLimits
+    stages: int = 1  # the replica has the first; the others are actors in the other bundles of its placement group
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a replica says of itself once it is open: facts, or why it cannot work."""
+
+    facts: ModelFacts | None
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Replica:
+    """The deployment's class. Serve calls its methods on one event loop, apart from the scheduler's thread."""
+
+    def __init__(self, settings: ReplicaSettings, front: str = "") -> None:
+        """Open the model. If this fails, `opened` returns the reason: Serve would only try again."""
+        self._problem, self._front, self._pulsed = "", front, monotonic()
+        self._outboxes: dict[str, Outbox] = {}
+        self._stages: RayStages | None = None
+        try:
+            self._open(settings)
+        except (LocalLLMError, ModelError, OSError) as error:
+            self._problem = f"{_address()}: {error}"
+
+    def _open(self, settings: ReplicaSettings) -> None:
+        from localllm import __version__
+
+        if settings.version != __version__:
+            versions = f"localllm {__version__}, and the front has {settings.version}"
+            raise LocalLLMError(f"a machine of the cluster has {versions}; install the same version on all")
+        limits = settings.limits
+        self._stages = _stages(settings.stages)
+        model = self._model = load(settings.path, settings.options, sequences=limits.parallel, split=self._stages)
+        if model.embeds:
+            problem = "gives embeddings, which replicas do not serve"
+            raise LocalLLMError(f"{settings.path}: {problem}; serve it without --ray")
+        if identity(model.file) != settings.identity:
+            raise LocalLLMError(
+                f"{settings.path}: this is not the front's model; copy the file from the front's machine"
+            )
+        aligned = 1 if model.device.startswith("cpu") else ALIGNED
+        self._scheduler = Scheduler(model.new_core(replace(limits, aligned=aligned), self))
+
+    # -- for the scheduler -----------------------------------------------------------------------------------------
+
+    def step(self, sequences: int, drafts: int = 0) -> None:
+        """Count a step for the metrics of the fronts (`Observer`)."""
+        for outbox in list(self._outboxes.values()):
+            outbox.step(sequences, drafts)
+
+    # -- for fronts ------------------------------------------------------------------------------------------------
+
+    async def opened(self, listen: Listen | None = None) -> Opened:
+        """Return the facts of the model, or the problem. `listen` names the replica that is asked."""
+        if self._problem:
+            return Opened(None, self._problem)
+        model = self._model
+        tokenizer = model.maybe_tokenizer
+        notes = (model.placed, model.cache.note, (tokenizer.note if tokenizer is not None else "") or "")
+        return Opened(model.facts, notes=tuple(filter(None, notes)))
+
+    async def answer(self, ask: Ask) -> None:
+        """Run a request until its answer ends. If the front cancels the call, the request ends at the next step."""
+        outbox, loop, done = self._outbox(ask.front), asyncio.get_running_loop(), asyncio.Event()
+        if self._problem:
+            outbox.put(ask.number, Failed(Stopped(self._problem), ask.request.choice))
+            return
+
+        def listener(event: Event) -> None:
+            outbox.put(ask.number, event)
+            if isinstance(event, Finished | Failed):
+                loop.call_soon_threadsafe(done.set)
+
+        try:
+            request = await asyncio.to_thread(self._made, ask, outbox)
+            ticket = self._scheduler.submit(request, listener)
+        except LocalLLMError as error:
+            outbox.put(ask.number, Failed(error, ask.request.choice))
+            return
+        try:
+            await done.wait()
+        except asyncio.CancelledError:
+            ticket.cancel()
+            outbox.drop(ask.number)
+            raise
+
+    async def listen(self, listen: Listen) -> AsyncIterator[Report]:
+        """Yield reports to a front until it cancels the call, at least every BEAT seconds."""
+        mine, origin = self._where()
+        if listen.replica != mine:
+            raise LocalLLMError(f"replica {mine} was asked for the events of {listen.replica}")
+        outbox, counted = self._outbox(listen.front), 0.0
+        yield Report((), origin=origin)
+        while True:
+            report = await outbox.take(BEAT)
+            if not self._problem and monotonic() - counted > LOAD_SECONDS:
+                report, counted = replace(report, load=self._scheduler.load()), monotonic()
+            yield report
+
+    async def pulse(self, listen: Listen) -> None:
+        """Note that the front lives."""
+        self._pulsed = monotonic()
+
+    async def check_health(self) -> None:
+        """End the deployment if its front is gone. Serve calls this every second."""
+        if monotonic() - self._pulsed > ORPHANED:
+            self._pulsed = monotonic()
+            threading.Thread(target=_end, args=(self._front,), daemon=True).start()
+
+    async def forget(self, listen: Listen) -> None:
+        """Clear the prefix cache."""
+        if not self._problem:
+            self._scheduler.forget()
+
+    def _where(self) -> tuple[str, Origin]:
+        """Return Serve's id of this replica, and where it runs."""
+        import ray
+        from ray import serve
+
+        context = ray.get_runtime_context()
+        stages, hop = (1, 0.0) if self._stages is None else (self._stages.number, self._stages.hop)
+        origin = Origin(
+            context.get_actor_name() or "", context.namespace, os.getpid(), context.get_node_id(), stages, hop,
+            self._problem,
+        )  # fmt: skip
+        return serve.get_replica_context().replica_id.unique_id, origin
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _outbox(self, front: str) -> Outbox:
+        if front not in self._outboxes:
+            self._outboxes[front] = Outbox()
+        return self._outboxes[front]
+
+    def _made(self, ask: Ask, outbox: Outbox) -> Request:
+        """Return the request with everything that did not travel: its constraint, sequence breakers and functions."""
+        request, model = ask.request, self._model
+        if ask.recipe is not None:
+            request = replace(request, constraint=ask.recipe.made(model))
+        if request.sampling.dry_multiplier and model.dry_breakers is not None:
+            request = replace(request, dry_breakers=model.dry_breakers.find(request.sampling.dry_sequence_breaker))
+        if ask.states:
+            request = replace(request, states=lambda start, rows: outbox.put(ask.number, States(start, rows.copy())))
+        return request
+
+
+def _end(front: str) -> None:
+    from ray import serve
+
+    serve.delete(front)
+
+
+def _stages(count: int) -> RayStages | None:
+    """Return the splitter of a replica with several stages."""
+    if count == 1:
+        return None
+    import ray
+    from ray.util.placement_group import get_current_placement_group
+
+    from localllm.distributed.stages import RayStages
+
+    return RayStages(ray, count, group=get_current_placement_group())
+
+
+def _address() -> str:
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())

@@ -1,0 +1,398 @@
+"""The front's scheduler with replicas in this process: events, faults in mid-answer, cancellation and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import localllm
+from localllm.base.errors import LocalLLMError
+from localllm.constrained.request import Recipe
+from localllm.distributed.answer import Answer as Answers
+from localllm.distributed.fleet import Fleet
+from localllm.distributed.messages import Ask, Listen, Origin, Report
+from localllm.distributed.remote import MOST_TRIES, RemoteScheduler
+from localllm.distributed.replica import Replica
+from localllm.generation.errors import NotRepeated, QueueFull, Stopped
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Event, Failed, Finished, Logprob, Prefilled, Request, Started, Token
+from localllm.generation.scheduler import Scheduler
+from localllm.generation.statistics import Usage
+from localllm.options import SamplingOptions
+from localllm.options.structure import ConstraintSpec, Structure
+from tests.localllm.generation.support import Answer, scheduled
+from tests.localllm.generation.test_known import told
+
+LIMITS = SchedulerLimits(parallel=3)
+
+
+class LocalReplica(Replica):
+    """A replica without Serve and Ray."""
+
+    def __init__(self, model: localllm.Model, name: str) -> None:
+        self.name, self._model, self._outboxes, self._problem = name, model, {}, ""
+        self._stages, self._pulsed = None, time.monotonic()
+        self._scheduler = Scheduler(model.new_core(LIMITS, self))
+        self.dead = self.hung = False
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def where(self) -> tuple[str, Origin]:
+        return self.name, Origin(self.name, "test", 0, "node")
+
+
+class Local:
+    """The way to replicas in this process: it routes as Serve's router does. Killed replicas raise, hung ones wait."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.replicas = fleet, dict[str, LocalReplica]()
+        self.killed: list[str] = []
+        self.asks: list[Ask] = []
+
+    def add(self, replica: LocalReplica) -> None:
+        self.replicas[replica.name] = replica
+        self.fleet.update(list(self.replicas))
+
+    def ask(self, ask: Ask) -> Any:
+        return asyncio.get_running_loop().create_task(self._ask(ask))
+
+    async def _ask(self, ask: Ask) -> None:
+        self.asks.append(ask)
+        while not (names := self.fleet.ranked(list(self.replicas), ask.chunks, len(ask.request.prompt))):
+            await asyncio.sleep(0.01)
+        replica = self.replicas[names[0]]
+        self.fleet.sent(ask.number, replica.name, ask.chunks)
+        work = asyncio.get_running_loop().create_task(replica.answer(ask))
+        try:
+            while not work.done() or replica.hung:
+                if replica.dead:
+                    raise ConnectionError("the replica died")
+                await asyncio.wait([work], timeout=0.005)
+            work.result()
+        finally:
+            work.cancel()
+
+    def listen(self, listen: Listen) -> Any:
+        return Reports(self.replicas[listen.replica], listen)
+
+    async def kill(self, origin: Origin) -> None:
+        self.killed.append(origin.actor)
+        self.end(origin.actor)
+
+    def forget(self, listen: Listen) -> Any:
+        return self.replicas[listen.replica].forget(listen)
+
+    def pulse(self, listen: Listen) -> Any:
+        return self.replicas[listen.replica].pulse(listen)
+
+    def end(self, name: str) -> None:
+        """End a replica as SIGKILL does."""
+        self.replicas.pop(name).dead = True
+        self.fleet.forget(name)
+
+    def close(self) -> None:
+        pass
+
+
+class Reports:
+    """The reports of a replica while it lives."""
+
+    def __init__(self, replica: LocalReplica, listen: Listen) -> None:
+        self._replica, self._reports = replica, replica.listen(listen)
+
+    async def __aiter__(self) -> AsyncIterator[Report]:
+        async for report in self._reports:
+            while self._replica.hung and not self._replica.dead:
+                await asyncio.sleep(0.01)
+            if self._replica.dead:
+                raise ConnectionError("the replica died")
+            yield report
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[list[localllm.Model]]:
+    found = [localllm.load("demo", ctx_size=512, threads=1, sequences=3, spec="off") for _ in range(3)]
+    yield found
+    for model in found:
+        model.close()
+
+
+class Front:
+    def __init__(self, models: list[localllm.Model], limits: SchedulerLimits, count: int) -> None:
+        self.fleet = Fleet("test", limits.parallel)
+        self.wire, self.models = Local(self.fleet), models
+        for number in range(count):
+            self.start(number)
+        self.scheduler = RemoteScheduler(self.wire, "test", self.fleet, limits)
+
+    def start(self, number: int) -> None:
+        self.wire.add(LocalReplica(self.models[number], f"replica{number}"))
+
+    def ask(self, request: Request) -> Answer:
+        answer = Answer()
+        answer.ticket = self.scheduler.submit(request, answer)
+        return answer
+
+    def holder(self) -> LocalReplica:
+        """Return the replica that has a request."""
+        return next(each for name, each in self.wire.replicas.items() if self.fleet.having(name))
+
+
+@pytest.fixture
+def front(models: list[localllm.Model], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+    monkeypatch.setattr(LocalReplica, "_where", LocalReplica.where)
+    made: list[Front] = []
+
+    def start(count: int = 2, **limits: int) -> Front:
+        made.append(Front(models, replace(LIMITS, **limits), count))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.scheduler.close()
+        for replica in each.wire.replicas.values():
+            replica._scheduler.close()
+
+
+def until(ready: Callable[[], object], seconds: float = 20) -> None:
+    stop = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < stop, "it does not happen"
+        time.sleep(0.005)
+
+
+def request_of(model: localllm.Model, length: int = 120, **asking: Any) -> Request:
+    sampling = model.sampling_defaults.options({"seed": 7, "temperature": 0.9, "repeat_penalty": 1.1})
+    return Request(model.tokenize("Once upon a time"), sampling, length, ignore_eos=True, **asking)
+
+
+def undisturbed(model: localllm.Model, request: Request) -> list[Event]:
+    with scheduled(model, parallel=2) as scheduler:
+        answer = Answer()
+        scheduler.submit(request, answer)
+        answer.result()
+    return answer.events
+
+
+def test_events_are_those_of_a_scheduler_here(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    request = request_of(models[2], logprobs=2, prompt_logprobs=True, stops=("zzz",))
+    expected = undisturbed(models[2], request)
+    answer = front().ask(request)
+    answer.result()
+    assert told(answer.events) == told(expected)
+    assert [e for e in answer.events if isinstance(e, Started | Prefilled)] == [
+        e for e in expected if isinstance(e, Started | Prefilled)
+    ]
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung"])
+@pytest.mark.parametrize("structure", [None, Structure(gbnf="root ::= ([a-z]+ [ ,.])+")])
+def test_an_answer_goes_on_at_the_other_replica(
+    models: list[localllm.Model], front: Callable[..., Front], fault: str, structure: Structure | None
+) -> None:
+    here = front(2)
+    made = Recipe(ConstraintSpec(structure)).made(models[2]) if structure is not None else None
+    request = request_of(models[2], 400, logprobs=1, constraint=made)
+    expected = undisturbed(models[2], request)
+    answer = here.ask(request)
+    until(lambda: len(answer.tokens) > 20)
+    if fault == "killed":
+        here.wire.end(here.holder().name)
+    else:
+        here.holder().hung = True
+    answer.result()
+    assert told(answer.events) == told(expected)
+    assert sum(isinstance(event, Started) for event in answer.events) == 1
+    assert here.scheduler.moved >= 1
+    assert here.scheduler.lost >= 1
+    if fault == "hung":
+        until(lambda: here.wire.killed)
+
+
+def test_with_one_replica_it_waits_for_the_next(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(1)
+    request = request_of(models[2], 150)
+    expected = undisturbed(models[2], request)
+    answers = [here.ask(request) for _ in range(6)]  # some of them wait
+    until(lambda: len(answers[0].tokens) > 10)
+    here.wire.end("replica0")
+    late = here.ask(request)
+    assert here.scheduler.load().waiting >= 0
+    time.sleep(0.2)
+    here.start(1)
+    for answer in [*answers, late]:
+        answer.result()
+        assert told(answer.events) == told(expected)
+
+
+def test_a_request_without_a_seed_goes_on_with_the_same_random_numbers(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    here = front(2)
+    request = replace(request_of(models[2], 450), sampling=SamplingOptions(temperature=1.0))
+    answer = here.ask(request)
+    until(lambda: len(answer.tokens) > 10)
+    here.wire.end(here.holder().name)
+    answer.result()
+    fixed = here.wire.asks[0].request.sampling
+    assert fixed.seed >= 0
+    assert told(answer.events)[0] == told(undisturbed(models[2], replace(request, sampling=fixed)))[0]
+
+
+def test_hidden_states_come_once_the_replica_has_them(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    rows, expected = np.zeros((2, 4, models[0].config.width), np.float32)  # type: ignore[union-attr]
+
+    def into(target: Any) -> Callable[[int, Any], None]:
+        return lambda start, some: target.__setitem__(slice(start, start + len(some)), some)
+
+    ids = list(range(5, 9))
+    undisturbed(models[2], Request(ids, SamplingOptions(), 0, reuse=False, states=into(expected)))
+    front().ask(Request(ids, SamplingOptions(), 0, reuse=False, states=into(rows))).result()
+    assert rows.any()
+    assert np.array_equal(rows, expected)
+
+
+def test_a_client_that_leaves_ends_its_answer(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(1)
+    answer = here.ask(request_of(models[2], 480))
+    until(lambda: len(answer.tokens) > 5)
+    assert answer.ticket is not None
+    answer.ticket.cancel()
+    assert answer.result().reason == "cancelled"
+    scheduler = here.wire.replicas["replica0"]._scheduler
+    until(lambda: not scheduler.load().running, 1)
+    assert here.scheduler._open.count == 0
+    assert not here.scheduler._answers
+
+
+def test_errors_of_a_request_come_to_its_client_only(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(2)
+    with pytest.raises(LocalLLMError, match="no tokens"):
+        here.scheduler.submit(Request([], SamplingOptions()), Answer())
+    failed = here.ask(Request([1] * 600, SamplingOptions())).error().error
+    assert "the context holds 512" in str(failed)
+    here.ask(request_of(models[2], 3)).result()
+    assert here.scheduler.moved == 0
+
+
+def test_the_queue_is_limited_by_account(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(1, parallel=2, waiting=4)
+    answers = [here.ask(replace(request_of(models[2], 400), client="one")) for _ in range(4)]
+    with pytest.raises(QueueFull):
+        here.ask(replace(request_of(models[2]), client="one"))
+    here.ask(replace(request_of(models[2], 2), client="two")).result()
+    for answer in answers:
+        assert answer.ticket is not None
+        answer.ticket.cancel()
+        answer.result()
+
+
+def test_closing_ends_all_requests(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(1)
+    answer = here.ask(request_of(models[2], 480))
+    until(lambda: answer.tokens)
+    here.scheduler.close()
+    assert isinstance(answer.error().error, Stopped)
+    with pytest.raises(Stopped):
+        here.ask(request_of(models[2]))
+
+
+def test_a_request_that_no_replica_can_answer_ends(
+    models: list[localllm.Model], front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = front(1)
+
+    async def broken(ask: Ask) -> None:
+        here.wire.asks.append(ask)
+        raise ConnectionError("broken")
+
+    monkeypatch.setattr(here.wire, "_ask", broken)
+    monkeypatch.setattr("localllm.distributed.remote.RETRY", 0.0)
+    assert isinstance(here.ask(request_of(models[2])).error().error, Stopped)
+    assert len(here.wire.asks) == MOST_TRIES
+
+
+def test_another_answer_after_a_fault_is_told(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(2)
+    answer = here.ask(request_of(models[2], 450))
+    until(lambda: len(answer.tokens) > 10)
+    [sent] = here.scheduler._answers.values()
+    holder = here.holder()
+    holder.hung = True
+    time.sleep(0.05)
+    sent.known[3] += 1
+    assert isinstance(answer.error().error, NotRepeated)
+
+
+def test_the_load_is_that_of_all_replicas(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(2)
+    until(lambda: here.scheduler.load().blocks == sum(model.pool.blocks for model in models[:2]))
+    answers = [here.ask(request_of(models[2], 400)) for _ in range(4)]
+    until(lambda: len(here.scheduler.load().running) == 4)
+    for answer in answers:
+        assert answer.ticket is not None
+        answer.ticket.cancel()
+    until(lambda: not here.scheduler.load().running)
+
+
+def test_slots_are_refused(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    with pytest.raises(LocalLLMError, match="with --ray"):
+        front(1).scheduler.between(lambda slots: slots.erase(0))
+
+
+def test_every_thread_may_submit(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(2)
+    request = request_of(models[2], 30)
+    expected = told(undisturbed(models[2], request))
+    answers: list[Answer] = []
+    threads = [threading.Thread(target=lambda: answers.append(here.ask(request))) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answer in answers:
+        answer.result()
+        assert told(answer.events) == expected
+    assert not any(isinstance(event, Failed | Finished) for event in answer.events[:-1])
+    assert isinstance(answer.events[-2], Token)
+
+
+def test_what_the_client_knows_of_its_prompt_is_not_sent_again() -> None:
+    """The prompt was cut into other parts before the fault."""
+    each = [Logprob(number, -1.0) for number in range(9)]  # of the tokens after positions 0 to 8 of a prompt of 10
+
+    def run(answer: Answers, ends: list[int], reused: int = 0) -> list[Event]:
+        events: list[Event] = [Started(10, reused)]
+        start = reused
+        for end in ends:
+            events.append(Prefilled(end, tuple(each[start:end])))
+            start = end
+        answer.reached = 0
+        return [new for event in events if (new := answer.fresh(event)) is not None]
+
+    answer = Answers(Request([0] * 10, SamplingOptions()), lambda event: None)
+    first = run(answer, [3, 5])
+    second = run(answer, [2, 4, 7, 10])
+    assert [type(event) for event in first] == [Started, Prefilled, Prefilled]
+    assert [event.evaluated for event in second if isinstance(event, Prefilled)] == [7, 10]
+    told = [logprob for event in (*first, *second) if isinstance(event, Prefilled) for logprob in event.logprobs]
+    assert told == each
+
+    usage = Usage(prompt_tokens=10, reused_tokens=0)
+    answer = Answers(Request([0] * 10, SamplingOptions()), lambda event: None)
+    run(answer, [10], reused=4)
+    assert run(answer, [10]) == []
+    end = answer.fresh(Finished("end", "", usage))
+    assert isinstance(end, Finished)
+    assert end.usage.reused_tokens == 4
