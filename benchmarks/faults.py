@@ -6,7 +6,7 @@ Clients with fixed seeds ask for streams, plain and with a grammar, without paus
 (SIGKILL) or stopped (SIGSTOP). The answers must have the tokens and the text that a server without Ray gave before. At
 the end, when all clients are done, the run passes if:
 
-- no stream was wrong, was broken off, or took longer than 60 s; nobody is stuck
+- no stream was wrong, was broken off, or took longer than 60 s; no client waits for ever
 - all replicas run again, no request is open, and no block of their caches is lost
 - the memory (RSS) of the front grew by at most 10 % and 16 MiB after the first third
 - no process is left after the server's end
@@ -177,7 +177,7 @@ async def break_things(run: str, args: argparse.Namespace, chance: random.Random
         await asyncio.sleep(args.every * chance.uniform(0.7, 1.3))
         kind = chance.choice([REPLICA, STAGE]) if args.stages > 1 else REPLICA
         if not (there := named(run, kind)):
-            counts.faults["nobody there"] += 1
+            counts.faults["no process"] += 1
             continue
         how = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
         with suppress(ProcessLookupError):

@@ -1,202 +1,322 @@
-"""Run a model in one process and in two stages (two processes, ZeroMQ on 127.0.0.1) in turn, one thread per process.
+"""Time a model in one process and in two stages in turn, with a network between the stages; and llama.cpp's RPC.
 
-    python benchmarks/stages.py MODEL.gguf [--rounds 9] [--cut LAYER]
+    python benchmarks/stages.py MODEL.gguf [--delays 0.2,1,5] [--sequences 1,2,4,8] [--rounds 2]
+        [--llama-batched-bench PATH --rpc-server PATH]
+    python benchmarks/stages.py --waiting 20 [--delays 0.2,1,5]
+    python benchmarks/stages.py --table
 
-Times are the shortest of all rounds: a decode step of one sequence and of two, and a prompt of 512 tokens. A hop costs
-half of the difference between both steps: hidden states go to the second process, and the logits or their top 40 come
-back. Ratios are medians over rounds. The ratio of the prompt shows the gain from micro-batches.
+Every process has one thread. The rows are: one process; one process with two threads (the same cores as two stages);
+two stages in two processes that are connected over ZeroMQ on 127.0.0.1; the same through a relay (relay.py) that adds a
+delay to each message. llama.cpp runs the same cut: its rpc-server has the layers of the second stage, and is reached
+through the same relay.
 
-Then the generation loop answers 1, 2, 4 and 8 requests at a time, with two steps in flight on two stages: tokens per
-second of all of them, the best of all rounds. `--cut` is the first layer of the second stage, to balance the times; by
-default both stages have about equally many bytes. `--waiting MS` replaces the computation of a step by a pause of MS,
-half of it in each stage: this measures the loop and the messages, even if the cores of this machine are busy. One JSON
-line per model goes to benchmarks/results/stages.jsonl.
+The generation loop answers N requests together, without drafts. Decode speed is counted in tokens per second of all
+requests, from the time when each has its first token until the first one ends. First token: the time until the answer
+to a prompt of 512 tokens begins. Each row has the forecast of `localllm cluster plan`.
+
+`--waiting MS` runs a tiny model whose steps pause for MS, half of it in each stage, as if each stage had a machine of
+its own. On a machine with few or busy cores, this measures the loop, the messages and the relay alone. One JSON line
+per model goes to benchmarks/results/stages.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
+from typing import Any
 
 from compare import RESULTS, ROOT, machine
+from relay import Relays, relays
 
 sys.path.insert(0, str(ROOT))
 
-from localllm.backends.base import F16_CACHE, Backend
+import localllm
+from localllm.backends.base import Backend
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cluster.backend import SplitBackend
-from localllm.cluster.cut import Cut, cut_at, even_cut
-from localllm.engine import BlockPool, Engine, SequenceRows
-from localllm.generation.core import Core
+from localllm.cluster.cut import even_cut
+from localllm.cluster.executable import SplitExecutable
+from localllm.cluster.forecast import Network, StageSpeed, tokens_per_second
 from localllm.generation.interfaces import SchedulerLimits
-from localllm.generation.request import Event, Request, Token
-from localllm.generation.request_state import Ticket
-from localllm.gguf import open_gguf
-from localllm.loading.loader import limits_of
-from localllm.loading.recording import Recording
-from localllm.options import SamplingOptions
-from localllm.plan import BLOCK, Plan
-from localllm.sampling.sampler import Sampler
-from tests.localllm.cluster.support import Processes, Threads
+from localllm.generation.request import Event, Failed, Finished, Request, Token
+from localllm.generation.scheduler import Scheduler
+from localllm.loading.splitting import Whole
+from localllm.model import Model
+from localllm.options import LoadOptions, SamplingOptions
+from tests.localllm.cluster.support import Processes, pausing
 from tests.models.kit import KIT
-from tests.models.support import plan_of
 
-PROMPT, STEPS, CONTEXT = 512, 16, 1024
-STREAMS = (1, 2, 4, 8)
-
-
-class Timed:
-    """An engine whose steps are timed in milliseconds."""
-
-    def __init__(self, plan: Plan, backend: Backend) -> None:
-        limits = limits_of(CONTEXT, plan, max(STREAMS))
-        windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
-        executable = backend.bind(plan, limits, F16_CACHE)
-        self.engine = Engine(executable, BlockPool(limits.blocks, BLOCK, windowed=windowed), limits)
-
-    def prompt(self) -> float:
-        sequence = self.engine.add()
-        began = perf_counter()
-        self.engine.step([SequenceRows(sequence, [(7 * i) % 200 for i in range(PROMPT)])])
-        seconds = perf_counter() - began
-        self.engine.release(sequence)
-        return 1000 * seconds
-
-    def decode(self, streams: int, top_k: int = 0) -> float:
-        sequences = [self.engine.add() for _ in range(streams)]
-        self.engine.step([SequenceRows(sequence, [1, 2, 3], "last") for sequence in sequences])
-        times = []
-        for token in range(STEPS):
-            began = perf_counter()
-            self.engine.step([SequenceRows(sequence, [token], "last", top_k) for sequence in sequences])
-            times.append(perf_counter() - began)
-        for sequence in sequences:
-            self.engine.release(sequence)
-        return 1000 * min(times)
-
-    def answer(self, streams: int) -> float:
-        """Return the tokens per second of this many greedy answers of the loop, while all of them decode."""
-        core = Core(self.engine, None, Sampler, SchedulerLimits(parallel=streams))
-        tokens = [0] * streams
-
-        def listener(number: int, event: Event) -> None:
-            tokens[number] += isinstance(event, Token)
-
-        for number in range(streams):
-            greedy, prompt = SamplingOptions(temperature=0), [3 + number, 4, 5]
-            request = Request(prompt, greedy, 2 * STEPS, ignore_eos=True, reuse=False)
-            ticket = Ticket(request, partial(listener, number))
-            core.running.waiting.append(core.new_state(ticket))
-        while min(tokens) < 2:
-            core.step()
-        began, before = perf_counter(), sum(tokens)
-        while max(tokens) < STEPS + 2:
-            core.step()
-        rate = (sum(tokens) - before) / (perf_counter() - began)
-        core.running.end(None)
-        return rate
+SHORT, ANSWER, PROMPT, CONTEXT = 16, 64, 512, 1024
+STORED = RESULTS / "stages.jsonl"
 
 
-def measure(path: Path, rounds: int, layer: int) -> dict[str, object]:
-    recording, backend = Recording(CONTEXT), CpuBackend(1)
-    cases = ["1 stream", "1 stream, top 40", "2 streams", "2 streams, top 40", "prompt"]
-    times: dict[tuple[str, str], list[float]] = {(where, case): [] for where in ("whole", "split") for case in cases}
-    with open_gguf(path) as file:
-        plan = recording.plan(file)
-        processes = Processes(path, recording)
+@dataclass(slots=True)
+class Halves:
+    """Splits a model into two stages of equal weights; the second is a process that is reached through `relays`."""
 
-        def cut(plan: Plan) -> Cut:
-            return cut_at(plan, (0, layer)) if layer else even_cut(plan, 2)
+    relays: Relays | None
+    pause: float = 0.0  # seconds that a step waits in each stage
+    line: str = ""
+    first: int = 0  # first layer of the second stage
+    layers: int = 0
+    processes: Processes | None = field(default=None, repr=False)
 
-        split = SplitBackend(backend, cut, processes.connect)
-        engines = {"whole": Timed(plan, backend), "split": Timed(plan, split)}
-        for number in range(rounds + 1):
-            for where, engine in engines.items():
-                found = [engine.decode(n, k) for n in (1, 2) for k in (0, 40)]
-                for case, value in zip(cases, [*found, engine.prompt()], strict=True):
-                    if number:  # the first round warms up
-                        times[where, case].append(value)
-        loop: dict[tuple[str, int], list[float]] = {(where, n): [] for where in engines for n in STREAMS}
-        for _ in range(rounds):
-            for streams in STREAMS:
-                for where, engine in engines.items():
-                    loop[where, streams].append(engine.answer(streams))
-        firsts = engines["split"].engine.executable._cut.firsts  # type: ignore[attr-defined]
-        for engine in engines.values():
-            engine.engine.executable.close()
-    ms = {f"{where}, {case}": round(min(values), 3) for (where, case), values in times.items()}
-    hops = {case: round((ms[f"split, {case}"] - ms[f"whole, {case}"]) / 2, 3) for case in cases[:4]}
-    prompts = [a / b for a, b in zip(times["whole", "prompt"], times["split", "prompt"], strict=True)]
-    streams = [2 * a / b for a, b in zip(times["split", cases[1]], times["split", cases[3]], strict=True)]
-    rates = {f"{where}, {n}": round(max(values), 2) for (where, n), values in loop.items()}
-    gains = {
-        str(n): round(median(a / b for a, b in zip(loop["split", n], loop["split", 1], strict=True)), 2)
-        for n in STREAMS
-    }  # fmt: skip
-    beside = {
-        str(n): round(median(a / b for a, b in zip(loop["split", n], loop["whole", n], strict=True)), 2)
-        for n in STREAMS
-    }  # fmt: skip
+    def free_memory(self, options: LoadOptions) -> int:
+        from localllm.loading.loader import free_memory
+
+        return free_memory()
+
+    def backend(self, whole: Whole, threads: int) -> Backend:
+        cut = even_cut(whole.plan, 2)
+        self.first, self.layers = cut.firsts[1], len(whole.plan.starts) - 1
+        via = self.relays.to if self.relays is not None else None
+        self.processes = Processes(Path(whole.file.path), whole.recording, via=via, pause=self.pause)
+        return SplitBackend(CpuBackend(threads), lambda plan: even_cut(plan, 2), self.processes.connect)
+
+    def slow(self, model: Model) -> None:
+        """Let the first stage wait, too."""
+        executable = model.executable
+        if self.pause:
+            assert isinstance(executable, SplitExecutable)
+            pausing(executable._first.executable, "run", self.pause)
+
+
+class Listener:
+    """Notes when the tokens of a request arrive."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.error: Exception | None = None
+        self.ended = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Token):
+            self.times.append(perf_counter())
+        elif isinstance(event, Finished | Failed):
+            self.error = event.error if isinstance(event, Failed) else None
+            self.ended.set()
+
+
+def answer(scheduler: Scheduler, count: int, prompt: int, tokens: int) -> list[list[float]]:
+    """Answer `count` requests together; return the times of their tokens."""
+    sampling = SamplingOptions(temperature=0.0)
+    listeners = [Listener() for _ in range(count)]
+    for number, listener in enumerate(listeners):
+        ids = [1 + (7 * i + 31 * number) % 100 for i in range(prompt)]
+        scheduler.submit(Request(ids, sampling, tokens, ignore_eos=True, reuse=False), listener)
+    for listener in listeners:
+        assert listener.ended.wait(600)
+        assert len(listener.times) == tokens, listener.error
+    return [listener.times for listener in listeners]
+
+
+def rate_of(times: Sequence[Sequence[float]]) -> float:
+    """Return the tokens per second of all requests, while all of them decode."""
+    began, ended = max(each[0] for each in times), min(each[-1] for each in times)
+    return sum(began < time <= ended for each in times for time in each) / (ended - began)
+
+
+def measure(scheduler: Scheduler, counts: Sequence[int]) -> dict[str, float]:
+    """Return tokens per second for each number of requests, and the seconds to the first token."""
+    answer(scheduler, 1, SHORT, 4)
+    found = {}
+    for count in counts:
+        found[str(count)] = rate_of(answer(scheduler, count, SHORT, ANSWER))
+    began = perf_counter()
+    [[first, *_]] = answer(scheduler, 1, PROMPT, 2)
+    found["first token"] = first - began
+    return found
+
+
+@contextmanager
+def opened(path: Path, threads: int, split: Halves | None, most: int, pause: float = 0.0) -> Iterator[Scheduler]:
+    options = LoadOptions(threads=threads, ctx_size=256 if pause else CONTEXT).changed({"spec": "off"})
+    with localllm.load(path, options, sequences=most, split=split) as model:
+        assert isinstance(model, Model)
+        if split is not None:
+            split.slow(model)
+        elif pause:
+            pausing(model.executable, "step", pause)
+        with Scheduler(model.new_core(SchedulerLimits(most))) as scheduler:
+            yield scheduler
+
+
+def peer(
+    program: Path, server: Path, path: Path, counts: Sequence[int], delay: float | None, layers: int
+) -> dict[str, float]:
+    """Return the decode speed of llama-batched-bench. With a delay, an rpc-server has the last `layers` layers."""
+    command = [
+        str(program), "-m", str(path), "-t", "1", "-c", str(max(counts) * 256), "-npp", str(SHORT), "-ntg", str(ANSWER),
+        "-npl", ",".join(map(str, counts)),
+    ]  # fmt: skip
+    with relays(delay or 0.0) if delay is not None else nullcontext() as between:
+        process = None
+        try:
+            if between is not None:
+                port = _free_port()
+                process = subprocess.Popen(
+                    [str(server), "-p", str(port), "-t", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+                sleep(1)
+                address = between.to(f"127.0.0.1:{port}") if delay else f"127.0.0.1:{port}"
+                command += ["--rpc", address, "-ngl", str(layers)]
+            text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+        finally:
+            if process is not None:
+                process.kill()
+                process.wait()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    at, rate = rows[0].index("B"), rows[0].index("S_TG t/s")
+    return {row[at]: float(row[rate]) for row in rows[1:] if re.fullmatch(r"\d+", row[at])}
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+def forecast(path: Path, delay: float) -> dict[str, dict[str, float]]:
+    """Return what `localllm cluster plan` says for one and for two stages on machines like this one."""
+    command = [
+        sys.executable, "-m", "localllm", "cluster", "plan", str(path), "-t", "1", "-c", str(CONTEXT), "--json",
+        "--nodes", "here,here", "--delay", str(max(1000 * delay, 0.001)), "--network", "100GB/s", "-p", str(PROMPT),
+    ]  # fmt: skip
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    return {f"{row['stages']}": {**row["tokens_per_second"], "first token": row["first_token"]} for row in rows}
+
+
+def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
+    counts = [int(each) for each in given.sequences.split(",")]
+    delays = [float(each) / 1000 for each in given.delays.split(",")]
+    most, cut = max(counts), Halves(None)
+    times: dict[str, list[dict[str, float]]] = {}
+
+    def one(name: str, threads: int, split: Halves | None) -> None:
+        with opened(path, threads, split, most) as scheduler:
+            times.setdefault(name, []).append(measure(scheduler, counts))
+
+    for _ in range(given.rounds):
+        one("one process, 1 thread", 1, None)
+        one("one process, 2 threads", 2, None)
+        one("two stages", 1, cut)
+        for delay in delays:
+            with relays(delay) as between:
+                one(f"two stages, {1000 * delay:g} ms", 1, Halves(between))
+            times.setdefault(f"forecast, {1000 * delay:g} ms", []).append(forecast(path, delay)["2"])
+        times.setdefault("forecast, one process", []).append(forecast(path, 0.0)["1"])
+        if given.llama_batched_bench is not None:
+            second = cut.layers - cut.first + 1  # llama.cpp counts the output as one more layer
+            rows: list[tuple[str, float | None]] = [("llama.cpp, 1 thread", None), ("llama.cpp, RPC", 0.0)]
+            rows += [(f"llama.cpp, RPC, {1000 * delay:g} ms", delay) for delay in delays]
+            for name, late in rows:
+                found = peer(given.llama_batched_bench, given.rpc_server, path, counts, late, second)
+                times.setdefault(name, []).append(found)
+    middle: Callable[[str, str], float] = lambda name, key: round(median(each[key] for each in times[name]), 3)  # noqa: E731
     return {
-        "model": path.name, "cut": list(firsts), "loop: tokens/s": rates,
-        "loop: streams / one stream, on two stages": gains, "loop: two stages / one process": beside,
-        "ms": ms, "ms per hop": hops, "prompt: one process / two stages": round(median(prompts), 2),
-        "two streams / one, on two stages": round(median(streams), 2),
+        "model": path.name, "cut": [cut.first, cut.layers], "rounds": given.rounds,
+        "rows": {name: {key: middle(name, key) for key in found[0]} for name, found in times.items()},
+        "two streams / one, two stages": round(median(r["2"] / r["1"] for r in times["two stages"]), 2),
     }  # fmt: skip
 
 
-def waiting(milliseconds: float, rounds: int) -> dict[str, object]:
-    """Measure the loop over two stages that wait instead of computing, as if each had a machine."""
-    threads, backend = Threads(CpuBackend(1), patience=60.0), CpuBackend(1)
-    metadata, tensors = KIT["llama-gqa"].loaded()
-    plan = plan_of(metadata, tensors)
-    whole, split = Timed(plan, backend), Timed(plan, threads.backend())
-    stages = [split.engine.executable._first, *threads.stages]  # type: ignore[attr-defined]
-    for executable, share in ((whole.engine.executable, 1), *[(stage.executable, 2) for stage in stages]):
-        name = "step" if share == 1 else "run"
-        setattr(executable, name, partial(_late, getattr(executable, name), milliseconds / share / 1000))
-    found: dict[tuple[str, int], list[float]] = {(w, n): [] for w in ("whole", "split") for n in STREAMS}
-    for _ in range(rounds):
-        for streams in STREAMS:
-            found["whole", streams].append(whole.answer(streams))
-            found["split", streams].append(split.answer(streams))
-    for engine in (whole, split):
-        engine.engine.executable.close()
-    rates = {f"{where}, {n}": round(max(values), 2) for (where, n), values in found.items()}
-    gains = {str(n): round(rates[f"split, {n}"] / rates["split, 1"], 2) for n in STREAMS}
-    hop = 1000 * (1 / rates["split, 1"] - 1 / rates["whole, 1"]) / 2
+def wait(milliseconds: float, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure stages that wait instead of computing, with the forecast for them."""
+    counts = [int(each) for each in given.sequences.split(",")]
+    delays = [float(each) / 1000 for each in given.delays.split(",")]
+    most, half = max(counts), milliseconds / 2000
+    times: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = KIT["llama-gqa"].write(Path(folder) / "tiny.gguf")
+
+        def one(name: str, split: Halves | None, delay: float = 0.0) -> None:
+            with opened(path, 1, split, most, 2 * half) as scheduler:
+                answer(scheduler, 1, SHORT, 4)
+                found = {}
+                for count in counts:
+                    begins = answer(scheduler, count, SHORT, ANSWER)
+                    found[str(count)] = rate_of(begins)
+                times.setdefault(name, []).append(found)
+            stages = (
+                [StageSpeed(lambda rows: half, 0.0, 512)] * 2 if split else [StageSpeed(lambda rows: 2 * half, 0.0, 0)]
+            )
+            said = {str(n): tokens_per_second(stages, Network(delay), n) for n in counts}
+            times.setdefault(f"forecast, {name}", []).append(said)
+
+        for _ in range(given.rounds):
+            one("one process", None)
+            one("two stages", Halves(None, half))
+            for delay in delays:
+                with relays(delay) as between:
+                    one(f"two stages, {1000 * delay:g} ms", Halves(between, half), delay)
+    rows = {
+        name: {key: round(median(each[key] for each in found), 2) for key in found[0]} for name, found in times.items()
+    }
+    off = max(
+        abs(rows[f"forecast, {name}"][key] / rows[name][key] - 1)
+        for name in rows
+        if f"forecast, {name}" in rows
+        for key in rows[name]
+    )
     return {
-        "ms of waiting": milliseconds, "loop: tokens/s": rates, "streams / one stream, on two stages": gains,
-        "ms per hop": round(hop, 3),
+        "model": f"steps of {milliseconds:g} ms that wait", "rounds": given.rounds, "rows": rows,
+        "two streams / one, two stages": round(rows["two stages"]["2"] / rows["two stages"]["1"], 2),
+        "largest error of a forecast": round(off, 3),
     }  # fmt: skip
 
 
-def _late(call: Callable[..., object], seconds: float, *given: object) -> object:
-    sleep(seconds)
-    return call(*given)
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown for docs/machines.md: the newest row of each model."""
+    newest = {row["model"].removesuffix(".gguf"): row for row in rows}
+    lines: list[str] = []
+    for model, row in newest.items():
+        keys = list(dict.fromkeys(key for each in row["rows"].values() for key in each))
+        shown = [f"{key} stream{'s' * (key != '1')}" if key.isdecimal() else f"{key}, s" for key in keys]
+        lines += ["", f"**{model}**", "", "| tokens/s | " + " | ".join(shown) + " |", "|---|" + "---:|" * len(keys)]
+        for name, found in row["rows"].items():
+            cells = (
+                "" if key not in found else f"{found[key]:.1f}" if key.isdecimal() else f"{found[key]:.2f}"
+                for key in keys
+            )
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines[1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.gguf")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cut", type=int, default=0, metavar="LAYER")
+    parser.add_argument("--delays", default="0.2,1,5", help="milliseconds")
+    parser.add_argument("--sequences", default="1,2,4,8")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--llama-batched-bench", type=Path)
+    parser.add_argument("--rpc-server", type=Path)
     parser.add_argument("--waiting", type=float, default=0.0, metavar="MS")
+    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    jobs = [partial(measure, path, given.rounds, given.cut) for path in given.models]
-    jobs += [partial(waiting, given.waiting, given.rounds)] if given.waiting else []
+    if given.table:
+        print(table([json.loads(line) for line in STORED.read_text(encoding="utf-8").splitlines()]))
+        return
+    jobs: list[Callable[[], dict[str, Any]]] = [partial(run, path, given) for path in given.models]
+    jobs += [partial(wait, given.waiting, given)] if given.waiting else []
     for job in jobs:
         found = job()
         print(json.dumps(found, indent=1))
         line = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), **found}
-        with (RESULTS / "stages.jsonl").open("a", encoding="utf-8") as file:
+        with STORED.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 

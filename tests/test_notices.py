@@ -20,6 +20,9 @@ BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
 FOREIGN = {  # file and string: strings that look like our flags but are not
+    ("localllm/distributed/attach.py", "--port"),  # an option of Ray
+    ("localllm/distributed/worker.py", "--port"),  # the same
+    ("localllm/distributed/supervised.py", "-m"),  # an option of Python
     ("backends/cuda/nvrtc.py", "-v"),  # an option of ptxas, NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # an option of Python
     ("localllm/sandbox/process.py", "-c"),  # an option of Python

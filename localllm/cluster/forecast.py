@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from localllm.cluster.executable import MICRO_BATCHES, MICRO_ROWS, MOST_MICRO_BATCHES
 
-HANDLING = 0.0002  # seconds to encode, send, receive and decode a small message (benchmarks/results/stages.jsonl)
+HANDLING = 0.0005  # seconds to encode, send, receive and decode a small message (benchmarks/results/stages.jsonl)
 SAMPLED = 320  # bytes per row of a result: ids and logits of the top 40
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.base.files.regular import open_regular
+from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.membership import (
@@ -34,7 +35,7 @@ _CURRENT = "ray/ray_current_cluster"  # in the folder for temporary files: the c
 
 @contextmanager
 def attached(address: str, tell: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
-    """Connect to the cluster that `--ray` names, and yield the package `ray`. Raises ClusterError.
+    """Connect to the cluster that the user names, and yield the package `ray`. Raises ClusterError.
 
     A process that is already connected (a replica, a test) stays so. A cluster that starts here ends with the
     block.
@@ -84,7 +85,7 @@ def connect(ray: Any, address: str) -> None:
             namespace="localllm",
         )  # fmt: skip
     except Exception as error:  # Ray raises many types, some of them RuntimeError with several lines
-        raise ClusterError(f"cannot join the Ray cluster at {address}: {reason_of(error)}") from None
+        raise ClusterError(Notice(f"cannot join the Ray cluster at {address}: ", reason_of(error))) from None
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():  # Ray installs its own
@@ -95,7 +96,8 @@ def reason_of(error: Exception) -> str:
     """Return the first sentence of an error of Ray, or advice for the usual errors."""
     text = " ".join(str(error).split())
     if type(error).__name__ == "AuthenticationError" or "authentication" in text.lower():
-        return "it does not accept the token; use the token that `localllm worker` printed there (--token-file)"
+        advice = "it does not accept the token; use the token that `localllm worker` printed there ("
+        return Notice(advice, Setting("token_file"), ")")
     if "ersion mismatch" in text:
         return f"another version of Ray or Python runs there; {printable(text, 300)}"
     return printable(text.split(". ")[0], 300) or type(error).__name__

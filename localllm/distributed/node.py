@@ -143,6 +143,7 @@ class StageProcess:
 
     def serve(self, following: Any) -> None:
         """Connect to the process after, and handle messages until the ring ends."""
+        from localllm.cluster.watchdog import Watchdog
         from localllm.cluster.zeromq import serve
 
         stage, endpoint = self._stage, self._endpoint
@@ -150,10 +151,14 @@ class StageProcess:
         endpoint.connect(following)
 
         def run() -> None:
+            # a hanging process cannot leave its ring, so it ends; a card at work looks like one that hangs
+            watchdog = Watchdog(lambda: os._exit(1)) if stage.description.backend == "cpu" else None
             try:
-                self._ended = str(serve(stage, endpoint))
+                self._ended = str(serve(stage, endpoint, watchdog))
             finally:
                 endpoint.close()
+                if watchdog is not None:
+                    watchdog.close()
 
         self._thread = Thread(target=run, name="stage", daemon=True)
         self._thread.start()

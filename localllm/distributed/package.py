@@ -1,4 +1,4 @@
-"""Imports Ray, or says how to get it. Nothing of Ray is imported before `--ray` or `localllm worker` asks for it."""
+"""Imports Ray, or says how to get it. Nothing of Ray is imported before it is used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from localllm.base.notices import Notice, Setting
 from localllm.cluster.errors import ClusterError
 
 # Ray reads its settings from the environment, when it is imported and when it starts processes.
@@ -26,10 +27,10 @@ def connected_ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def check_package(for_what: str = "--ray") -> None:
+def check_package(for_what: str = "") -> None:
     """Raise ClusterError if Ray or pyzmq is not installed."""
     if any(find_spec(name) is None for name in ("ray", "zmq")):
-        raise ClusterError(f"{for_what} needs Ray: pip install 'localllm[ray]'")
+        raise ClusterError(Notice(for_what or Setting("ray"), " needs Ray: pip install 'localllm[ray]'"))
 
 
 def ray_package() -> Any:

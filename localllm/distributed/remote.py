@@ -140,7 +140,7 @@ class RemoteScheduler(Closing):
 
     def between(self, job: Callable[[Slots], T]) -> Future[T]:
         """Raise LocalLLMError: each replica has its own slots."""
-        raise LocalLLMError("slots cannot be saved, restored or erased with --ray; each replica has its own")
+        raise LocalLLMError("slots of replicas cannot be saved, restored or erased; each replica has its own")
 
     def close(self) -> None:
         """End all requests with the error Stopped, and the connection to the replicas."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from localllm import load
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States
 from localllm.distributed.outbox import Outbox
 from localllm.generation.errors import Stopped
@@ -81,7 +82,7 @@ class Replica:
         model = self._model = load(settings.path, settings.options, sequences=limits.parallel, split=self._stages)
         if model.embeds:
             problem = "gives embeddings, which replicas do not serve"
-            raise LocalLLMError(f"{settings.path}: {problem}; serve it without --ray")
+            raise LocalLLMError(Notice(f"{settings.path}: {problem}; serve it without ", Setting("ray")))
         if identity(model.file) != settings.identity:
             raise LocalLLMError(
                 f"{settings.path}: this is not the front's model; copy the file from the front's machine"

@@ -16,6 +16,7 @@ from time import monotonic, sleep
 
 from localllm.base.files.atomic import NewFile
 from localllm.base.files.regular import open_regular, read_text
+from localllm.base.notices import Notice, Setting
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.machines import RING_LABEL
 from localllm.distributed.membership import (
@@ -140,9 +141,8 @@ def _local_network() -> str:
     """Return this machine's address in the local network. Raises ClusterError if its address is public."""
     host = _towards("192.0.2.1:9")  # an address for documentation: nothing is sent
     if not ipaddress.ip_address(host).is_private:
-        raise ClusterError(
-            f"the address of this computer, {host}, is public; choose one with --host, and let a firewall protect it"
-        )
+        problem = f"the address of this computer, {host}, is public; choose one with "
+        raise ClusterError(Notice(problem, Setting("host"), ", and let a firewall protect it"))
     return host
 
 
@@ -161,7 +161,7 @@ def _own(host: str) -> str:
         with socket.create_server((str(address), 0)):
             return str(address)
     except OSError:
-        raise ClusterError(f"--host {host}: this computer has no such address") from None
+        raise ClusterError(Notice(Setting("host", host), ": this computer has no such address")) from None
 
 
 def _check_ports(host: str, port: int) -> None:
@@ -171,8 +171,8 @@ def _check_ports(host: str, port: int) -> None:
             with socket.create_server((host, number)):
                 pass
         except OSError:
-            other = "choose other ports with --port, or stop the program that uses it"
-            raise ClusterError(f"port {number} of this computer is in use; {other}") from None
+            problem = f"port {number} of this computer is in use; choose other ports with "
+            raise ClusterError(Notice(problem, Setting("port"), ", or stop the program that uses it")) from None
 
 
 # -- the token -------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ SEEN_SECONDS = 0.1  # interval between counts of cached blocks for `load`; a cou
 
 
 class RequestScheduler(Protocol):
-    """What a server needs of a scheduler, wherever its model runs. The methods are those of `Scheduler`."""
+    """What a server needs of a scheduler, wherever its model runs. It has the methods of `Scheduler`."""
 
     limits: SchedulerLimits
 

@@ -48,4 +48,6 @@ def check_splitting(options: LoadOptions) -> None:
     """Raise LocalLLMError for options that place layers within one process."""
     for setting in (Setting("gpu_layers", options.gpu_layers), Setting("n_cpu_moe", options.n_cpu_moe)):
         if setting.value not in ("auto", 0):
-            raise LocalLLMError(Notice(setting, " divides one machine, and --ray divides the model; leave one out"))
+            raise LocalLLMError(
+                Notice(setting, " divides one machine, and ", Setting("ray"), " the model; leave one out")
+            )

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from localllm.backends.base import Backend
@@ -95,7 +97,18 @@ class Threads:
 class Processes:
     """Starts a process for every stage but the first; each process opens its part of the file."""
 
-    def __init__(self, path: Path, recording: Recording, patience: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        recording: Recording,
+        patience: float = 30.0,
+        via: Callable[[str], str] | None = None,
+        pause: float = 0.0,
+    ) -> None:
+        """`via` starts a relay to HOST:PORT, through which a process is reached, and returns its HOST:PORT. Every step
+        waits for `pause` seconds.
+        """
+        self._via, self._pause = via, pause
         with open_gguf(path) as file:
             self._source = Source(str(path), identity(file))
         self._recording, self._patience = recording, patience
@@ -123,7 +136,7 @@ class Processes:
         for number in range(1, cut.stages):
             ours, theirs = spawn.Pipe()
             given = Assignment(number, self._source, self._recording, layout)
-            process = spawn.Process(target=work, args=(given, theirs), daemon=True)
+            process = spawn.Process(target=work, args=(given, theirs, self._pause), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -133,6 +146,9 @@ class Processes:
         for number, pipe in enumerate(pipes, 1):
             pipe.send(peers[number - 1].public_key)
             pipe.recv()  # it accepts the process before it
+        if self._via is not None:
+            reached = [self._via(peer.address.removeprefix("tcp://")) for peer in peers]
+            peers = [peer._replace(address=f"tcp://{at}") for peer, at in zip(peers, reached, strict=True)]
         for number, pipe in enumerate(pipes, 1):
             pipe.send(peers[(number + 1) % cut.stages])
         endpoint.connect(peers[1])
@@ -150,7 +166,18 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def work(given: Assignment, pipe: Connection) -> None:
+def pausing(executable: Any, name: str, seconds: float) -> None:
+    """Let a method of an executable wait before it runs."""
+    method = getattr(executable, name)
+
+    def late(*given: Any) -> Any:
+        sleep(seconds)
+        return method(*given)
+
+    setattr(executable, name, late)
+
+
+def work(given: Assignment, pipe: Connection, pause: float = 0.0) -> None:
     """Open a stage and serve it: the main function of a process. SIGUSR1 makes its next step hang."""
     from localllm.cluster.watchdog import Watchdog
     from localllm.cluster.zeromq import Endpoint, serve
@@ -160,6 +187,8 @@ def work(given: Assignment, pipe: Connection) -> None:
         closing.callback(backend.close)
         stage = open_stage(given, backend)
         closing.callback(stage.close)
+        if pause:
+            pausing(stage.executable, "run", pause)
         endpoint = Endpoint(stage.most_bytes)
         closing.callback(endpoint.close)
         pipe.send(endpoint.peer)

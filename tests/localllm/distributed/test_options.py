@@ -57,5 +57,5 @@ def test_ray_is_imported_only_when_it_is_asked_for() -> None:
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "find_spec", lambda name: None if name == "ray" else object())
-    with pytest.raises(ClusterError, match=r"^--ray needs Ray: pip install 'localllm\[ray\]'$"):
+    with pytest.raises(ClusterError, match=r"^ray needs Ray: pip install 'localllm\[ray\]'$"):
         package.check_package()

@@ -347,7 +347,7 @@ def test_the_load_is_that_of_all_replicas(models: list[localllm.Model], front: C
 
 
 def test_slots_are_refused(models: list[localllm.Model], front: Callable[..., Front]) -> None:
-    with pytest.raises(LocalLLMError, match="with --ray"):
+    with pytest.raises(LocalLLMError, match="slots of replicas"):
         front(1).scheduler.between(lambda slots: slots.erase(0))
 
 

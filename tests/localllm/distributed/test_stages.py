@@ -22,7 +22,6 @@ import localllm
 from localllm.backends.base import F16_CACHE
 from localllm.base.notices import NotUsed
 from localllm.cluster.errors import ClusterError, StageLost
-from localllm.cluster.executable import SplitExecutable
 from localllm.distributed import machines, stages
 from localllm.distributed.machines import Machines
 from localllm.distributed.measure import Facts, Request
@@ -44,7 +43,6 @@ from tests.models.kit import KIT
 pytestmark = pytest.mark.xdist_group("ray")
 PROMPT = "Once upon a time"
 TOKENS = list(range(40))
-RESTORES = hasattr(SplitExecutable, "restore")
 
 
 @contextmanager
@@ -65,18 +63,10 @@ def logits_of(engine: Engine, tokens: list[int]) -> np.ndarray:
     return found
 
 
-def again(model: Model, split: RayStages) -> Engine:
+def again(model: Model) -> Engine:
     """Return an engine over the stages that are connected again, as the loop does after a loss."""
     executable: Any = model.engine.executable
-    if RESTORES:
-        executable.restore()
-    else:
-        old = executable
-        old._ring.close()
-        layout = stages.Layout(old._cut.firsts, old.limits, model.cache.types)
-        ring = split.connect(old._cut, layout)
-        executable = SplitExecutable(old._cut, layout, old._first, ring)
-        old._ring = ring  # closed with the model
+    executable.restore()
     limits = model.engine.limits
     windowed = BlockPool(limits.window_blocks, BLOCK, model.plan.window) if limits.window_blocks else None
     return Engine(executable, BlockPool(limits.blocks, BLOCK, windowed=windowed), limits)
@@ -137,23 +127,22 @@ def test_a_lost_stage_is_started_again_alone(
         os.kill(process, sent)
         with pytest.raises(StageLost, match="ended"):
             logits_of(model.engine, TOKENS)
-        engine = again(model, split)
+        engine = again(model)
         assert kept.process == before
         assert lost.process != process
         assert gone(process)
         np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
-        if sent is signal.SIGKILL and RESTORES:
+        if sent is signal.SIGKILL:
             monkeypatch.setattr(Machines, "runs", lambda self, machine: machine.node == cluster.nodes[0])
             os.kill(lost.process, sent)
             with pytest.raises(StageLost, match="ended"):
                 logits_of(engine, TOKENS)
-            engine = again(model, split)
+            engine = again(model)
             assert lost.machine.node == cluster.nodes[0]
             assert kept.process == before
             np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
 
 
-@pytest.mark.skipif(not RESTORES, reason="the loop does not restore stages yet")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_answer_goes_on_after_its_stage_was_lost(cluster: TwoNodes, sent: signal.Signals) -> None:
     with localllm.load("demo", threads=1) as whole:
