@@ -22,6 +22,7 @@ FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
 FOREIGN = {  # file and string: strings that look like our flags but are not
     ("localllm/distributed/attach.py", "--port"),  # an option of Ray
     ("localllm/distributed/worker.py", "--port"),  # the same
+    ("localllm/distributed/membership.py", "-m"),  # an option of Python
     ("localllm/distributed/supervised.py", "-m"),  # an option of Python
     ("backends/cuda/nvrtc.py", "-v"),  # an option of ptxas, NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # an option of Python

@@ -151,7 +151,7 @@ class StageProcess:
         endpoint.connect(following)
 
         def run() -> None:
-            # a hanging process cannot leave its ring, so it ends; a card at work looks like one that hangs
+            # a hanging process cannot leave its ring, so it ends; a process that waits for a card seems to hang
             watchdog = Watchdog(lambda: os._exit(1)) if stage.description.backend == "cpu" else None
             try:
                 self._ended = str(serve(stage, endpoint, watchdog))

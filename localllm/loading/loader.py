@@ -164,7 +164,8 @@ def bind(
     arranged = arrange(backend, offload, planner, threads)
     arranged, executable = bind_to(arranged, bound, not chosen, threads)
     opened = arranged.backend
-    return assembled("; ".join(each for each in (line, arranged.line(executable)) if each))
+    placed = arranged.line(executable)
+    return assembled(f"{line}; {placed}" if line and placed else line or placed)
 
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:

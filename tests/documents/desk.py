@@ -130,6 +130,7 @@ class Desk:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALLLM_", "XDG_", "HF_"))}
         self.passed = [started.template().connection.fileno()]  # to each command, which forks from it
         self.environment = {
+            "RAY_ADDRESS": "local",  # not the cluster of a test that runs at the same time
             **kept,
             "HOME": str(self.home),
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),  # compiled kernels

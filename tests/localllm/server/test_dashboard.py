@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.top.asking import Sample, samples_of
-from localllm.generation.interfaces import Load
+from localllm.generation.interfaces import Load, Replicas
 from localllm.generation.statistics import Usage
 from localllm.server.metrics import Metrics
 from tests.localllm.support import REPOSITORY
@@ -23,7 +23,8 @@ NAME = re.compile(r"\b(?:localllm_|llamacpp:)[a-z_:]*[a-z]")
 def exported() -> dict[str, list[Sample]]:
     """Return the server's metrics after one request of each kind."""
     metrics = Metrics(lambda: (1, 1))
-    metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=5, blocks=8)}
+    load = Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=5, blocks=8, replicas=Replicas(2, 2, 1, 0.0, 0, 0))
+    metrics.loads = lambda: {"tiny": load}
     metrics.step(1, 1)
     metrics.token(0.01)
     metrics.evaluated(3)
