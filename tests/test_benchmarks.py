@@ -175,6 +175,17 @@ def test_the_base_of_the_quality_table_computes_what_ships_and_favours_no_type(m
         sys.modules.pop(name, None)
 
 
+def test_the_page_on_machines_shows_the_stored_stages(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import stages
+
+    rows = [json.loads(line) for line in stages.STORED.read_text(encoding="utf-8").splitlines()]
+    assert shown("docs/machines.md", "stages") == stages.table(rows)
+    assert {"two stages", "llama.cpp, RPC"} <= {name for row in rows for name in row["rows"]}
+    for name in ("stages", "relay", "compare"):
+        sys.modules.pop(name, None)
+
+
 def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import neighbours
