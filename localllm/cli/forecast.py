@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes, Limits
+from localllm.base.closing import Closing
 from localllm.base.machine.memory import memory as system_memory
 from localllm.base.machine.processor import usable_threads
 from localllm.gguf import GGUFFile
@@ -99,7 +99,7 @@ def cost_of_known(model: KnownModel) -> TokenCost:
     return TokenCost({format_: int(model.bytes * model.read)})
 
 
-class DecodeSpeed:
+class DecodeSpeed(Closing):
     """Measures what decoding takes on this computer with all threads. Results are kept for further models.
 
     Raises BackendError if the kernels cannot run here.
@@ -174,14 +174,6 @@ class DecodeSpeed:
 
     def close(self) -> None:
         self._backend.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _most() -> int:

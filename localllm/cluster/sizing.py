@@ -124,6 +124,7 @@ def _too_many(stages: int, most: int, nodes: int) -> str:
 
 def _too_large(needed: int, nodes: Sequence[Node], stages: int | None) -> str:
     have = " + ".join(size(node.memory) for node in nodes)
-    problem = f"the model does not fit{f' in {stages} stages' if stages is not None else ''}"
+    within = "" if stages is None else f" in {stages} stage{'s' * (stages > 1)}"
+    problem = f"the model does not fit{within}"
     numbers = f"it needs {size(needed)}, and the nodes have {have}"
     return f"{problem}: {numbers}; use a smaller context, a smaller quantization or one more node"

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
+from localllm.base.closing import Closing
 from localllm.base.files.atomic import NewFile
 from localllm.base.files.regular import open_regular
 from localllm.base.printable import printable
@@ -113,7 +113,7 @@ def use(token: str, host: str) -> None:
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
 
 
-class Node:
+class Node(Closing):
     """A node of Ray that runs until `close`, or until this process ends."""
 
     def __init__(self, token: str, host: str, arguments: Sequence[str]) -> None:
@@ -180,14 +180,6 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             os.unlink(self._log)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _folder() -> str:

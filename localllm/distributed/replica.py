@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 BEAT = 0.25  # seconds after which a report without events is sent
 ORPHANED = 60.0  # seconds without a sign of life from the front, after which a replica ends
 LOAD_SECONDS = 0.1  # interval between the loads in reports
-ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,8 @@ class Replica:
             raise LocalLLMError(
                 f"{settings.path}: this is not the front's model; copy the file from the front's machine"
             )
-        aligned = 1 if model.device.startswith("cpu") else ALIGNED
-        self._scheduler = Scheduler(model.new_core(replace(limits, aligned=aligned), self))
+        limits = replace(limits, aligned=model.prompt_alignment)
+        self._scheduler = Scheduler(model.new_core(limits, self))
 
     # -- for the scheduler -----------------------------------------------------------------------------------------
 

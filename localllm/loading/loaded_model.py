@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 
 
 class NoTokenizer(LocalLLMError):
@@ -149,6 +150,11 @@ class LoadedModel(Closing):
     def layers(self) -> tuple[Store, ...]:
         """The KV cache layers of the plan."""
         return self.plan.layers if self.plan is not None else ()
+
+    @property
+    def prompt_alignment(self) -> int:
+        """The number of tokens that a server's prompt chunks are multiples of, so that results on a GPU repeat."""
+        return 1 if self.device.startswith("cpu") else ALIGNED
 
     @property
     def recurrent(self) -> bool:

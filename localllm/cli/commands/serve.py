@@ -46,7 +46,6 @@ from localllm.template import given_template
 
 CACHE_SHARE = 4  # a model's cache takes a quarter of the memory, unless the context size is given
 UVICORN = "uvicorn.error"  # uvicorn's logger for start and stop messages
-ALIGNED = 256  # tokens; prompt chunks on a GPU are multiples of this
 
 
 def serve(
@@ -115,7 +114,7 @@ def serve(
         try:
             tell(model)
             prepare(model)
-            limits = limits_for(1 if model.device.startswith("cpu") else ALIGNED)
+            limits = limits_for(model.prompt_alignment)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
             slots = SlotFiles(Path(own.slot_save_path), model) if own.slot_save_path and not model.embeds else None
             return Served(model, limits, metrics, sampling, store, slots)

@@ -31,7 +31,7 @@ def test_each_number_of_stages_has_a_row(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_table_says_what_is_fastest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "plan", "demo", "--nodes", "4MB,8MB", "-t", "1", "-c", "256"]) == 0
     found = capsys.readouterr().out
-    assert "not possible: the model does not fit in 1 stages: it needs 7." in found
+    assert "not possible: the model does not fit in 1 stage: it needs 7." in found
     assert "fastest for one answer: 2 stages; for 8 at a time: 2 stages" in found
 
 
