@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Address, Int64, Struct, Target
-from localllm.backends.cpu.kernels.common import PlanKernel, kernel, read_ahead, tasks
+from localllm.backends.cpu.kernels.common import PlanKernel, kernel, lines_ahead, read_ahead, tasks
 from localllm.backends.cpu.memory import LINE
 from localllm.backends.cpu.simd import I64, Function, Value, vector
 
@@ -29,7 +29,7 @@ def read_memory() -> PlanKernel[ReadArguments]:
         with tasks(f, a.counter, a.pieces, thread, threads) as task:
             start = a.start + task * a.piece
             with f.loop(0, a.piece, STEP) as at:
-                read_ahead(f, [start + (at + line) for line in range(0, STEP, LINE)])
+                read_ahead(f, lines_ahead(f, [start + (at + line) for line in range(0, STEP, LINE)]))
                 for i, total in enumerate(sums):
                     total.set(total.get() ^ f.load(start + at + 64 * i, line))
         everything = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()

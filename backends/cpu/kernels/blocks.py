@@ -19,6 +19,7 @@ from localllm.backends.cpu.kernels.common import (
     X_VALUES,
     f32x16,
     i32x16,
+    lines_ahead,
     read_ahead,
     spread,
 )  # fmt: skip
@@ -80,7 +81,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
-    lines = panel.lines(block)
+    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x))
     words = panel.block_values // 4
     steps, strided = panel.direct_steps(f.isa)
     values = [_strided(f, row, panel.block_values) for row in x] if strided else []
@@ -93,7 +94,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
         if in_order:
             f.keep_order()
         # prefetches are spread out: a burst of requests would stall
-        read_ahead(f, spread(lines, number, words), panel.value_bytes, len(x))
+        read_ahead(f, spread(lines, number, words))
         k = group * panel.group
         for t, row in enumerate(x):
             if (group, t) not in integers:

@@ -124,12 +124,16 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
         victim.set(f.select(left, victim.get(), victim.get() + 1))
 
 
-def read_ahead(f: Function, lines: Sequence[Value], value_bytes: float = math.inf, rows: int = 1) -> None:
-    """Prefetch the memory after these lines of weights, as far ahead as `isa.read_ahead` says, if it says so."""
-    ahead = f.isa.read_ahead
-    if ahead.wanted(value_bytes, rows):
-        for line in lines:
-            f.prefetch(line + ahead.distance, locality=4 - ahead.level)
+def lines_ahead(f: Function, lines: Sequence[Value], value_bytes: float = math.inf, rows: int = 1) -> Sequence[Value]:
+    """Return the lines of weights for which `isa.read_ahead` wants a prefetch."""
+    every = f.isa.read_ahead.every(value_bytes, rows)
+    return lines[::every] if every else ()
+
+
+def read_ahead(f: Function, lines: Sequence[Value]) -> None:
+    """Prefetch the memory after these lines of weights, as far ahead as `isa.read_ahead` says."""
+    for line in lines:
+        f.prefetch(line + f.isa.read_ahead.distance, locality=4 - f.isa.read_ahead.level)
 
 
 def spread(items: Sequence[Value], step: int, steps: int) -> Sequence[Value]:

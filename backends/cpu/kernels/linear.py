@@ -26,7 +26,7 @@ from localllm.backends.cpu.arguments import (
 )  # fmt: skip
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.kernels import blocks, super_blocks, wide
-from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, read_ahead, tasks
+from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, lines_ahead, read_ahead, tasks
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel
 from localllm.backends.cpu.simd import LANES, Function, Value, Variable
 from localllm.backends.cpu.unpack import panel_of
@@ -186,7 +186,7 @@ def _float_rows(
         x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
         with f.loop(0, (a.blocks + (panel.together - 1)) // panel.together) as step:
             at = [v + step * panel.step_bytes for v in w]
-            read_ahead(f, at)
+            read_ahead(f, lines_ahead(f, at))
             operands = list(zip(*[panel.operands(f, v) for v in at], strict=True))
             for t in range(size):
                 for n, here in enumerate(operands):

@@ -24,6 +24,7 @@ from localllm.backends.cpu.kernels.common import (
     S_VALUES,
     f32x16,
     i32x16,
+    lines_ahead,
     read_ahead,
     spread,
 )  # fmt: skip
@@ -119,7 +120,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     by_group = panel.by_group if len(x) >= BY_GROUP and f.isa.dot == "vnni512" else None
     # With fewer registers, spills cost more than in-order reads gain, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
-    lines = panel.lines(block)
+    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x))
     words = panel.block_values // 4
 
     def weigh(group: int) -> None:
@@ -135,7 +136,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
         if in_order or values_in_order or by_group or (some_order and number % SOME == 0):
             f.keep_order()
         # prefetches are spread out: a burst of requests would stall
-        read_ahead(f, spread(lines, number, words), panel.value_bytes, len(x))
+        read_ahead(f, spread(lines, number, words))
         if group not in integers:
             integers[group] = [
                 dot.Sum(f, _start(f, panel, row, group), panel.magnitude, lambda group=group: weight(group))  # type: ignore[misc]

@@ -24,6 +24,7 @@ from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.kernels import linear, wide
 from localllm.backends.cpu.kernels.common import kernel
+from localllm.backends.cpu.panels import LINE
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, RopeStyle, Value
 from tests.backends.cases import linear_attention, turned_ends
@@ -330,20 +331,23 @@ ZEN4 = isa.for_cpu("znver4", dict.fromkeys(isa.KNOWN_CPUS["znver4"], True), "x86
 
 
 @pytest.mark.parametrize(
-    ("format", "rows", "prefetches"),
+    ("format", "rows", "every"),
     [
-        ("IQ3_XXS", 1, False),
-        ("Q4_0", 1, False),
-        ("Q4_0", 2, True),
-        ("Q6_K", 2, False),
-        ("Q6_K", 3, True),
-        ("Q8_0", 3, False),
-        ("Q8_0", 4, True),
+        ("IQ3_XXS", 1, 0),
+        ("Q4_0", 1, 0),
+        ("Q4_0", 2, 9),
+        ("Q4_0", 3, 1),
+        ("Q6_K", 2, 9),
+        ("Q6_K", 3, 1),
+        ("Q8_0", 4, 9),
+        ("Q8_0", 5, 1),
     ],
 )
-def test_on_zen_only_passes_that_memory_does_not_limit_prefetch(format: str, rows: int, prefetches: bool) -> None:
+def test_on_zen_passes_of_few_rows_prefetch_few_lines(format: str, rows: int, every: int) -> None:
     text = assembly(mat_mul(format, rows), ZEN4)
-    assert ("prefetcht1" in text) == prefetches
+    panel = INTEGER_PANELS[format]
+    lines = -(-panel.block_bytes // LINE)
+    assert text.count("prefetcht1") == (pytest.approx(lines / every, abs=1) if every else 0)
     assert "prefetcht0" not in text
 
 

@@ -215,6 +215,14 @@ def test_a_cost_that_was_measured_at_a_busy_moment_is_tried_again() -> None:
     assert costs.seconds(2) - 10 < 0.5 * (dear - 10)
 
 
+def test_one_more_row_than_ever_observed_is_not_shunned_for_ever() -> None:
+    costs = Costs.unknown(8)
+    for _ in range(100):
+        costs.observe(1, 1.0)
+        costs.observe(5, 1.2)
+    assert costs.seconds(6) == pytest.approx(1.25, abs=0.02)
+
+
 def test_a_busy_machine_hardly_changes_the_costs() -> None:
     """A quarter of the passes take twice to ten times as long."""
     random, costs = np.random.default_rng(4), Costs.unknown(16)
