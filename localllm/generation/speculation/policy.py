@@ -17,8 +17,9 @@ _ROW = 0.25  # expected cost of one more row, relative to a pass of one row, unt
 _FIRST_UP = 0.4  # weight of the first pass of several rows if it took longer than expected
 _ALONE = 32  # after this number of passes of one row in sequence, the cost of more rows is slowly forgotten,
 _EASIER = 0.998  # by this factor per pass: it may have been measured at a busy moment, and is then tried again
-_ALIKE = 0.1  # share of its difference to the observed cost per row by which that of one more row changes, if that was
-# never observed: otherwise the first guess would keep it from being tried
+# After a pass, the cost per row of the next larger pass moves by this share towards the observed cost, if no pass of
+# that size was observed: otherwise the first guess would prevent trying it.
+_ALIKE = 0.1
 _SURE = 4  # passes to observe before costs that were not measured are trusted
 _LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
 _WORST, _BEST = -1.0, 1.5  # bounds of the gain of one round and of the balance, in tokens
