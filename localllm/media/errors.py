@@ -1,0 +1,9 @@
+"""Errors of this package."""
+
+from __future__ import annotations
+
+from localllm.base.errors import LocalLLMError
+
+
+class MediaError(LocalLLMError):
+    """A picture, a sound or an mmproj file cannot be used. The message says which part, and what to do next."""
