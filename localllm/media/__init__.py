@@ -7,7 +7,7 @@
 `[media]`.
 
 May import: base, gguf, sandbox.
-Begin with: piece.py, then projector.py, then projectors.py (the table).
+Begin with: piece.py, then projector.py, then pictures.py and sounds.py (the tables).
 """
 
 from __future__ import annotations
