@@ -34,7 +34,9 @@ class Front:
         n = np.arange(self.window)
         window = 0.5 - 0.5 * np.cos(2 * np.pi * n / (self.window - (not self.periodic)))
         before = (self.fft - self.window) // 2 if self.centred else 0
-        return np.pad(window.astype(np.float32), (before, self.fft - self.window - before)).astype(np.float64)
+        out = np.zeros(self.fft)
+        out[before : before + self.window] = window.astype(np.float32)
+        return out
 
     def filters(self, bins: int) -> Floats:
         """Return (bins, fft // 2 + 1)."""
@@ -47,7 +49,8 @@ class Front:
         weights = np.maximum(0, np.minimum(rising, falling))
         if not self.htk:
             weights *= 2 / np.maximum(right - left, 1e-30)
-        return weights.astype(np.float32).astype(np.float64)
+        rounded: Floats = weights.astype(np.float32).astype(np.float64)
+        return rounded
 
 
 def _to_mel(hz: float, htk: bool) -> float:

@@ -51,7 +51,8 @@ def picture_settings(
         raise keys.error("vision.patch_size", f"{MOST_SIDE // merge} or less")
     settings = Settings(patch, merge, image, mean, std, row.filter, row.pad, row.color)
     settings = _with_limits(keys, row, settings, minimum, maximum)
-    row, settings = _SPECIAL.get(type, lambda keys, row, settings: (row, settings))(keys, row, settings)
+    if special := _SPECIAL.get(type):
+        row, settings = special(keys, row, settings)
     pinpoints = keys.numbers("vision.image_grid_pinpoints", 2 * MOST_CANDIDATES)
     if pinpoints and (row.pinpoints or row.rule is tiling.stacked):
         settings = replace(settings, candidates=_candidates(keys, pinpoints, image))
@@ -195,23 +196,17 @@ def sound_settings(keys: Keys, row: SoundRow, weights: Weights) -> SoundSettings
     settings = SoundSettings(bins)
     if row.stack:
         settings = replace(settings, stack=keys.number("audio.projector.stack_factor", 1, 256))
-    for key, name in _SOUND_KEYS.get(row.rule.__name__, {}).items():
-        settings = replace(settings, **{name: keys.number(f"audio.{key}", 1, 8192)})
-    if settings.step > settings.window:
-        raise keys.error("audio.projector.downsample_rate", f"{settings.window} (window_size) or less")
+    if row.windows:
+        window = keys.number("audio.projector.window_size", 1, 8192)
+        settings = replace(settings, window=window, step=keys.number("audio.projector.downsample_rate", 1, window))
+    if row.groups:
+        settings = replace(settings, group=keys.number("audio.local_group_size", 1, 8192))
     if row.tensors:
         width = PARAKEET.fft // 2 + 1
         filters = _tensor(keys, weights, "a.mel_filters", bins * width).reshape(bins, width)
-        window = _tensor(keys, weights, "a.window", PARAKEET.window)
-        before = (PARAKEET.fft - PARAKEET.window) // 2
-        settings = replace(settings, filters=filters, hann=np.pad(window, before))
+        hann = _tensor(keys, weights, "a.window", PARAKEET.window)
+        settings = replace(settings, filters=filters, hann=np.pad(hann, (PARAKEET.fft - PARAKEET.window) // 2))
     return settings
-
-
-_SOUND_KEYS = {
-    "stacked": {"projector.window_size": "window", "projector.downsample_rate": "step"},
-    "magnitudes": {"local_group_size": "group"},
-}
 
 
 def _tensor(keys: Keys, weights: Weights, name: str, size: int) -> Floats:

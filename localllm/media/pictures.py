@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, isqrt
 from typing import Literal
 
 from localllm.media import tiling, views
@@ -55,8 +55,14 @@ class PictureRow:
 # ---------------------------------------------------------------- tokens of a view
 
 
+def _size(view: View) -> tuple[int, int]:
+    """Return width and height in pixels."""
+    height, width, _ = map(int, view.values.shape)
+    return width, height
+
+
 def _patches(view: View, settings: Settings) -> tuple[int, int]:
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     return width // settings.patch, height // settings.patch
 
 
@@ -72,18 +78,18 @@ def per_group(view: View, settings: Settings) -> int:
 
 def per_block(view: View, settings: Settings) -> int:
     """Whole blocks of merge x merge patches."""
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     return (width // settings.align) * (height // settings.align)
 
 
 def per_pair(view: View, settings: Settings) -> int:
     """Whole blocks of 2 x 2 patches, whatever the merge."""
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     return (width // (2 * settings.patch)) * (height // (2 * settings.patch))
 
 
 def per_started_block(view: View, settings: Settings) -> int:
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     return -(-width // settings.align) * -(-height // settings.align)
 
 
@@ -115,9 +121,9 @@ def with_newlines(view: View, settings: Settings) -> int:
 
 def ocr_rows(view: View, settings: Settings) -> int:
     """deepseekocr: 1/16 of the patches, a newline per row; the overview ends with a separator."""
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     if view.flags.view_separator:
-        side = floor((per_patch(view, settings) // 16) ** 0.5)
+        side = isqrt(per_patch(view, settings) // 16)
         return side * (side + 1) + 1
     side = width // (settings.patch * 4)
     return (side * (height // width) + 1) * side
@@ -128,7 +134,7 @@ def ocr_queries(view: View, settings: Settings) -> int:
 
 
 def block_count(view: View, settings: Settings) -> int:
-    height, width = view.values.shape[:2]
+    width, height = _size(view)
     columns, rows = -(-width // settings.align), -(-height // settings.align)
     return views.block_tokens(columns, rows, view.flags.lead_pad)
 
@@ -136,7 +142,7 @@ def block_count(view: View, settings: Settings) -> int:
 def unpadded_grid(view: View, settings: Settings) -> int:
     """granite4_vision: the overview, then the grid of tiles without its padding, with a newline per row."""
     queries, window = settings.sides
-    side = queries * (view.values.shape[1] // settings.patch // window)
+    side = queries * (_size(view)[0] // settings.patch // window)
     (columns, rows), (wide, high) = view.flags.grid, view.flags.original
     columns, rows = columns * side, rows * side
     if wide / high > columns / rows:

@@ -111,7 +111,7 @@ def aligned_size(
         new_width, new_height = (max(align, rounded(side / a) * align) for side in (w, h))
     if max_pixels and new_width * new_height > max_pixels:
         beta = np.sqrt(h * w / _F(max_pixels))
-        return tuple(max(align, math.floor(side / beta / a) * align) for side in (w, h))  # type: ignore[return-value]
+        return max(align, math.floor(w / beta / a) * align), max(align, math.floor(h / beta / a) * align)
     if min_pixels and new_width * new_height < min_pixels:
         beta = np.sqrt(_F(min_pixels) / (h * w))
         return up(w * beta), up(h * beta)

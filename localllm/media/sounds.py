@@ -55,6 +55,8 @@ class SoundRow:
     rate: int = 16000
     least: int = 1
     stack: bool = False  # the key audio.projector.stack_factor is required
+    windows: bool = False  # the keys audio.projector.window_size and downsample_rate are required
+    groups: bool = False  # the key audio.local_group_size is required
     tensors: bool = False  # filters and window are tensors of the file
     bins: int = 0  # instead of the key num_mel_bins
 
@@ -127,7 +129,8 @@ def raw(samples: Samples, settings: SoundSettings) -> list[Tensor]:
 def _normalized_rows(logs: Floats, count: int) -> Floats:
     """Return the rows less their mean, over their standard deviation, both of the first `count` frames."""
     valid = logs[:, :count]
-    return (logs - valid.mean(1, keepdims=True)) / (valid.std(1, ddof=1, keepdims=True) + 1e-5)
+    values: Floats = (logs - valid.mean(1, keepdims=True)) / (valid.std(1, ddof=1, keepdims=True) + 1e-5)
+    return values
 
 
 def conformer(samples: Samples, settings: SoundSettings) -> list[Tensor]:
@@ -211,8 +214,10 @@ SOUNDS: dict[str, SoundRow] = {
     "gemma4ua": SoundRow(raw, lambda n, s: n, "<|audio>", "<audio|>", bins=640),
     "lfm2a": SoundRow(conformer, _eighth, least=320),
     "parakeet": SoundRow(own_filters, _eighth, least=320, tensors=True),
-    "granite_speech": SoundRow(stacked, _granite, least=160),
-    "mimo_audio": SoundRow(magnitudes, _mimo, "<|mimo_audio_start|>", "<|mimo_audio_end|>", rate=24000, least=720),
+    "granite_speech": SoundRow(stacked, _granite, least=160, windows=True),
+    "mimo_audio": SoundRow(
+        magnitudes, _mimo, "<|mimo_audio_start|>", "<|mimo_audio_end|>", rate=24000, least=720, groups=True
+    ),
 }
 
 
