@@ -3,10 +3,10 @@
     projector = Projector(file.metadata, text, weights)    # of an mmproj file
     for part in projector.picture([picture]): ...           # marker texts (str) and pieces (Piece)
 
-`decode` turns files into arrays, `projectors` has one row per projector type. Pillow and soundfile are the extra
+`decode` turns files into arrays. Pillow and soundfile are the extra
 `[media]`.
 
-May import: base, gguf, sandbox.
+May import: base, sandbox.
 Begin with: piece.py, then projector.py, then pictures.py and sounds.py (the tables).
 """
 

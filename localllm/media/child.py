@@ -55,7 +55,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except ImportError as error:
         return {"missing": str(error)}
-    except Exception as error:  # Pillow and soundfile raise whatever their parsers meet
+    except Exception as error:  # the parsers raise many types
         return {"error": f"{_DAMAGED} ({type(error).__name__}: {str(error)[:200]})"}
 
 

@@ -6,4 +6,4 @@ from localllm.base.errors import LocalLLMError
 
 
 class MediaError(LocalLLMError):
-    """A picture, a sound or an mmproj file cannot be used. The message says which part, and what to do next."""
+    """A picture, a sound or an mmproj file cannot be used. The message names the part and the next step."""

@@ -66,7 +66,7 @@ def _to_hz(mel: float, htk: bool) -> float:
 
 
 def frames_of(length: int, front: Front) -> int:
-    """Return the number of whole frames in so many samples."""
+    """Return the number of whole frames in `length` samples."""
     return max(0, (length - front.fft) // front.hop + 1)
 
 

@@ -16,7 +16,7 @@ from localllm.media.pixels import MOST_PIXELS
 from localllm.media.settings import MOST_BINS, MOST_CANDIDATES, MOST_SIDE, MOST_TILES, Keys, Settings
 from localllm.media.sounds import PARAKEET, SoundRow, SoundSettings
 
-Weights = Callable[[str], NDArray[np.float32] | None]  # the values of a small tensor of the file; None: it has none
+Weights = Callable[[str], NDArray[np.float32] | None]  # the values of a small tensor of the file; None: not in the file
 
 _MOST = 2**31 - 1
 _BOUNDS = ("adapter.boi", "v.boi", "mm.boi")
@@ -69,7 +69,7 @@ def picture_settings(
 
 
 def _with_limits(keys: Keys, row: PictureRow, settings: Settings, minimum: int | None, maximum: int | None) -> Settings:
-    """Return the settings with limits of pixels: of the file, else of the row, replaced by those of the user."""
+    """Return the settings with limits of pixels. The user's limits come first, then the file's, then the row's."""
     area, low, high = settings.align**2, 0, 0
     if row.tokens:
         low, high = (tokens * area for tokens in row.tokens)
@@ -122,7 +122,7 @@ def _grids(keys: Keys, settings: Settings, grids: list[tuple[int, int]]) -> Sett
     image = settings.image
     fit = tuple((a * image, b * image) for a, b in grids if a * b * image * image <= MOST_PIXELS)
     if not fit:
-        raise keys.error("vision.image_size", "tiles of which one grid has at most 20 million pixels")
+        raise keys.error("vision.image_size", f"less: grids of tiles exceed {MOST_PIXELS} pixels")
     return replace(settings, candidates=fit)
 
 

@@ -83,7 +83,7 @@ def per_block(view: View, settings: Settings) -> int:
 
 
 def per_pair(view: View, settings: Settings) -> int:
-    """Whole blocks of 2 x 2 patches, whatever the merge."""
+    """Whole blocks of 2 x 2 patches; the merge is not used."""
     width, height = _size(view)
     return (width // (2 * settings.patch)) * (height // (2 * settings.patch))
 
@@ -169,7 +169,7 @@ def bounded(view: View, settings: Settings) -> int:
 _GREY: Color = (127, 127, 127)
 _CLIP: Color = (122, 116, 104)  # the mean of CLIP's pictures
 _SLICED = Marks(("<image>", "</image>"), tile=("<slice>", "</slice>"), row_end="\n", overview_first=True)
-# minicpmv 2.5 has the marks of a picture around each slice, and those of slices around all of them.
+# minicpmv 2.5: the marks of a picture around each slice, and slice marks around all slices.
 SLICED_2_5 = Marks(("<image>", "</image>"), ("<slice>", "</slice>"), ("<image>", "</image>"), "\n", True)
 _QWEN = PictureRow(
     views.dynamic, per_pair, "<|vision_start|>", "<|vision_end|>", merge=2, merge_key="spatial_merge_size",

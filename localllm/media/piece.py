@@ -36,8 +36,8 @@ class Flags:
 class Piece:
     """One input of an encoder. `columns` x `rows` is the grid of its tokens; without one, it is `tokens` x 1.
 
-    `axes` gives the positions of the tokens relative to that of the first, in a text model with M-RoPE (order t, y, x,
-    z). Entries of `absolute` columns replace the position instead of adding to it.
+    `axes` gives the tokens' positions in a text model with M-RoPE, relative to the first token (order t, y, x, z).
+    Entries marked in `absolute` are positions themselves.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ class Piece:
     tokens: int
     columns: int
     rows: int
-    positions: int  # what the position of the next token adds to that of the first
+    positions: int  # position of the token behind the piece, relative to the first token
     causal: bool  # False: the tokens of this piece see each other in both directions
     axes: NDArray[np.int32] | None = None  # (tokens, 4), or None without M-RoPE: token i has the offset i
     absolute: NDArray[np.bool_] | None = None  # (tokens, 4): entries of `axes` that are positions, not offsets

@@ -43,7 +43,7 @@ def check_size(width: int, height: int, most: int = MOST_PIXELS) -> None:
 
 
 def stretched(picture: Picture, width: int, height: int, filter: Filter) -> Picture:
-    """Return the picture resized to this size, whatever its ratio."""
+    """Return the picture resized to this size, without keeping its ratio."""
     check_size(width, height)
     if picture.shape[:2] == (height, width):
         return picture
@@ -119,7 +119,7 @@ def aligned_size(
 
 
 def best_candidate(width: int, height: int, candidates: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size that keeps most pixels of the picture, then the one that wastes least."""
+    """Return the size that keeps most pixels of the picture; of equal ones, that with the smallest waste."""
     best, most, least = (0, 0), 0, 1 << 62
     for wide, high in candidates:
         scale = min(_F(wide) / _F(width), _F(high) / _F(height))

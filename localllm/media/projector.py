@@ -122,7 +122,7 @@ class Projector:
 def projector_types(keys: Keys) -> tuple[str, str]:
     """Return the projector types for pictures and for sound; "" for an encoder that the file lacks.
 
-    Raises MediaError if the file has none that is supported.
+    Raises MediaError for an unsupported type, and for a file without encoders.
     """
     common = keys.text("projector_type")
     kinds = {"vision": bool(keys.get("has_vision_encoder")), "audio": bool(keys.get("has_audio_encoder"))}

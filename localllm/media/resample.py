@@ -1,8 +1,8 @@
 """Change the sampling rate of sound with a windowed sinc, block by block.
 
-Quality: flat to 0.1 dB up to 91% of the lower of the two Nyquist frequencies; what lies above it, and all aliases, are
-below -90 dB. llama.cpp interpolates linearly, with aliases at -20 dB. The kernel is a sinc under a Kaiser window, 32
-zeros wide on each side, computed for every phase of the ratio of the two rates.
+Quality: flat to 0.1 dB up to 87% of the lower of the two Nyquist frequencies. Tones above that Nyquist frequency, and
+their aliases, end below -90 dB. The kernel is a sinc under a Kaiser window, 48 zeros wide on each side, computed for
+every phase of the ratio of the two rates.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]
 LOWEST, HIGHEST = 1000, 384_000  # supported rates
 
-_ZEROS = 32  # zeros of the sinc on each side
-_CUTOFF = 0.955  # middle of the transition, of the lower Nyquist frequency
+_ZEROS = 48  # zeros of the sinc on each side
+_CUTOFF = 0.935  # middle of the transition, of the lower Nyquist frequency
 _BETA = 9.5  # of the Kaiser window
 _BLOCK = 4096  # outputs at a time
 
@@ -45,7 +45,7 @@ class Resampler:
         return self._outputs((self._read - 1 - self._half) * self._up // self._down + 1)
 
     def flush(self) -> Samples:
-        """Return the remaining outputs: as many in total as the duration has samples at the new rate, rounded up."""
+        """Return the remaining outputs. The total is the duration times the new rate, rounded up."""
         if self._kernel is None:
             return np.zeros(0, np.float32)
         self._held = np.concatenate([self._held, np.zeros(self._half + 1, np.float32)])

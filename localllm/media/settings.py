@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,13 +99,3 @@ class Settings:
     def align(self) -> int:
         return self.patch * self.merge
 
-
-def tokens_to_pixels(tokens: int, patch: int, merge: int) -> int:
-    """Return the pixels of so many tokens."""
-    return tokens * patch * patch * merge * merge
-
-
-def check_divides(keys: Keys, key: str, whole: int, part: int) -> None:
-    """Raise MediaError unless `part` divides `whole`."""
-    if part <= 0 or math.gcd(whole, part) != part:
-        raise keys.error(key, f"a divisor of {whole}")

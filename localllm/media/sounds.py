@@ -49,7 +49,7 @@ class SoundRow:
     """A projector type. `least` samples are needed for one token."""
 
     rule: SoundRule
-    count: Callable[[int, SoundSettings], int]  # tokens of so many frames
+    count: Callable[[int, SoundSettings], int]  # tokens by the number of frames
     begin: str = ""
     end: str = ""
     rate: int = 16000
@@ -176,7 +176,7 @@ def magnitudes(samples: Samples, settings: SoundSettings) -> list[Tensor]:
     return [np.log(np.maximum(mel, 1e-7)).astype(np.float32)]
 
 
-# ---------------------------------------------------------------- tokens of so many frames
+# ---------------------------------------------------------------- tokens by the number of frames
 
 
 def _stacked(frames: int, settings: SoundSettings) -> int:

@@ -30,7 +30,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The views of a picture. `tiles` fill `columns` x `rows` in reading order, unless there is no grid (0 x 0)."""
+    """The views of a picture. `tiles` fill `columns` x `rows` in reading order. 0 x 0: not tiled."""
 
     tiles: list[View]
     overview: View | None = None
@@ -150,7 +150,7 @@ def block_tokens(columns: int, rows: int, lead_pad: int = 0) -> int:
 
 
 def block(picture: Picture, settings: Settings) -> Views:
-    """deepseek4v: whole patches, at most so many tokens, grey around the picture."""
+    """deepseek4v: whole patches within a budget of tokens, grey around the picture."""
     height, width = original = picture.shape[:2]
     width = min(width, height * MOST_RATIO)
     if width * height < settings.min_pixels:
@@ -176,7 +176,7 @@ def _block_tokens(wide: int, high: int, settings: Settings) -> int:
 
 
 def _solve(width: int, height: int, settings: Settings, most: int) -> tuple[int, int]:
-    """Return the width and height for at most so many tokens."""
+    """Return the width and height for at most `most` tokens."""
     patch, align, ratio = settings.patch, settings.align, height / width
     columns = math.sqrt((most - 2) / ratio + 0.25) - 0.5
     rows = columns * ratio

@@ -60,9 +60,9 @@ def read_reply(stream: BinaryIO, number: bytes, most: int, values: int, depth: i
         raise BadReply("its process sends invalid JSON") from None
     if not isinstance(reply, dict):
         raise BadReply("its process sends an invalid reply")
-    if (size := reply.pop("bytes", 0)) == 0:
+    if "bytes" not in reply:
         return reply
-    if type(size) is not int or size < 0 or not isinstance(reply.get("answer"), dict):
+    if type(size := reply.pop("bytes")) is not int or size < 0 or not isinstance(reply.get("answer"), dict):
         raise BadReply("its process sends an invalid reply")
     if size > most - length:
         raise ReplyTooLarge(f"its reply exceeds {most >> 20} MB")
@@ -73,7 +73,7 @@ def read_reply(stream: BinaryIO, number: bytes, most: int, values: int, depth: i
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytearray | None:
-    """Return so many bytes without a second copy, or None if the stream ends before."""
+    """Return `size` bytes without a second copy, or None if the stream ends before."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:
@@ -104,6 +104,6 @@ def read_request(stream: BinaryIO) -> tuple[bytes, dict[str, Any]] | None:
         return None
     number, length = HEAD.unpack(head)
     message: dict[str, Any] = json.loads(stream.read(length))
-    if size := message.get("bytes", 0):
-        message["request"][BLOB] = _read_exactly(stream, size)
+    if "bytes" in message:
+        message["request"][BLOB] = _read_exactly(stream, message["bytes"])
     return number, message

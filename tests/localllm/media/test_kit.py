@@ -1,4 +1,4 @@
-"""Tensors and layouts of all cases of the reference kit are those of llama.cpp."""
+"""Tensors and layouts of all cases of the reference kit equal llama.cpp's."""
 
 from __future__ import annotations
 
