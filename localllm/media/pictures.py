@@ -184,7 +184,6 @@ def _like(row: PictureRow, **changes: object) -> PictureRow:
 
 PICTURES: dict[str, PictureRow] = {
     "mlp": _LLAVA,
-    "mlp-norm": _LLAVA,
     "ldp": _like(_LLAVA, count=with_bounds),
     "ldpv2": _like(_LLAVA, count=with_bounds),
     "cogvlm": _like(_LLAVA, count=bounded),

@@ -204,7 +204,8 @@ _WHISPER = SoundRow(whisper, _stacked)
 SOUNDS: dict[str, SoundRow] = {
     "ultravox": replace(_WHISPER, stack=True),
     "meralion": replace(_WHISPER, stack=True),
-    "voxtral": replace(_WHISPER, count=lambda n, s: -(-n // s.stack) // 4, begin="[BEGIN_AUDIO]", stack=True),
+    # llama.cpp pools pairs of frames before stacking (187 tokens of 30 s); the model itself does not (375).
+    "voxtral": replace(_WHISPER, begin="[BEGIN_AUDIO]", stack=True),
     "qwen2a": replace(_WHISPER, count=lambda n, s: n // 4, begin="<|audio_bos|>", end="<|audio_eos|>"),
     "musicflamingo": replace(_WHISPER, count=lambda n, s: n // 4, begin="<sound>"),
     "glma": replace(_WHISPER, count=lambda n, s: n // 2 // s.stack + 2, stack=True),

@@ -182,7 +182,7 @@ def _change_key(random: Random, keys: dict[str, Any]) -> str:
     old = keys[key]
     new: Any
     if isinstance(old, np.ndarray) and random.random() < 0.7:
-        if random.random() < 0.5:
+        if len(old) and random.random() < 0.5:
             new = old.copy()
             at = random.randrange(len(new))
             with np.errstate(all="ignore"):
