@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from localllm.base.closing import Closing
 from localllm.base.files.regular import read_regular
 from localllm.base.printable import printable
-from localllm.media.errors import MediaError
+from localllm.media.errors import INSTALL, MediaError
 from localllm.media.resample import HIGHEST, LOWEST, resample
 from localllm.media.rgb import to_rgb
 from localllm.sandbox import BLOB, Confined, ConfinedError, ConfinedLate, ConfinedLimit, ResourceLimits
 
 Data = bytes | bytearray | memoryview
 _NEEDS = {"image": ("PIL", "pictures need Pillow"), "audio": ("soundfile", "sound needs soundfile")}
-_INSTALL = 'pip install "localllm[media]"'
 _MEMORY = 900 << 20  # bytes of the child
 
 
@@ -112,7 +111,7 @@ class Decoder(Closing):
     def _ask(self, request: dict[str, Any], limits: ResourceLimits, name: str) -> dict[str, Any]:
         module, needs = _NEEDS[request["kind"]]
         if find_spec(module) is None:
-            raise MediaError(f"{name}: {needs}; run: {_INSTALL}")
+            raise MediaError(f"{name}: {needs}; run: {INSTALL}")
         try:
             answer = self._child.call(request, limits)
         except ConfinedLate as error:
@@ -122,7 +121,7 @@ class Decoder(Closing):
         except ConfinedError as error:
             raise MediaError(f"{name}: cannot be decoded: {error}; save it in another format") from None
         if "missing" in answer:
-            raise MediaError(f"{name}: {needs} ({printable(str(answer['missing']), None)}); run: {_INSTALL}")
+            raise MediaError(f"{name}: {needs} ({printable(str(answer['missing']), None)}); run: {INSTALL}")
         if "error" in answer:
             raise MediaError(f"{name}: {printable(str(answer['error'])[:400], None)}")
         return answer

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.media.errors import MediaError
+from localllm.media.errors import INSTALL, MediaError
 
 Picture = NDArray[np.uint8]  # (height, width, 3)
 Filter = Literal["bilinear", "bicubic", "lanczos"]
@@ -29,7 +29,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MediaError('pictures need Pillow; run: pip install "localllm[media]"') from None
+        raise MediaError(f"pictures need Pillow; run: {INSTALL}") from None
     return Image
 
 

@@ -125,7 +125,7 @@ def projector_types(keys: Keys) -> tuple[str, str]:
     Raises MediaError for an unsupported type, and for a file without encoders.
     """
     common = keys.text("projector_type")
-    kinds = {"vision": bool(keys.get("has_vision_encoder")), "audio": bool(keys.get("has_audio_encoder"))}
+    kinds = {"vision": keys.flag("has_vision_encoder"), "audio": keys.flag("has_audio_encoder")}
     if not any(kinds.values()):
         raise MediaError(f"{keys.name}: has no encoder of pictures or sound; choose an mmproj file")
     types = {kind: common or keys.text(f"{kind}.projector_type") if has else "" for kind, has in kinds.items()}

@@ -26,7 +26,10 @@ class Keys:
         self._metadata, self.name = metadata, name
 
     def error(self, key: str, expected: str) -> MediaError:
-        value = printable(repr(self._metadata.get(f"clip.{key}"))[:60], None)
+        value = self._metadata.get(f"clip.{key}")
+        if isinstance(value, str):
+            value = value[:60]  # a text may be long
+        value = printable(repr(value)[:60], None)
         return MediaError(
             f"{self.name}: key 'clip.{key}' is {value}; expected {expected}: get another file, this one is damaged"
         )
@@ -40,6 +43,13 @@ class Keys:
         if value is not None and not isinstance(value, str):
             raise self.error(key, "a text")
         return value or ""
+
+    def flag(self, key: str) -> bool:
+        """Return a truth value, False without the key."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return bool(value)
 
     def number(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """Return an integer from `low` to `high`. Without `default`, the key is required."""
@@ -98,4 +108,3 @@ class Settings:
     @property
     def align(self) -> int:
         return self.patch * self.merge
-

@@ -237,9 +237,9 @@ def test_the_child_outlives_a_file_that_needs_too_much(monkeypatch: pytest.Monke
 
 def test_a_missing_package_is_named(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.media.decode.find_spec", lambda _: None)
-    with pytest.raises(MediaError, match=r'need Pillow; run: pip install "localllm\[media\]"'):
+    with pytest.raises(MediaError, match=r"need Pillow; run: pip install 'localllm\[media\]'"):
         decoder.picture(b"x")
-    with pytest.raises(MediaError, match=r'needs soundfile; run: pip install "localllm\[media\]"'):
+    with pytest.raises(MediaError, match=r"needs soundfile; run: pip install 'localllm\[media\]'"):
         decoder.sound(b"x", 16000)
 
 

@@ -195,6 +195,8 @@ def test_a_picture_of_any_ratio(type: str, size: tuple[int, int]) -> None:
         ("gemma3", "projector_type", "qwen9vl", "'qwen9vl' is not supported for vision; supported: mlp"),
         ("gemma3", "projector_type", 3, "a text"),
         ("gemma3", "projector_type", "\x1b[2J" * 99, "not supported"),
+        ("gemma3", "has_vision_encoder", HALF, "expected true or false"),
+        ("gemma3", "projector_type", HALF, "a text"),
         ("gemma3", "has_vision_encoder", False, "no encoder of pictures or sound"),
     ],
 )  # fmt: skip
