@@ -1,12 +1,12 @@
 """Pictures and sound for a model: decode files, preprocess them for an encoder, lay out the tokens.
 
-    projector = Projector(file.metadata, text, weights)    # of an mmproj file
+    projector = Projector.of(file, text)                    # of an mmproj file
     for part in projector.picture([picture]): ...           # marker texts (str) and pieces (Piece)
 
 `decode` turns files into arrays. Pillow and soundfile are the extra
 `[media]`.
 
-May import: base, sandbox.
+May import: base, gguf, quant, sandbox.
 Begin with: piece.py, then projector.py, then pictures.py and sounds.py (the tables).
 """
 

@@ -1,6 +1,6 @@
 """`Projector`: an mmproj file's rules for pictures and sounds, from decoded arrays to marker texts and pieces.
 
-    projector = Projector(file.metadata, TextModel(width, mrope, tokens), weights)
+    projector = Projector.of(file, TextModel(width, mrope, tokens))
     parts = projector.picture([picture]) + ["describe it"]     # pass two frames for a pair of a video
 
 Each marker text is tokenized alone, with special tokens parsed; the ids of adjacent texts are joined.
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.base.printable import printable
+from localllm.gguf import GGUFFile
 from localllm.media.errors import MediaError
 from localllm.media.layout import TextModel, laid_out, picture_piece
 from localllm.media.opened import Weights, picture_settings, sound_settings
@@ -24,9 +25,11 @@ from localllm.media.piece import Flags, Piece
 from localllm.media.settings import Keys
 from localllm.media.sounds import SOUNDS, check_length
 from localllm.media.views import BLOCK, View
+from localllm.quant import dequantize
 
 Part = str | Piece
 
+_SMALL = 16 << 20  # bytes
 _BOTH = {"qwen2.5o": ("qwen2.5vl_merger", "qwen2a")}  # one type for both encoders
 
 
@@ -60,6 +63,14 @@ class Projector:
             self._row = self._settings.row
         if self._sound_row:
             self._sound_settings = sound_settings(keys, self._sound_row, weights)
+
+    @classmethod
+    def of(
+        cls, file: GGUFFile, text: TextModel, minimum_tokens: int | None = None, maximum_tokens: int | None = None
+    ) -> Projector:
+        """Return the rules of an open mmproj file. Reads only the small tensors that belong to preprocessing."""
+        name = printable(file.path.name, None)
+        return cls(file.metadata, text, lambda tensor: _small(file, tensor), minimum_tokens, maximum_tokens, name)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -117,6 +128,15 @@ class Projector:
     @property
     def _reads(self) -> str:
         return {"image": "pictures", "audio": "sound"}[self.kinds[0]]
+
+
+def _small(file: GGUFFile, name: str) -> NDArray[np.float32] | None:
+    """Return the values of a tensor, or None if the file lacks it."""
+    if (tensor := file.tensors.get(name)) is None:
+        return None
+    if tensor.nbytes > _SMALL:
+        raise MediaError(f"{printable(file.path.name, None)}: tensor '{name}' is too large; get another file")
+    return dequantize(tensor.read(0, tensor.rows), tensor.format)
 
 
 def projector_types(keys: Keys) -> tuple[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from localllm.gguf import open_gguf, write_gguf
 from localllm.media import Flags, MediaError, Piece, Projector, TextModel
 from localllm.media.pictures import PICTURES
 from localllm.media.sounds import SOUNDS
@@ -224,6 +226,34 @@ def test_a_hostile_sound_key_is_one_line(type: str, key: str, value: Any, messag
     with pytest.raises(MediaError) as caught:
         projector("audio", type, **{key: value})
     assert message in str(caught.value)
+
+
+def test_tensors_of_a_file(tmp_path: Path) -> None:
+    """A learned row end adds tokens, filters come in any format, and a huge tensor is not read."""
+
+    def opened(kind: str, type: str, *tensors: Any) -> Projector:
+        write_gguf(tmp_path / "mmproj.gguf", metadata(kind, type), tensors, overwrite=True)
+        with open_gguf(tmp_path / "mmproj.gguf") as file:
+            return Projector.of(file, TextModel(64))
+
+    ends = ("v.token_embd.img_break", "F16", (64,), bytes(128))
+    counts = [
+        sum(
+            part.tokens
+            for part in opened("image", "pixtral", *some).picture([picture(70, 56)])
+            if isinstance(part, Piece)
+        )
+        for some in ((), (ends,))
+    ]
+    assert counts == [12, 14]  # 4 x 3 and two row ends
+    filters = np.abs(np.sin(np.arange(16 * 257, dtype=np.float16)))
+    window = np.hanning(400).astype(np.float32)
+    pair = [("a.mel_filters", "F16", (16, 257), filters.tobytes()), ("a.window", "F32", (400,), window.tobytes())]
+    assert opened("audio", "parakeet", *pair).sound(SAMPLES)
+    with pytest.raises(MediaError, match=r"mmproj.gguf: tensor 'a.window' is missing"):
+        opened("audio", "parakeet", pair[0])
+    with pytest.raises(MediaError, match="too large"):
+        opened("image", "pixtral", ("v.token_embd.img_break", "F32", (1 << 23,), bytes(1 << 25)))
 
 
 def test_wrong_media_are_one_line() -> None:
