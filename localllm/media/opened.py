@@ -164,7 +164,9 @@ def _ocr(side: int, high: int) -> _Special:
 
 
 def _granite(keys: Keys, row: PictureRow, settings: Settings) -> tuple[PictureRow, Settings]:
-    sides = (keys.number("vision.projector.query_side", 1, 1024), keys.number("vision.projector.window_side", 1, 1024))
+    patches = settings.image // settings.patch
+    window = keys.number("vision.projector.window_side", 1, max(1, patches))
+    sides = (keys.number("vision.projector.query_side", 1, 64), window)
     return row, replace(settings, sides=sides)
 
 

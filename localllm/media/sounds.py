@@ -217,7 +217,7 @@ SOUNDS: dict[str, SoundRow] = {
     "parakeet": SoundRow(own_filters, _eighth, least=320, tensors=True),
     "granite_speech": SoundRow(stacked, _granite, least=160, windows=True),
     "mimo_audio": SoundRow(
-        magnitudes, _mimo, "<|mimo_audio_start|>", "<|mimo_audio_end|>", rate=24000, least=720, groups=True
+        magnitudes, _mimo, "<|mimo_audio_start|>", "<|mimo_audio_end|>", rate=24000, least=480, groups=True
     ),
 }
 

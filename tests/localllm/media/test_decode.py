@@ -100,7 +100,7 @@ def test_exif_turns_the_picture(decoder: Decoder, turn: int) -> None:
 
 
 def test_damaged_exif_is_ignored(decoder: Decoder) -> None:
-    data = saved(Image.fromarray(RGB), "PNG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01\x02" * 9)
+    data = saved(Image.fromarray(RGB), "PNG", exif=b"Exif\0\0XX*\0")  # Pillow raises SyntaxError
     np.testing.assert_array_equal(decoder.picture(data), RGB)
 
 

@@ -193,6 +193,7 @@ def test_a_picture_of_any_ratio(type: str, size: tuple[int, int]) -> None:
         ("resampler", "minicpmv_query_num", 10**9, "expected an integer"),
         ("minicpmv4_6", "vision.projector.scale_factor", 3, "2 or 4"),
         ("granite4_vision", "vision.projector.window_side", 0, "expected an integer"),
+        ("granite4_vision", "vision.patch_size", 31, "window_side' is 4; expected an integer from 1 to 3"),
         ("granite4_vision", "vision.image_grid_pinpoints", None, "pairs of width and height"),
         ("gemma3", "projector_type", "qwen9vl", "'qwen9vl' is not supported for vision; supported: mlp"),
         ("gemma3", "projector_type", 3, "a text"),
