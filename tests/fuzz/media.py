@@ -7,6 +7,7 @@ to prepare.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.gguf import open_gguf, write_gguf
 from localllm.media import MediaError, Piece, Projector, TextModel
 from localllm.media.decode import Decoder
 from localllm.media.pictures import PICTURES
@@ -23,6 +25,7 @@ from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
 from tests.localllm.media.test_projector import metadata, picture, weights
 
+_HALVES = np.full(3, 0.5)
 _TOO_MUCH = 300 << 20  # bytes of the tensors of one picture
 
 
@@ -32,20 +35,26 @@ class Kind:
 
     def __init__(self, home: Path) -> None:
         self._pictures, self._sounds = _pictures(), _sounds()
+        self._headers = _headers(home)
         self._decoder = _PerProcess()
 
     def make(self, random: Random, folder: Path) -> Case:
         choice = random.random()
-        if choice < 0.6:
+        if choice < 0.55:
             return self._file(random, folder, self._pictures, _use_picture)
-        if choice < 0.91:
+        if choice < 0.85:
             return self._file(random, folder, self._sounds, _use_sound)
+        size = random.choice(((1, 1), (30, 20), (300, 200), (2, 900), (1000, 3)))
+        if choice < 0.92:
+            name = random.choice(list(self._headers))
+            path = folder / "mmproj.gguf"
+            path.write_bytes(values.damage(random, self._headers[name]))
+            return Case((f"header of {name}",), lambda: _use_file(path, size))
         kind, table = random.choice((("image", list(PICTURES)), ("audio", list(SOUNDS))))
         keys = metadata(kind, random.choice(table))
         changes = [_change_key(random, keys) for _ in range(random.choice((1, 1, 2, 4)))]
-        size = random.choice(((1, 1), (30, 20), (300, 200), (2, 900), (1000, 3)))
         (folder / "keys").write_text(f"{keys}\n{size}\n", errors="replace")
-        return Case(tuple(changes), lambda: _use_keys(keys, kind, size))
+        return Case(tuple(changes), lambda: _use_keys(keys, size))
 
     def _file(
         self,
@@ -67,8 +76,6 @@ class _PerProcess:
         self._decoder: tuple[int, Decoder] | None = None
 
     def get(self) -> Decoder:
-        import os
-
         if self._decoder is None or self._decoder[0] != os.getpid():
             self._decoder = os.getpid(), Decoder()
         return self._decoder[1]
@@ -133,6 +140,21 @@ def _sounds() -> dict[str, bytes]:
     return files
 
 
+def _headers(home: Path) -> dict[str, bytes]:
+    """Return small mmproj files of all projector types."""
+    files = {}
+    for kind, table in (("image", PICTURES), ("audio", SOUNDS)):
+        for type in table:
+            tensors = [("v.token_embd.img_break", "F32", (64,), bytes(256))]
+            for name in ("a.mel_filters", "a.window"):
+                small = weights(name)
+                assert small is not None
+                tensors.append((name, "F32", (len(small),), small.tobytes()))
+            write_gguf(home / "mmproj.gguf", metadata(kind, type), tensors, overwrite=True)
+            files[type] = (home / "mmproj.gguf").read_bytes()
+    return files
+
+
 def _use_picture(decoder: Decoder, data: bytes) -> str:
     found = decoder.picture(data)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3 or not found.size:
@@ -151,22 +173,31 @@ def _use_sound(decoder: Decoder, data: bytes) -> str:
     return "sound"
 
 
-def _use_keys(keys: dict[str, Any], kind: str, size: tuple[int, int]) -> str:
-    projector = Projector(keys, TextModel(64), weights)
+def _use_file(path: Path, size: tuple[int, int]) -> str:
+    with open_gguf(path) as file:
+        return _use(Projector.of(file, TextModel(64)), size)
+
+
+def _use_keys(keys: dict[str, Any], size: tuple[int, int]) -> str:
+    return _use(Projector(keys, TextModel(64), weights), size)
+
+
+def _use(projector: Projector, size: tuple[int, int]) -> str:
     samples = np.sin(np.arange(30 * max(size)) * 0.1).astype(np.float32)
-    pieces = 0
     if "image" in projector.kinds:
-        pieces += _prepare(projector.picture, [picture(*size)])
+        _prepare(projector.picture, [picture(*size)])
     if "audio" in projector.kinds:
-        pieces += _prepare(projector.sound, samples)
-    return f"keys of {kind}"
+        _prepare(projector.sound, samples)
+    return f"keys of {' and '.join(projector.kinds)}"
 
 
-def _prepare(prepare: Callable[[Any], list[str | Piece]], medium: list[NDArray[np.uint8]] | NDArray[np.float32]) -> int:
+def _prepare(
+    prepare: Callable[[Any], list[str | Piece]], medium: list[NDArray[np.uint8]] | NDArray[np.float32]
+) -> None:
     try:
         parts = prepare(medium)
     except MediaError:
-        return 0
+        return
     pieces = [part for part in parts if isinstance(part, Piece)]
     if not pieces or any(piece.tokens < 1 for piece in pieces):
         raise Wrong(f"{len(pieces)} pieces with {[piece.tokens for piece in pieces]} tokens")
@@ -174,7 +205,6 @@ def _prepare(prepare: Callable[[Any], list[str | Piece]], medium: list[NDArray[n
         raise Wrong("a tensor has values that are not finite")
     if sum(piece.nbytes for piece in pieces) > _TOO_MUCH:
         raise Wrong(f"{sum(piece.nbytes for piece in pieces)} bytes of tensors")
-    return len(pieces)
 
 
 def _change_key(random: Random, keys: dict[str, Any]) -> str:
@@ -193,13 +223,10 @@ def _change_key(random: Random, keys: dict[str, Any]) -> str:
     elif isinstance(old, int) and random.random() < 0.8:
         new = values.integer(random, old)
     else:
-        others = (True, False, None, 1, -1, 0.5, float("nan"), np.array([], np.int32), HALVES, [], "")
+        others = (True, False, None, 1, -1, 0.5, float("nan"), np.array([], np.int32), _HALVES, [], "")
         new = random.choice((*others, values.text(random), values.integer(random)))
     if new is None:
         del keys[key]
     else:
         keys[key] = new
     return f"{key} = {str(new)[:60]}"
-
-
-HALVES = np.full(3, 0.5)
