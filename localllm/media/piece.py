@@ -27,9 +27,10 @@ class Flags:
     grid: tuple[int, int] = (0, 0)  # columns and rows of tiles stacked in height behind the overview (granite4_vision)
     original: tuple[int, int] = (0, 0)  # width and height of the picture before preprocessing, with `grid`
 
-    def packed(self) -> bytes:
-        numbers = (self.view_separator, self.newline, self.lead_pad, *self.grid, *self.original)
-        return struct.pack("<7q", *map(int, numbers))
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The flags as llama.cpp's eight numbers, for encoders."""
+        return (int(self.view_separator), int(self.newline), self.lead_pad, *self.grid, *self.original, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Piece:
     digest: bytes = field(init=False)  # SHA-256 of kind, tensors, shapes and flags
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256(self.kind.encode() + self.flags.packed())
+        digest = hashlib.sha256(self.kind.encode() + struct.pack("<8q", *self.flags.numbers))
         for tensor in self.tensors:
             digest.update(struct.pack(f"<{tensor.ndim + 1}q", tensor.ndim, *tensor.shape))
             digest.update(np.ascontiguousarray(tensor, "<f4").data)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.media import Flags, Piece
+from localllm.media import Piece
 from tests.localllm.media.kit import CASES, KIT, Case, maker
 
 pytestmark = pytest.mark.skipif(not CASES, reason=f"needs {KIT}")
@@ -20,10 +20,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Tokens of a piece where the model's own program is the reference, because llama.cpp differs from it (docs/media.md).
 OWN = {"voxtral": {187: 375}}
-
-
-def _flags(flags: Flags) -> list[int]:
-    return [flags.view_separator, flags.newline, flags.lead_pad, *flags.grid, *flags.original, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,7 +58,7 @@ def _compare(case: Case, where: str, piece: Piece, at: int) -> None:
             if (mean := stored.get(f"{where}.pre{j}.mean{axis}")) is not None:
                 np.testing.assert_allclose(tensor.mean(axis, dtype=np.float64), mean, atol=2e-3, rtol=1e-3)
     assert f"{where}.pre{len(piece.tensors)}.shape" not in stored
-    assert _flags(piece.flags) == stored.get(f"{where}.pre0.flags", np.zeros(8, int)).tolist()
+    assert list(piece.flags.numbers) == stored.get(f"{where}.pre0.flags", np.zeros(8, int)).tolist()
     if (positions := stored.get(f"{where}.pos")) is not None:
         axes = np.repeat(np.arange(piece.tokens)[:, None], 4, 1) if piece.axes is None else piece.axes
         absolute = np.zeros(axes.shape, bool) if piece.absolute is None else piece.absolute
