@@ -76,7 +76,9 @@ def _with_limits(keys: Keys, row: PictureRow, settings: Settings, minimum: int |
     if row.pixel_keys:
         default = None if row.pixel_keys == "required" else 0
         stored = [keys.number(f"vision.image_{name}_pixels", 0, _MOST, default) for name in ("min", "max")]
-        if row.pixel_keys == "required" or all(stored):
+        if row.pixel_keys == "each":
+            low, high = stored[0] or low, stored[1] or high
+        elif row.pixel_keys == "required" or all(stored):
             low, high = stored
     low = minimum * area if minimum else low
     high = maximum * area if maximum else high

@@ -39,7 +39,7 @@ class PictureRow:
     merge: int = 1  # without the key
     merge_key: MergeKey = ""
     tokens: tuple[int, int] | None = None  # minimum and maximum of a view, if the file has no limits of pixels
-    pixel_keys: Literal["", "required", "optional"] = ""  # image_min_pixels, image_max_pixels
+    pixel_keys: Literal["", "required", "each", "both"] = ""  # image_min_pixels and image_max_pixels replace `tokens`
     filter: Filter = "bicubic"
     pad: bool = True
     color: Color = BLACK
@@ -232,7 +232,7 @@ PICTURES: dict[str, PictureRow] = {
     ),
     "hunyuanvl": PictureRow(
         views.dynamic, with_newlines, "<｜hy_place▁holder▁no▁100｜>", "<｜hy_place▁holder▁no▁101｜>", merge=2,
-        merge_key="spatial_merge_size", tokens=(256, 16384), pixel_keys="optional", filter="lanczos", pad=False,
+        merge_key="spatial_merge_size", tokens=(256, 16384), pixel_keys="each", filter="lanczos", pad=False,
         grid=True, numbered=True,
     ),
     "dots_ocr": PictureRow(
@@ -249,7 +249,7 @@ PICTURES: dict[str, PictureRow] = {
     ),
     "kimik25": PictureRow(  # GLM-5.2-V has other marks: see `projector`
         views.dynamic, per_started_block, "<|media_begin|>", "<|media_end|>", merge_key="projector.scale_factor",
-        tokens=(2, 4096), pixel_keys="optional",
+        tokens=(2, 4096), pixel_keys="both",
     ),
     "phi4": PictureRow(views.dynamic, per_patch, filter="bilinear", pixel_keys="required"),
     "pixtral": PictureRow(

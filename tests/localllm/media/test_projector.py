@@ -229,6 +229,20 @@ def test_a_hostile_sound_key_is_one_line(type: str, key: str, value: Any, messag
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("type", "low", "high", "tokens"),
+    [("hunyuanvl", None, None, 17 * 16 + 2), ("hunyuanvl", 784 * 50, None, 9 * 8 + 2),
+     ("hunyuanvl", None, 784 * 300, 17 * 16 + 2),
+     ("kimik25", None, None, 4), ("kimik25", 784 * 50, None, 4), ("kimik25", 784 * 50, 784 * 300, 64)],
+)  # fmt: skip
+def test_limits_of_pixels_of_the_file(type: str, low: int | None, high: int | None, tokens: int) -> None:
+    """hunyuanvl reads each limit alone, kimik25 only both together."""
+    reader = projector("image", type, **{"vision.image_min_pixels": low, "vision.image_max_pixels": high},
+                       **{"vision.projector.scale_factor": 2})  # fmt: skip
+    (found,) = (part.tokens for part in reader.picture([picture(9, 9)]) if isinstance(part, Piece))
+    assert found == tokens
+
+
 def test_tensors_of_a_file(tmp_path: Path) -> None:
     """A learned row end adds tokens, filters come in any format, and a huge tensor is not read."""
 
