@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("quant",),
     ("plan",),
     ("models", "backends", "gguf", "options", "sandbox", "hub"),
-    ("tokenizer", "engine"),
+    ("tokenizer", "engine", "media"),
     ("template", "sampling", "embedding", "convert"),
     ("generation",),
     ("output",),
@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 SHARED = ("localllm.base.printable", "localllm.base.notices", "localllm.base.files")  # modules TOP may import
-ARROWS = 189  # imports from one room to another; lower this when the number falls
+ARROWS = 194  # imports from one room to another; lower this when the number falls
 
 # Third-party packages besides NumPy. The longest matching path prefix decides; other files import none.
 FOREIGN: dict[str, set[str]] = {
@@ -53,6 +53,7 @@ FOREIGN: dict[str, set[str]] = {
     "localllm/server": {"msgspec", "starlette", "uvicorn", "prometheus_client"},
     "localllm/hub": {"huggingface_hub"},
     "localllm/convert": {"gguf"},
+    "localllm/media": {"PIL", "soundfile"},
     "localllm/cluster": {"zmq"},
     "localllm/distributed": {"ray", "zmq"},
     "localllm/cli": {"rich", "typer", "platformdirs"},

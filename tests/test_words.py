@@ -30,6 +30,7 @@ FIGURES = {
     "localllm/gguf": 5.5,
     "localllm/hub": 0.0,
     "localllm/loading": 0.0,
+    "localllm/media": 0.0,
     "localllm/options": 0.0,
     "localllm/output": 5.5,
     "localllm/quantize": 0.0,

@@ -86,6 +86,22 @@ def classes() -> str:
     return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)
 
 
+def projectors() -> str:
+    """Return the projector types of mmproj files, with their preprocessing and the texts around a picture or sound."""
+    from localllm.media.pictures import PICTURES
+    from localllm.media.sounds import SOUNDS
+
+    def quoted(text: str) -> str:
+        return f"`{text}`".replace("|", r"\|").replace("\n", r"\n") if text else ""
+
+    rows = [
+        (f"`{name}`", kind, (row.rule.__doc__ or "").partition("\n")[0].rstrip("."), quoted(row.begin), quoted(row.end))
+        for kind, table in (("pictures", PICTURES), ("sound", SOUNDS))
+        for name, row in table.items()
+    ]
+    return markdown(("projector", "reads", "preprocessing", "before", "after"), rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "formats": formats,
     "architectures": architectures,
@@ -96,6 +112,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "presets": presets,
     "names": names,
+    "projectors": projectors,
 }
 
 

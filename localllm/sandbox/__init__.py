@@ -1,5 +1,5 @@
 """A child process with limits for code that processes hostile input: chat templates, grammars, tokenizers of
-checkpoints.
+checkpoints, pictures and sound.
 
 May import: base.
 Begin with: process.py (the parent), then worker.py (the child) and rights.py (the rights it drops).
@@ -17,8 +17,10 @@ from localllm.sandbox.process import (
     ConfinedStopped,
     ResourceLimits,
 )
+from localllm.sandbox.wire import BLOB
 
 __all__ = [
+    "BLOB",
     "Confined",
     "ConfinedCrash",
     "ConfinedError",

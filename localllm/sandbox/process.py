@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from localllm.base.errors import LocalLLMError
-from localllm.sandbox.wire import HEAD, NUMBER, BadReply, ReplyTooLarge, read_reply
+from localllm.sandbox.wire import HEAD, NUMBER, BadReply, ReplyTooLarge, read_reply, with_blob
 
 _ENDING = 5.0  # seconds to wait for a dead child to exit
 _LOOK = 0.05  # seconds between checks of `cancel`
@@ -76,7 +76,8 @@ class ResourceLimits:
 
 
 class Confined:
-    """A child process that runs one task. `call` sends it a request and returns the answer; both are JSON objects.
+    """A child process that runs one task. `call` sends it a request and returns the answer; both are JSON objects. An
+    entry `BLOB` of them is raw data, which is not copied into the JSON.
 
     Thread-safe; calls run one at a time. The child ends with `close`, and whenever this process ends.
     """
@@ -121,12 +122,12 @@ class Confined:
 
     def _call(self, message: dict[str, Any], limits: ResourceLimits, cancel: threading.Event | None) -> dict[str, Any]:
         number = secrets.token_bytes(NUMBER)  # a child cannot guess the next number
-        data = json.dumps(message | {"limits": asdict(limits)}).encode()
+        data, blob = with_blob(message | {"limits": asdict(limits)})
         with self._lock:
             child = self._running()
             try:
                 with self._watched(child, limits.wall, cancel):
-                    return self._exchange(child, number, data, limits)
+                    return self._exchange(child, number, data, blob, limits)
             except BaseException:  # KeyboardInterrupt too: a late answer must not reach a later call
                 self._end()
                 raise
@@ -179,14 +180,15 @@ class Confined:
         return self._child
 
     def _exchange(
-        self, child: subprocess.Popen[bytes], number: bytes, data: bytes, limits: ResourceLimits
+        self, child: subprocess.Popen[bytes], number: bytes, data: bytes, blob: bytes, limits: ResourceLimits
     ) -> dict[str, Any]:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
             child.stdin.write(HEAD.pack(number, len(data)) + data)
+            child.stdin.write(blob)
             child.stdin.flush()
-            reply = read_reply(child.stdout, number, limits.answer, limits.values, limits.depth)
+            reply = read_reply(cast(BinaryIO, child.stdout), number, limits.answer, limits.values, limits.depth)
         except OSError:
             reply = None
         except ReplyTooLarge as error:

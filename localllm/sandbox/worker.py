@@ -14,7 +14,7 @@ from typing import Any
 
 from localllm.sandbox.process import ResourceLimits
 from localllm.sandbox.rights import drop_rights, filter_calls
-from localllm.sandbox.wire import HEAD, read_request
+from localllm.sandbox.wire import HEAD, read_request, with_blob
 
 try:
     import resource as _resource
@@ -42,20 +42,23 @@ def main(start: Mapping[str, Any]) -> None:
         number, asked = message
         limits = ResourceLimits(**asked["limits"])
         if asked["request"] is None:
-            data = json.dumps({"answer": {"rights": fence.rights}}).encode()
+            data, blob = json.dumps({"answer": {"rights": fence.rights}}).encode(), b""
         else:
             with fence.limited(limits):
-                data = _answered(answer, asked["request"], limits)
+                data, blob = _answered(answer, asked.pop("request"), limits)
         answers.write(HEAD.pack(number, len(data)) + data)
+        answers.write(blob)
+        del blob
         answers.flush()
 
 
-def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -> bytes:
+def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -> tuple[bytes, bytes]:
+    """Return the JSON of the answer, and its raw data."""
     try:
-        data = json.dumps({"answer": answer(request)}).encode()
+        data, blob = with_blob({"answer": answer(request)})
     except MemoryError:
-        return b'{"limit": "memory"}'
-    return data if len(data) <= limits.answer else b'{"limit": "answer"}'
+        return b'{"limit": "memory"}', b""
+    return (data, blob) if len(data) + len(blob) <= limits.answer else (b'{"limit": "answer"}', b"")
 
 
 class _Fence:

@@ -19,7 +19,20 @@ SHARES = {  # shares of the kinds under "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.155, "writers": 0.01,
     "special": 0.03, "reply": 0.005,
 }  # fmt: skip
-KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers", "special", "reply")
+KINDS = (
+    "gguf",
+    "split",
+    "safetensors",
+    "draft",
+    "cache",
+    "imatrix",
+    "kld",
+    "template",
+    "writers",
+    "special",
+    "reply",
+    "media",
+)
 ALIKE = 3  # similar failures to print and keep
 
 

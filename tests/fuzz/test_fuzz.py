@@ -27,6 +27,7 @@ from tests.localllm.support import REPOSITORY
 CASES = {
     "gguf": 60, "split": 2000, "safetensors": 200, "draft": 60, "cache": 1000, "imatrix": 3000, "kld": 4000,
     "template": 100, "writers": 100, "special": 100, "reply": 60, "http": 200,
+    "media": 500,
 }  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from localllm.sandbox import BLOB
+
 
 def prepare() -> None:
     """Do nothing: the task needs no preparation."""
@@ -34,6 +36,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.kill(os.getpid(), n)
         case "leave":
             os._exit(n)
+        case "reverse":
+            return {"n": n, BLOB: bytes(request[BLOB])[::-1]}
         case "print":
             print("noise")
         case "open":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.sandbox import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
+from localllm.sandbox import BLOB, Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
 
 TASK = "tests.localllm.sandbox.tasks"
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,6 +32,16 @@ def test_one_child_answers_every_call(child: Confined) -> None:
     assert first != os.getpid()
     assert [child.call({"do": "echo", "n": n})["n"] for n in range(3)] == [0, 1, 2]
     assert child.call({"do": "pid"})["pid"] == first
+
+
+def test_raw_data_goes_both_ways(child: Confined) -> None:
+    """Data of any size and any bytes, without a copy in the JSON."""
+    for data in (b"", b"\0\n{}\xff", bytes(range(256)) * 3000):
+        answer = child.call({"do": "reverse", "n": [1], BLOB: data})
+        assert (answer["n"], bytes(answer.get(BLOB, b""))) == ([1], data[::-1])
+    with pytest.raises(ConfinedLimit, match="exceeds 1 MB"):
+        child.call({"do": "reverse", BLOB: bytes(2 << 20)})
+    assert child.call({"do": "echo", "n": 7}) == {"n": 7}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_the_child_ends_with_its_parent(busy: bool) -> None:
     """
     do = "threading.Thread(target=lambda: c.call({'do': 'spin'})).start(); " if busy else ""
     code = (
-        "import threading, time; from localllm.sandbox import Confined, ResourceLimits; "
+        "import threading, time; from localllm.sandbox import BLOB, Confined, ResourceLimits; "
         f"c = Confined('{TASK}', ResourceLimits(1)); "
         f"print(c.call({{'do': 'pid'}})['pid'], flush=True); {do}time.sleep(60)"
     )

@@ -1,0 +1,19 @@
+"""Pictures and sound for a model: decode files, preprocess them for an encoder, lay out the tokens.
+
+    projector = Projector.of(file, text)                    # of an mmproj file
+    for part in projector.picture([picture]): ...           # marker texts (str) and pieces (Piece)
+
+`decode` turns files into arrays. Pillow and soundfile are the extra
+`[media]`.
+
+May import: base, gguf, quant, sandbox.
+Begin with: piece.py, then projector.py, then pictures.py and sounds.py (the tables).
+"""
+
+from __future__ import annotations
+
+from localllm.media.errors import MediaError
+from localllm.media.piece import Flags, Piece
+from localllm.media.projector import Projector, TextModel
+
+__all__ = ["Flags", "MediaError", "Piece", "Projector", "TextModel"]
