@@ -14,6 +14,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.messages import Ask, Listen, Origin
+from localllm.distributed.placing import ReplicaLayout, processors
 from localllm.distributed.replica import Opened, Replica, ReplicaSettings
 
 ROUTER = "localllm.distributed.router:PrefixRouter"
@@ -31,7 +32,7 @@ class Deployment(Closing):
 
     @classmethod
     def start(
-        cls, front: str, fleet: Fleet, settings: ReplicaSettings, replicas: tuple[int, int]
+        cls, front: str, fleet: Fleet, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout
     ) -> tuple[Deployment, Opened]:
         """Start the replicas of a front, and return once they are open. Raises ClusterError and LocalLLMError."""
         import ray
@@ -41,7 +42,7 @@ class Deployment(Closing):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(proxy_location=ProxyLocation.Disabled)
-            deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas))
+            deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, layout))
             handle = serve.run(deployed.bind(settings, front), name=front, route_prefix=None)
             made = cls(front, handle)
             opened: Opened = handle.opened.remote().result(timeout_s=OPEN_SECONDS)
@@ -92,15 +93,21 @@ class Deployment(Closing):
         _end(self.front, serve)
 
 
-def _options(ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int]) -> Mapping[str, Any]:
+def _options(
+    ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout
+) -> Mapping[str, Any]:
     """Return the options of the deployment."""
     least, most = replicas
     limits = settings.limits
-    cpus = round(min(1.0, 0.9 * ray.cluster_resources().get("CPU", 1.0) / (most * settings.stages)), 2)
+    have = [each["Resources"].get("CPU", 0.0) for each in ray.nodes() if each["NodeID"] in layout.allowed]
+    cpus = processors(have, most * layout.stages)
+    # Machines that join later are allowed, so the labels name those that are not.
+    nodes = {"ray.io/node-id": f"!in({','.join(layout.excluded)})"} if layout.excluded else {}
     where: dict[str, Any] = {}
-    if settings.stages > 1:
-        bundles = [{"CPU": cpus}] * settings.stages
+    if layout.stages > 1:
+        bundles = [{"CPU": cpus}] * layout.stages
         where = {"placement_group_bundles": bundles, "placement_group_strategy": "SPREAD"}
+        where |= {"placement_group_bundle_label_selector": [nodes] * layout.stages} if nodes else {}
     scaled: dict[str, Any] = {"num_replicas": most}
     if least < most:  # the front's stream of events is one more ongoing request of each replica
         scaled = {"autoscaling_config": {
@@ -111,7 +118,7 @@ def _options(ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[in
         }}  # fmt: skip
     return {
         "name": "replica",
-        "ray_actor_options": {"num_cpus": cpus},
+        "ray_actor_options": {"num_cpus": cpus, **({"label_selector": nodes} if nodes and not where else {})},
         "max_ongoing_requests": limits.parallel + limits.waiting + 16,
         "health_check_period_s": HEALTH_SECONDS,
         "health_check_timeout_s": 2 * HEALTH_SECONDS,

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from localllm import __version__
 from localllm.base.errors import LocalLLMError
+from localllm.cluster.sizing import Sizes
 from localllm.distributed.deployment import Deployment
+from localllm.distributed.files import Home
 from localllm.distributed.fleet import Fleet
+from localllm.distributed.machines import Machines, request_of
+from localllm.distributed.placing import ReplicaLayout, replica_layout
 from localllm.distributed.remote import RemoteScheduler
 from localllm.distributed.replica import ReplicaSettings
 from localllm.generation.interfaces import Observer, SchedulerLimits
-from localllm.gguf import open_gguf
-from localllm.gguf.identity import identity
+from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.loaded_model import refuse_serving
+from localllm.loading.loader import whole_of
 from localllm.model import Model
 from localllm.options import LoadOptions
 from localllm.server.served import Served
-
-SHARE = 0.6  # of a machine's memory that the weights of a stage may take; the cache takes some too
 
 
 def open_front(
@@ -37,8 +39,8 @@ def open_front(
     told: Callable[[str], None],
     prepare: Callable[[Model], None],
 ) -> Served:
-    """Start the replicas of a model and return it for the server. `stages` is the number of stages of each; 0: as few
-    as the machines' memory allows. `told` prints a note, and `prepare` is called with
+    """Start the replicas of a model and return it for the server. `stages` is the number of stages of each; 0: the
+    number that makes a token fastest. `told` prints a note, and `prepare` is called with
     the model before its first request.
     """
     file = open_gguf(path)
@@ -47,12 +49,13 @@ def open_front(
             raise LocalLLMError(f"{path}: has no weights to serve")
         refuse_serving(file)
         model = Model(file, options.force)
-        settings = ReplicaSettings(
-            str(path.resolve()), identity(file), __version__, options, limits, stages or _needed(path)
-        )
+        layout, home = _layout(file, options, stages, replicas)
+        for line in layout.lines:
+            told(line)
+        settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages)
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
-        deployment, opened = Deployment.start(front, fleet, settings, replicas)
+        deployment, opened = Deployment.start(front, fleet, settings, replicas, layout)
     except BaseException:
         file.close()
         raise
@@ -71,10 +74,15 @@ def open_front(
         raise
 
 
-def _needed(path: Path) -> int:
-    """Return the number of stages whose part of the file fits into the memory of every machine."""
+def _layout(file: GGUFFile, options: LoadOptions, stages: int, replicas: tuple[int, int]) -> tuple[ReplicaLayout, Home]:
+    """Measure the machines, and place the replicas. Each needs the memory for one full context at least."""
     import ray
 
-    free = [node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]]
-    least = SHARE * min((each for each in free if each), default=float("inf"))
-    return min(max(1, ceil(path.stat().st_size / least)), max(len(free), 1))
+    whole, _, _ = whole_of(file, options)
+    with closing(Machines(ray)) as machines:
+        measured = machines.measured(request_of(options))
+        sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
+        found = replica_layout(measured, sizes, machines.hop(measured), stages, replicas)
+        home = Home.of(file, machines.own.node)
+        excluded = (*machines.unusable, *found.excluded)
+        return replace(found, excluded=excluded, lines=(*machines.problems, *found.lines)), home

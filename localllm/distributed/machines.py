@@ -57,14 +57,11 @@ class Machines:
         self._request: Request | None = None
         self._helpers: dict[str, Any] = {}
         self.problems: list[str] = []  # machines that cannot be used, and why
+        self.unusable: list[str] = []  # Ray's ids of their nodes
 
     @property
     def own(self) -> Machine:
         return self._found[0]
-
-    def here(self) -> Any:
-        """Return the scheduling strategy for an actor on this machine."""
-        return self._on(self.own.node)
 
     def _on(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -75,7 +72,7 @@ class Machines:
         """Measure every machine once. Raises ClusterError if a machine has another version of localllm."""
         if self._request == request:
             return self._found
-        self.problems = []
+        self.problems, self.unusable = [], []
         own = self._ray.get_runtime_context().get_node_id()
         nodes = {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
         order = [own, *[node for node in nodes if node != own]]
@@ -92,6 +89,7 @@ class Machines:
         for node in order:
             if facts[node].problem:
                 self.problems.append(f"{names[node]} is left out: {facts[node].problem}")
+                self.unusable.append(node)
                 continue
             ports = _ports(nodes[node]["Labels"].get(RING_LABEL, ""))
             found.append(Machine(node, names[node], nodes[node]["NodeManagerAddress"], facts[node], ports))
@@ -155,11 +153,7 @@ class Machines:
         others = sorted(self._found[1:], key=lambda machine: -machine.facts.bandwidth)
         if self._group is not None:
             return self._found
-        if not stages:
-            return [self.own, *others]
-        used = [self.own, *others][:stages]
-        counts = [stages // len(used) + (number < stages % len(used)) for number in range(len(used))]
-        return [machine for machine, count in zip(used, counts, strict=True) for _ in range(count)]
+        return spread([self.own, *others], stages)
 
     def hop(self, machines: list[Machine]) -> float:
         """Return the seconds from one stage to the next: half of the slowest round trip that a connection takes."""
@@ -190,6 +184,15 @@ class Machines:
             with suppress(Exception):
                 self._ray.kill(helper)
         self._helpers = {}
+
+
+def spread(machines: list[Machine], stages: int) -> list[Machine]:
+    """Return the first machines for `stages` stages, each once, or more often if there are fewer. 0: all."""
+    if not stages:
+        return machines
+    used = machines[:stages]
+    counts = [stages // len(used) + (number < stages % len(used)) for number in range(len(used))]
+    return [machine for machine, count in zip(used, counts, strict=True) for _ in range(count)]
 
 
 def _ports(label: str) -> tuple[int, int] | None:

@@ -6,31 +6,23 @@ and addresses, and check that it is alive; everything else travels in the ring.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
-from collections import deque
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
 from localllm.backends.base import BackendError
-from localllm.base.files.regular import open_regular
 from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.stage import Stage
 from localllm.cluster.worker import Assignment, Source, open_stage
+from localllm.distributed.files import has, parts_folder, reader
 from localllm.distributed.measure import Facts, Request, measure
-from localllm.distributed.parts import CHUNK, Needed, Range, Read, fetch
-from localllm.gguf import open_gguf
-from localllm.gguf.identity import identity
-from localllm.quant.codecache import default_folder, private_folder
+from localllm.distributed.parts import Needed, fetch
 
-AHEAD = 4  # ranges of a file that are on their way at a time
 ENDING = 10.0  # seconds for a stage to finish the step of a ring that was given up
 
 
@@ -49,21 +41,6 @@ class Helper:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             return
-
-
-class FileServer:
-    """Sends ranges of the model's files to machines that do not have them."""
-
-    def __init__(self, models: tuple[tuple[str, ...], ...]) -> None:
-        """`models`: the paths of the files of each."""
-        self._models = [[open_regular(path) for path in paths] for paths in models]
-
-    def read(self, model: int, shard: int, start: int, stop: int) -> tuple[bytes, bytes]:
-        """Return bytes of a file, and their SHA-256."""
-        if not 0 <= stop - start <= CHUNK:
-            raise ClusterError(f"{stop - start} bytes requested; at most {CHUNK} are sent at a time")
-        data = os.pread(self._models[model][shard].fileno(), stop - start, start)
-        return data, hashlib.sha256(data).digest()
 
 
 class StageProcess:
@@ -87,32 +64,38 @@ class StageProcess:
 
     def has(self, model: Source) -> bool:
         """Return whether this machine has a file under the same path, with the same content."""
-        try:
-            with open_gguf(model.path) as file:
-                return identity(file) == model.identity
-        except Exception:  # then the file is fetched
-            return False
+        return has(model)
 
     def open(
-        self, given: Assignment, request: Request, threads: int, parts: tuple[Needed | None, ...], server: Any
+        self,
+        given: Assignment,
+        request: Request,
+        threads: int,
+        parts: tuple[Needed | None, ...],
+        servers: tuple[Any, ...],
     ) -> str:
-        """Load the stage. Return "", or why it cannot be loaded. `parts` are to be fetched, of model and drafter; the
-        server has the files of both.
+        """Load the stage. Return "", or why it cannot be loaded. `parts` are to be fetched, of model and drafter, each
+        from its server.
         """
         with self._opening:
             try:
-                self._open(given, request, threads, parts, server)
+                self._open(given, request, threads, parts, servers)
             except Exception as error:  # types of errors may be unknown to the front
                 return printable(str(said(error)), None) or type(error).__name__
             return ""
 
     def _open(
-        self, given: Assignment, request: Request, threads: int, parts: tuple[Needed | None, ...], server: Any
+        self,
+        given: Assignment,
+        request: Request,
+        threads: int,
+        parts: tuple[Needed | None, ...],
+        servers: tuple[Any, ...],
     ) -> None:
         sources = [given.model, given.drafter]
         for number, part in enumerate(parts):
             if part is not None:
-                path = fetch(parts_folder(), part, _reader(server, number))
+                path = fetch(parts_folder(), part, reader(servers[number]))
                 sources[number] = Source(str(path), "", part.absent)
         model = sources[0]
         assert model is not None
@@ -162,27 +145,3 @@ class StageProcess:
 
         self._thread = Thread(target=run, name="stage", daemon=True)
         self._thread.start()
-
-
-def parts_folder() -> Path:
-    """Return the folder for parts of models. Raises ClusterError if it cannot be made private."""
-    folder = private_folder(default_folder("parts"))
-    if folder is None:
-        raise ClusterError("a part of the model needs a private folder; set XDG_CACHE_HOME to one")
-    return folder
-
-
-def _reader(server: Any, model: int) -> Read:
-    """Return a function that reads ranges of a model from the front's machine, some of them in advance."""
-    import ray
-
-    def read(shard: int, ranges: Sequence[Range]) -> Iterator[tuple[bytes, bytes]]:
-        coming: deque[Any] = deque()
-        for start, stop in ranges:
-            coming.append(server.read.remote(model, shard, start, stop))
-            if len(coming) == AHEAD:
-                yield ray.get(coming.popleft())
-        while coming:
-            yield ray.get(coming.popleft())
-
-    return read

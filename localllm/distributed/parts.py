@@ -42,12 +42,12 @@ class Needed:
         return sum(stop - start for shard in self.ranges for start, stop in shard)
 
 
-def needed(file: GGUFFile, identity: str, plans: Iterable[Plan]) -> Needed:
-    """Return the tensors of `file` that plans read, and its headers: vocabulary, template, and everything before the
-    tensors. Small tensors and tables of integers always belong to it, because recording a plan reads some. The name of
-    a weight that is computed from a tensor contains the tensor's.
+def needed(file: GGUFFile, identity: str, plans: Iterable[Plan] | None) -> Needed:
+    """Return the tensors of `file` that plans read (None: all), and its headers: vocabulary, template, and everything
+    before the tensors. Small tensors and tables of integers always belong to it, because recording a plan reads some.
+    The name of a weight that is computed from a tensor contains the tensor's.
     """
-    used = {weight.tensor for plan in plans for op in plan.operations for weight in (*op.matrices, *op.vectors)}
+    used = {weight.tensor for plan in plans or () for op in plan.operations for weight in (*op.matrices, *op.vectors)}
     computed = [name for name in used if name not in file.tensors]
     absent: list[str] = []
     found: list[list[Range]] = [[] for _ in file.paths]
@@ -58,7 +58,7 @@ def needed(file: GGUFFile, identity: str, plans: Iterable[Plan]) -> Needed:
         path, offset = tensor.place
         number = places[path]
         heads[number] = min(heads[number], offset)
-        wanted = name in used or any(name in each for each in computed)
+        wanted = plans is None or name in used or any(name in each for each in computed)
         if wanted or tensor.nbytes <= SMALL or tensor.format == "I32":
             found[number].append((offset, offset + tensor.nbytes))
         else:

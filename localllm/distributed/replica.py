@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
+from localllm.distributed.files import Home, LocalCopy
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States
 from localllm.distributed.outbox import Outbox
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Event, Failed, Finished, Request
 from localllm.generation.scheduler import Scheduler
-from localllm.gguf.identity import identity
+from localllm.gguf import open_gguf
 from localllm.loading.facts import ModelFacts
 from localllm.models import ModelError
 from localllm.options import LoadOptions
@@ -40,12 +41,12 @@ LOAD_SECONDS = 0.1  # interval between the loads in reports
 class ReplicaSettings:
     """How a replica loads its model."""
 
-    path: str
-    identity: str  # of the front's file (`gguf.identity`)
+    home: Home  # the front's machine, and the file there
     version: str  # of the front's program
     options: LoadOptions
     limits: SchedulerLimits
-    stages: int = 1  # the replica has the first; the others are actors in the other bundles of its placement group
+    stages: int = 1  # bundles of the replica's placement group; the first has this process, the others may have actors
+    fastest: bool = False  # use the number of bundles with the fastest tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +66,31 @@ class Replica:
         self._problem, self._front, self._pulsed = "", front, monotonic()
         self._outboxes: dict[str, Outbox] = {}
         self._stages: RayStages | None = None
+        self._notes: list[str] = []
         try:
             self._open(settings)
         except (LocalLLMError, ModelError, OSError) as error:
             self._problem = f"{_address()}: {error}"
 
     def _open(self, settings: ReplicaSettings) -> None:
+        import ray
+
         from localllm import __version__
 
         if settings.version != __version__:
             versions = f"localllm {__version__}, and the front has {settings.version}"
             raise LocalLLMError(f"a machine of the cluster has {versions}; install the same version on all")
         limits = settings.limits
-        self._stages = _stages(settings.stages)
-        model = self._model = load(settings.path, settings.options, sequences=limits.parallel, split=self._stages)
+        copy = LocalCopy(ray, settings.home, _address(), self._notes.append)
+        if settings.stages == 1:
+            with open_gguf(copy.path) as file:
+                copy.complete(file)
+        else:
+            self._stages = _stages(ray, settings, copy, self._notes.append)
+        model = self._model = load(copy.path, settings.options, sequences=limits.parallel, split=self._stages)
         if model.embeds:
             problem = "gives embeddings, which replicas do not serve"
-            raise LocalLLMError(Notice(f"{settings.path}: {problem}; serve it without ", Setting("ray")))
-        if identity(model.file) != settings.identity:
-            raise LocalLLMError(
-                f"{settings.path}: this is not the front's model; copy the file from the front's machine"
-            )
+            raise LocalLLMError(Notice(f"{settings.home.source.path}: {problem}; serve it without ", Setting("ray")))
         limits = replace(limits, aligned=model.prompt_alignment)
         self._scheduler = Scheduler(model.new_core(limits, self))
 
@@ -104,7 +109,7 @@ class Replica:
             return Opened(None, self._problem)
         model = self._model
         tokenizer = model.maybe_tokenizer
-        notes = (model.placed, model.cache.note, (tokenizer.note if tokenizer is not None else "") or "")
+        notes = (*self._notes, model.placed, model.cache.note, (tokenizer.note if tokenizer is not None else "") or "")
         return Opened(model.facts, notes=tuple(filter(None, notes)))
 
     async def answer(self, ask: Ask) -> None:
@@ -198,16 +203,14 @@ def _end(front: str) -> None:
     serve.delete(front)
 
 
-def _stages(count: int) -> RayStages | None:
+def _stages(ray: Any, settings: ReplicaSettings, copy: LocalCopy, tell: Callable[[str], None]) -> RayStages:
     """Return the splitter of a replica with several stages."""
-    if count == 1:
-        return None
-    import ray
     from ray.util.placement_group import get_current_placement_group
 
     from localllm.distributed.stages import RayStages
 
-    return RayStages(ray, count, group=get_current_placement_group())
+    count = 0 if settings.fastest else settings.stages
+    return RayStages(ray, count, tell, get_current_placement_group(), copy)
 
 
 def _address() -> str:

@@ -20,12 +20,17 @@ def report(
     said = [_where(plan, found, used)]
     for machine in all_:
         if machine not in used:
-            rate = f"reads {machine.facts.bandwidth / 1e9:.1f} GB/s, {size(machine.facts.free)} free"
             why = "the stages asked for are on faster ones" if fixed else "it would not make a token faster"
-            said.append(f"{machine.name} is left out: {why} ({rate})")
+            said.append(left_out(machine, why))
     if len(all_) == 1 and not fixed:
         said.append("no other machine is in the cluster")
     return [*said, *problems]
+
+
+def left_out(machine: Machine, why: str) -> str:
+    """Return the line for a machine without layers."""
+    rate = f"reads {machine.facts.bandwidth / 1e9:.1f} GB/s, {size(machine.facts.free)} free"
+    return f"{machine.name} is left out: {why} ({rate})"
 
 
 def _where(plan: Plan, found: Placement, used: Sequence[Machine]) -> str:

@@ -23,8 +23,9 @@ from localllm.cluster.ring import LocalRing, Ring
 from localllm.cluster.sizing import Placement, Sizes, place
 from localllm.cluster.stage import Layout, message_bytes
 from localllm.cluster.worker import Assignment, Source
+from localllm.distributed.files import LocalCopy, file_server
 from localllm.distributed.machines import Machine, Machines, request_of
-from localllm.distributed.node import FileServer, StageProcess
+from localllm.distributed.node import StageProcess
 from localllm.distributed.parts import Needed, needed
 from localllm.distributed.report import report
 from localllm.gguf import GGUFFile
@@ -64,12 +65,17 @@ class RayStages:
     """Decides about and owns the stages of one model. It is a `loading.splitting.Splitter`."""
 
     def __init__(
-        self, ray: Any, stages: int = 0, tell: Callable[[str], None] = lambda text: None, group: Any = None
+        self,
+        ray: Any,
+        stages: int = 0,
+        tell: Callable[[str], None] = lambda text: None,
+        group: Any = None,
+        copy: LocalCopy | None = None,
     ) -> None:
         """`stages`: their number; 0: the fastest number. `group` is a placement group whose first bundle has this
-        process: then every bundle has one stage.
+        process: then every stage has its own bundle. `copy` is the model's file if another machine may have it.
         """
-        self._ray, self._stages, self._tell, self._group = ray, stages, tell, group
+        self._ray, self._stages, self._tell, self._group, self._copy = ray, stages, tell, group, copy
         self.line = ""
         self.placement: Placement | None = None
         self._needs: dict[int, int] = {}  # bytes of each stage
@@ -89,22 +95,25 @@ class RayStages:
         request = request_of(whole.options)
         machines = self._machines.measured(request)
         sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
-        stages = len(machines) if self._group is not None else self._stages
-        offered = self._machines.offered(stages)
+        offered = self._machines.offered(self._stages)
         hop = self._machines.hop(machines)
-        found = place(sizes, [machine.offer(offered.count(machine)) for machine in offered], hop, stages or None)
+        found = place(sizes, [machine.offer(offered.count(machine)) for machine in offered], hop, self._stages or None)
         used = [offered[number] for number in found.nodes]
         self.placement, self.number, self.hop = found, len(found.nodes), hop
         stops = [*found.firsts[1:], len(sizes.memory)]
         spans = zip(found.firsts, stops, strict=True)
         self._needs = {number: sizes.memory_of(*span) for number, span in enumerate(spans)}
         self.line = "; ".join(report(whole.plan, found, used, machines, bool(self._stages), self._machines.problems))
+        if self._copy is not None:
+            self._copy.complete(whole.file, [cut_at(whole.plan, found.firsts).parts[0]])
         if len(used) == 1:
             return None
-        self._processes = [_Process(number, machine) for number, machine in enumerate(used) if number]
+        self._processes = [
+            _Process(number, machine, bundle=found.nodes[number]) for number, machine in enumerate(used) if number
+        ]
         first = used[0].facts.request.opened(threads)
         try:
-            self._model = _model(whole)
+            self._model = _model(whole, self._copy)
             self._reserve()
         except BaseException:
             first.close()
@@ -117,7 +126,7 @@ class RayStages:
         """Reserve a bundle for every process."""
         if self._group is not None:
             for process in self._processes:
-                process.group, process.bundle = self._group, process.number
+                process.group = self._group
             return
         group = self._group_on([process.machine for process in self._processes])
         for number, process in enumerate(self._processes):
@@ -227,10 +236,7 @@ class RayStages:
         missing = []
         for source in model.sources:
             missing.append([not has for has in get([p.actor.has.remote(source) for p in started], started)])
-        server = None
-        if any(any(each) for each in missing):
-            paths = tuple([tuple([os.path.abspath(path) for path in file.paths]) for file in model.files])
-            server = ray.remote(FileServer).options(num_cpus=0, scheduling_strategy=self._machines.here()).remote(paths)
+        servers = tuple([self._server(number) if any(each) else None for number, each in enumerate(missing)])
         answers = []
         for at, process in enumerate(started):
             parts: list[Needed | None] = []
@@ -242,14 +248,23 @@ class RayStages:
             drafter = model.sources[1] if len(model.sources) > 1 else None
             given = Assignment(process.number, model.sources[0], model.whole.recording, layout, drafter)
             facts = process.machine.facts
-            answers.append(process.actor.open.remote(given, facts.request, facts.threads, tuple(parts), server))
+            answers.append(process.actor.open.remote(given, facts.request, facts.threads, tuple(parts), servers))
         try:
             for process, problem in zip(started, get(answers, started), strict=True):
                 if problem:
                     raise ClusterError(f"{process.machine.name}: stage {process.number}: {problem}")
         finally:
-            if server is not None:
-                ray.kill(server)
+            for server in servers:
+                if server is not None:
+                    ray.kill(server)
+
+    def _server(self, number: int) -> Any:
+        """Return a server of the model's files (0) or the drafter's (1), on the machine that has them."""
+        if not number and self._copy is not None:
+            return file_server(self._ray, self._copy.home.node, self._copy.home.paths)
+        assert self._model is not None
+        paths = tuple([os.path.abspath(path) for path in self._model.files[number].paths])
+        return file_server(self._ray, self._machines.own.node, paths)
 
     def _get(self, what: str, references: Sequence[Any], processes: Sequence[_Process]) -> list[Any]:
         """Return the answers of processes. Raises StageLost with the machine of a process that ended."""
@@ -303,9 +318,11 @@ class RayStages:
         self._processes, self._groups = [], []
 
 
-def _model(whole: Whole) -> _Model:
+def _model(whole: Whole, copy: LocalCopy | None = None) -> _Model:
     files = tuple(file for file in (whole.file, whole.drafter) if file is not None)
-    return _Model(files, tuple(Source(os.path.abspath(file.path), identity(file)) for file in files), whole)
+    sources = [copy.home.source] if copy is not None else []  # of a copy, the identity is not known
+    sources += [Source(os.path.abspath(file.path), identity(file)) for file in files[len(sources) :]]
+    return _Model(files, tuple(sources), whole)
 
 
 def _first(error: Exception) -> str:

@@ -6,6 +6,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import thread_time
 
 from localllm.backends import open_backend
@@ -84,41 +85,19 @@ def bind(
     """
     if split is not None:
         check_splitting(options)
-    architecture = architecture_of(file.metadata)
+    offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
+    offload.check(options.backend)
+    free = partial(split.free_memory, options) if split is not None else free_memory
+    whole, cache, limits_at = whole_of(file, options, weights, embeddings, sequences, memory, drafter, free)
+    recording, plan, limits = whole.recording, whole.plan, whole.limits
+    context, architecture = recording.context, architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
-    diffuses = architecture.diffusion and not embeddings
-    most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
-    context = _within_positions(context_of(options.ctx_size, config, most), file, options)
-    speculation = options.speculation
-    drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
-    heads = speculation.most_drafted if drafts or drafter is not None else 0
-    recording = Recording(context, embeddings, heads)
-    plan = recording.plan(file, drafter, weights)
     pooler = None
     if embeddings or architecture.encoder:
         pooler = Pooler(config, PoolingHead.of(config, architecture, file.tensors))
-    offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
-    offload.check(options.backend)
-    held = dict(drafter.tensors if drafter is not None else ()) | file.tensors
     if options.check_tensors:
-        for tensor in held.values():
+        for tensor in (dict(drafter.tensors if drafter is not None else ()) | file.tensors).values():
             tensor.check_finite()
-
-    def limits_at(context: int) -> Limits:
-        return limits_of(context, plan, max(1, sequences), diffuses)
-
-    limits = limits_at(context)
-    weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
-    asked = CacheTypes(*options.cache_types)
-    cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
-    if sequences:
-        most = int(MEMORY_SHARE * (free_memory() if split is None else split.free_memory(options)))
-        most = min(most, memory) if memory else most
-        limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
-        if limits.positions < context:
-            context = limits.positions
-            recording = replace(recording, context=context)
-            plan = recording.plan(file, drafter, weights)
 
     def planner(gpu: DeviceBackend, name: str) -> Planner:
         return Planner(gpu, name, plan, limits_at, context, cache.types)
@@ -147,7 +126,7 @@ def bind(
 
     line = ""
     if split is not None:
-        divided = split.backend(Whole(file, drafter, recording, plan, limits, cache.types, options), threads)
+        divided = split.backend(whole, threads)
         line = split.line
         if divided is not None:
             opened = divided
@@ -166,6 +145,48 @@ def bind(
     opened = arranged.backend
     placed = arranged.line(executable)
     return assembled(f"{line}; {placed}" if line and placed else line or placed)
+
+
+def whole_of(
+    file: GGUFFile,
+    options: LoadOptions,
+    weights: Mapping[str, Tensor] | None = None,
+    embeddings: bool = False,
+    sequences: int = 0,
+    memory: int = 0,
+    drafter: GGUFFile | None = None,
+    free: Callable[[], int] | None = None,
+) -> tuple[Whole, CacheChoice, Callable[[int], Limits]]:
+    """Return a model before it is placed, its cache types with a note, and its limits for other context sizes.
+
+    `bind` explains the arguments; `free` returns the free memory, for `sequences`.
+    """
+    config = read_config(file.metadata, architecture_of(file.metadata).name)
+    diffuses = architecture_of(file.metadata).diffusion and not embeddings
+    most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
+    context = _within_positions(context_of(options.ctx_size, config, most), file, options)
+    speculation = options.speculation
+    drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
+    heads = speculation.most_drafted if drafts or drafter is not None else 0
+    recording = Recording(context, embeddings, heads)
+    plan = recording.plan(file, drafter, weights)
+    held = dict(drafter.tensors if drafter is not None else ()) | file.tensors
+
+    def limits_at(context: int) -> Limits:
+        return limits_of(context, plan, max(1, sequences), diffuses)
+
+    limits = limits_at(context)
+    weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
+    asked = CacheTypes(*options.cache_types)
+    cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
+    if sequences:
+        most = int(MEMORY_SHARE * (free or free_memory)())
+        most = min(most, memory) if memory else most
+        limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
+        if limits.positions < context:
+            recording = replace(recording, context=limits.positions)
+            plan = recording.plan(file, drafter, weights)
+    return Whole(file, drafter, recording, plan, limits, cache.types, options), cache, limits_at
 
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:

@@ -176,8 +176,8 @@ def test_a_machine_without_the_file_fetches_its_part_once(
     path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
     made = stages._model
 
-    def elsewhere(whole: Any) -> Any:
-        model = made(whole)
+    def elsewhere(*given: Any) -> Any:
+        model = made(*given)
         return replace(model, sources=(replace(model.sources[0], path=str(tmp_path / "nowhere.gguf")),))
 
     monkeypatch.setattr(stages, "_model", elsewhere)

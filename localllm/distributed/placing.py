@@ -1,0 +1,116 @@
+"""Decides on which machines the replicas of a server run, and in how many stages: as `run` places one model, for each
+replica in turn. Replicas that share a machine share its memory and its bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from localllm.cluster.errors import ClusterError
+from localllm.cluster.sizing import Node, Placement, Sizes, place
+from localllm.distributed.machines import Machine, spread
+from localllm.distributed.report import left_out
+
+SLOWER = 0.8  # of the bandwidth of the slowest machine that is used: a machine below it is left out
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """The stages of each replica, the machines that may have some, and the ones left out, as Ray's ids of nodes."""
+
+    stages: int
+    allowed: tuple[str, ...]
+    excluded: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # for the user
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """The place of one replica."""
+
+    placement: Placement
+    machines: tuple[Machine, ...]  # of each stage
+
+
+def replica_layout(
+    machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, replicas: tuple[int, int]
+) -> ReplicaLayout:
+    """Place up to `replicas[1]` replicas, each in `stages` stages; 0: the number with the fastest tokens.
+
+    Machines that a replica may use later, after a fault, are allowed too. Raises ClusterError if fewer than
+    `replicas[0]` replicas fit.
+    """
+    least, most = replicas
+    found: list[_Replica] = []
+    while len(found) < most:
+        try:
+            found.append(_next(machines, sizes, hop, len(found[0].machines) if found else stages, found))
+        except ClusterError as error:
+            if len(found) < least:
+                fit = f"only {len(found)} of {least} replicas fit: " if found else ""
+                raise ClusterError(f"{fit}{error}") from None
+            break
+    used = {machine.node: machine for each in found for machine in each.machines}
+    slowest = min(machine.facts.bandwidth for machine in used.values())
+    smallest = min(_needed(each, sizes) for each in found)
+    lines = [f"the machines have memory for {len(found)} replicas"] if len(found) < most else []
+    excluded = []
+    for machine in machines:
+        if machine.node in used:
+            continue
+        if machine.facts.bandwidth < SLOWER * slowest:
+            lines.append(left_out(machine, "it would not make a token faster"))
+        elif machine.offer(1).memory < smallest:
+            lines.append(left_out(machine, "it has too little memory"))
+        else:
+            continue
+        excluded.append(machine.node)
+    allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
+    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(lines))
+
+
+def _next(machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, before: Sequence[_Replica]) -> _Replica:
+    """Return the place where one more replica has the fastest tokens. Raises ClusterError if none has the memory."""
+    running: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    for each in before:
+        running.update({machine.node for machine in each.machines})
+        stops = [*each.placement.firsts[1:], len(sizes.memory)]
+        for machine, *span in zip(each.machines, each.placement.firsts, stops, strict=True):
+            taken[machine.node] += sizes.memory_of(*span)
+    best: _Replica | None = None
+    problem: ClusterError | None = None
+    for first in machines:
+        others = sorted([each for each in machines if each != first], key=lambda each: -each.facts.bandwidth)
+        offered = spread([first, *others], stages)
+        nodes = []
+        for machine in offered:
+            count = offered.count(machine)
+            memory = max(0, machine.offer(1).memory - taken[machine.node]) // count
+            nodes.append(Node(machine.name, memory, machine.facts.bandwidth / (1 + running[machine.node])))
+        try:
+            placement = place(sizes, nodes, hop, stages or None)
+        except ClusterError as error:
+            problem = problem or error
+            continue
+        if best is None or placement.seconds < best.placement.seconds:
+            best = _Replica(placement, tuple([offered[number] for number in placement.nodes]))
+    if best is None:
+        raise problem or ClusterError("no machine can run the model")
+    return best
+
+
+def _needed(replica: _Replica, sizes: Sizes) -> int:
+    """Return the bytes of the smallest stage."""
+    firsts = replica.placement.firsts
+    spans = zip(firsts, [*firsts[1:], len(sizes.memory)], strict=True)
+    return min(sizes.memory_of(*span) for span in spans)
+
+
+def processors(total: Sequence[float], bundles: int) -> float:
+    """Return the processors to reserve for each of `bundles` stages, so that they fit on nodes with these numbers."""
+    each = ceil(bundles / max(len(total), 1))  # on one node, if they are spread
+    return max(0.01, int(100 * min(1.0, 0.9 * min(total, default=1.0) / each)) / 100)

@@ -1,0 +1,83 @@
+"""Replicas are placed by the measured memory and bandwidth of the machines, and slow machines are left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.cluster.errors import ClusterError
+from localllm.cluster.sizing import Sizes
+from localllm.distributed.machines import RESERVE, Machine
+from localllm.distributed.measure import Facts
+from localllm.distributed.placing import ReplicaLayout, processors, replica_layout
+
+LAYERS, LAYER = 10, 100 << 20
+SIZES = Sizes(tuple(range(1, LAYERS)), (LAYER,) * LAYERS, (LAYER,) * LAYERS)
+PLENTY = 64 << 30
+
+
+def machine(name: str, bandwidth: float, memory: int = PLENTY) -> Machine:
+    free = max(int(memory / 0.9) + 1, memory + RESERVE)
+    return Machine(name, name, name, Facts("", "", name, free=free, bandwidth=bandwidth, backend="cpu"))
+
+
+def layout(*machines: Machine, stages: int = 0, replicas: tuple[int, int] = (1, 1)) -> ReplicaLayout:
+    return replica_layout(machines, SIZES, 0.001, stages, replicas)
+
+
+def test_a_slow_machine_gets_no_replica() -> None:
+    found = layout(machine("slow", 1e9), machine("fast", 10e9))
+    assert found.stages == 1
+    assert found.allowed == ("fast",)
+    assert found.excluded == ("slow",)
+    assert found.lines[0].startswith("slow is left out: it would not make a token faster (reads 1.0 GB/s")
+
+
+def test_an_equal_machine_is_allowed_after_a_fault() -> None:
+    found = layout(machine("one", 10e9), machine("two", 9e9))
+    assert found.allowed == ("one", "two")
+    assert found.lines == ()
+
+
+def test_a_machine_without_memory_is_left_out() -> None:
+    found = layout(machine("one", 10e9), machine("small", 20e9, 2 * LAYER))
+    assert found.allowed == ("one", "small")  # it is fast enough to take two layers
+    assert found.stages == 2
+    found = layout(machine("one", 20e9), machine("small", 20e9, LAYERS * LAYER - 1))
+    assert found.excluded == ("small",)
+    assert "it has too little memory" in found.lines[0]
+
+
+def test_a_model_that_fits_no_machine_has_as_few_stages_as_needed() -> None:
+    small = [machine(str(number), 10e9, 4 * LAYER) for number in range(4)]
+    assert layout(*small).stages == 3
+    assert layout(*small, stages=4).stages == 4
+
+
+def test_a_second_replica_uses_another_machine_unless_sharing_is_faster() -> None:
+    fast, half, slow = machine("fast", 10e9), machine("half", 6e9), machine("slow", 2e9)
+    assert layout(fast, half, replicas=(2, 2)).allowed == ("fast", "half")
+    found = layout(fast, slow, replicas=(2, 2))
+    assert found.allowed == ("fast",)  # half of it is faster than the slow one
+    assert layout(fast, slow, replicas=(6, 6)).allowed == ("fast", "slow")
+
+
+def test_replicas_share_the_memory_of_a_machine() -> None:
+    only = machine("only", 10e9, 2 * LAYERS * LAYER)
+    assert layout(only, replicas=(2, 2)).lines == ()
+    with pytest.raises(ClusterError, match=r"^only 2 of 3 replicas fit: the model does not fit"):
+        layout(only, replicas=(3, 3))
+    assert layout(only, replicas=(1, 3)).lines == ("the machines have memory for 2 replicas",)
+
+
+def test_more_stages_than_machines_share_them() -> None:
+    assert layout(machine("a", 1e9), machine("b", 1e9), stages=3).stages == 3
+    with pytest.raises(ClusterError, match="into at most 10"):
+        layout(machine("a", 1e9), stages=11)
+
+
+@pytest.mark.parametrize(("have", "bundles"), [([1, 1], 2), ([1, 1], 4), ([8, 2, 4], 5), ([2], 7), ([], 3), ([1], 500)])
+def test_all_bundles_fit_on_the_nodes(have: list[float], bundles: int) -> None:
+    each = processors(have, bundles)
+    assert 0 < each <= 1
+    if have and bundles < 100:
+        assert sum(int(processors / each) for processors in have) >= bundles
