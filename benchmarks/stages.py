@@ -191,10 +191,10 @@ def _free_port() -> int:
 
 
 def forecast(path: Path, delay: float) -> dict[str, dict[str, float]]:
-    """Return what `localllm cluster plan` says for one and for two stages on machines like this one."""
+    """Return what `localllm cluster plan` says for one stage, and for two on this machine."""
     command = [
         sys.executable, "-m", "localllm", "cluster", "plan", str(path), "-t", "1", "-c", str(CONTEXT), "--json",
-        "--nodes", "here,here", "--delay", str(max(1000 * delay, 0.001)), "--network", "100GB/s", "-p", str(PROMPT),
+        "--nodes", "here,same", "--delay", str(max(1000 * delay, 0.001)), "--network", "100GB/s", "-p", str(PROMPT),
     ]  # fmt: skip
     rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     return {f"{row['stages']}": {**row["tokens_per_second"], "first token": row["first_token"]} for row in rows}
@@ -252,7 +252,9 @@ def wait(milliseconds: float, given: argparse.Namespace) -> dict[str, Any]:
                     found[str(count)] = rate_of(begins)
                 times.setdefault(name, []).append(found)
             stages = (
-                [StageSpeed(lambda rows: half, 0.0, 512)] * 2 if split else [StageSpeed(lambda rows: 2 * half, 0.0, 0)]
+                [StageSpeed(lambda rows: half, lambda rows: 0.0, 512)] * 2
+                if split
+                else [StageSpeed(lambda rows: 2 * half, lambda rows: 0.0, 0)]
             )
             said = {str(n): tokens_per_second(stages, Network(delay), n) for n in counts}
             times.setdefault(f"forecast, {name}", []).append(said)

@@ -34,6 +34,7 @@ WIDTHS = (4096, 2048, 1024, 512, 256)  # of the square matrices that are measure
 MATRICES = 8  # minimum number of measured matrices
 PASSES = 12
 MANY, PASSES_OF_MANY = 32, 3  # passes of many rows are long; they are measured a few times
+READ_BY_MANY = 32 << 20  # bytes of the matrices for them: they take time to compute, not to read
 CHAIN, NARROW = 64, 96  # small products in a row, to time kernel calls, and their width
 CALLS = 500  # kernel calls of a token in a model with 30 layers, where no plan is known
 _DISTINCT = 64  # random rows, which repeat
@@ -47,6 +48,7 @@ class TokenCost:
     cache: int = 0  # bytes of keys, values and recurrent states
     calls: int = CALLS  # kernel calls
     held: Mapping[str, int] = field(default_factory=dict)  # bytes of all these matrices, by format
+    output: Mapping[str, int] = field(default_factory=dict)  # part of `weights` that only gives logits
 
     @property
     def bytes(self) -> int:
@@ -84,13 +86,17 @@ def cost_of(plan: Plan, limits: Limits, cache: CacheTypes, tokens: int) -> Token
     found = memory(plan, program, limits, threads, cache)
     weights: dict[str, int] = {}
     every: dict[str, int] = {}
+    output: dict[str, int] = {}
     for op in plan.operations:
         for read in () if isinstance(op, Embed) else op.reads:
             if read.weight.name in program.panels:
                 format_, size = read.weight.format, read.weight.bytes
                 weights[format_] = weights.get(format_, 0) + read.share(size)
                 every[format_] = every.get(format_, 0) + size
-    return TokenCost(weights, int(found.read_after(tokens)) - found.weights_per_token, len(program.calls), every)
+                if plan.logits in op.outputs:
+                    output[format_] = output.get(format_, 0) + size
+    cached = int(found.read_after(tokens)) - found.weights_per_token
+    return TokenCost(weights, cached, len(program.calls), every, output)
 
 
 def cost_of_known(model: KnownModel) -> TokenCost:
@@ -120,10 +126,29 @@ class DecodeSpeed(Closing):
         """Return the forecast for a pass of `rows` rows of different sequences. The rows of a mixture of experts
         use experts at random.
         """
+        return self._seconds(cost, rows) + (rows * cost.cache / self._read() if cost.cache else 0.0)
+
+    def prompt_seconds(self, cost: TokenCost, rows: int) -> float:
+        """Return the forecast for a pass of `rows` rows of one prompt. They share a read of the cache, and only the
+        last one needs logits.
+        """
+        body, held = dict(cost.weights), dict(cost.held)
+        for name, size in cost.output.items():
+            body[name], held[name] = body[name] - size, held.get(name, size) - size
+        seconds = self._seconds(TokenCost(body, 0, cost.calls, held), rows)
+        if cost.output:
+            seconds += self._seconds(TokenCost(cost.output, 0, 0, cost.output), 1) - self._step
+        return seconds + (cost.cache / self._read() if cost.cache else 0.0)
+
+    def _seconds(self, cost: TokenCost, rows: int) -> float:
+        """Return the seconds of a pass without reading the cache."""
         self._measure_calls()
-        size = max(LEAST, min(_most(), sum(cost.weights.values())))
-        seconds = rows * cost.cache / self._read() if cost.cache else 0.0
+        most = _most() if rows < MANY else min(_most(), READ_BY_MANY)
+        size = max(LEAST, min(most, sum(cost.weights.values())))
+        seconds = 0.0
         for name, held in cost.weights.items():
+            if not held:
+                continue
             every = max(cost.held.get(name, held), held)
             read = every * (1 - (1 - held / every) ** rows)
             seconds += read / self._product(name, size, max(1, round(rows * held / read)))

@@ -111,9 +111,10 @@ class NodeSpec:
     name: str
     memory: int = 0  # bytes
     bandwidth: float = 0.0  # bytes per second
+    same: bool = False  # another stage on this computer
 
 
-HERE, MOST_NODES = "here", 8
+HERE, SAME, MOST_NODES = "here", "same", 8
 
 
 def nodes_of(text: str) -> tuple[NodeSpec, ...]:
@@ -125,11 +126,14 @@ def nodes_of(text: str) -> tuple[NodeSpec, ...]:
     for number, word in enumerate(words, 1):
         memory, at, rate = word.partition("@")
         name = HERE if number == 1 else f"node {number}"
+        if word == SAME and number > 1:
+            found.append(NodeSpec(f"{SAME} {number}", same=True))
+            continue
         try:
             bandwidth = float(SIZE.read(rate.removesuffix("/s"))) if at else 0.0
             found.append(NodeSpec(name, 0 if memory == HERE else SIZE.read(memory), bandwidth))
         except OptionError:
-            form = "give here, a memory such as 16GB, or memory and bandwidth such as 16GB@20GB/s"
+            form = "give here, same, a memory such as 16GB, or memory and bandwidth such as 16GB@20GB/s"
             raise OptionError(f"node {number} is {word!r}: {form}") from None
         if (memory != HERE and not found[-1].memory) or (at and not bandwidth):
             raise OptionError(f"node {number} is {word!r}: memory and bandwidth are above 0")
@@ -155,8 +159,8 @@ class ClusterOptions(Options):
     )  # fmt: skip
     nodes: str = option(
         "here,here", "--nodes", kind=Kind(_checked_nodes, TEXT.problem, "SPEC"),
-        help="up to 8 machines, this one first: here (one like this), MEMORY, or MEMORY@BANDWIDTH, "
-        "such as here,16GB@20GB/s",
+        help="up to 8 machines, this one first: here (one like this), same (another stage on this one), MEMORY, or "
+        "MEMORY@BANDWIDTH, such as here,16GB@20GB/s",
     )  # fmt: skip
     delay: float = option(
         0.2, "--delay", kind=above(0), unit="milliseconds", help="time of a message from one machine to the next"

@@ -2,7 +2,8 @@
 
 A step visits all stages and returns: it takes the sum of their times and one hop per stage. With several sequences, the
 loop keeps one step per stage under way. The slowest stage then limits the tokens per second, or the
-whole round if there are too few sequences to fill it.
+whole round if there are too few sequences to fill it. Stages on the same machine share its memory and processors: all
+of them together are not faster than one process with the threads of all.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class StageSpeed:
     """The speed of one stage, and the size of its messages."""
 
     step: Callable[[int], float]  # number of rows to the seconds of a pass; each row belongs to another sequence
-    prompt: float  # seconds per row of a prompt
+    prompt: Callable[[int], float]  # the same for rows of one prompt
     sent: int  # bytes per row for the next stage
+    together: StageSpeed | None = None  # with the threads of all stages on its machine, if there are several
 
 
 def tokens_per_second(stages: Sequence[StageSpeed], network: Network, sequences: int) -> float:
@@ -43,7 +45,8 @@ def tokens_per_second(stages: Sequence[StageSpeed], network: Network, sequences:
     rows = sequences / count
     times = [stage.step(round(rows)) for stage in stages]
     once = sum(times) + _hops(stages, network, round(rows))
-    return rows / max(max(times), once / count)
+    shared = sum(stage.together.step(round(rows)) for stage in stages if stage.together is not None)
+    return rows / max(max(times), once / count, shared)
 
 
 def first_token(stages: Sequence[StageSpeed], network: Network, prompt: int, batch: int) -> float:
@@ -54,8 +57,9 @@ def first_token(stages: Sequence[StageSpeed], network: Network, prompt: int, bat
         pieces = min(rows // MICRO_ROWS, MICRO_BATCHES * len(stages), MOST_MICRO_BATCHES) if len(stages) > 1 else 1
         pieces = max(pieces, 1)
         each = rows / pieces
-        times = [stage.prompt * each for stage in stages]
-        seconds += sum(times) + (pieces - 1) * max(times) + _hops(stages, network, round(each))
+        times = [stage.prompt(round(each)) for stage in stages]
+        shared = sum(stage.together.prompt(round(each)) for stage in stages if stage.together is not None)
+        seconds += sum(times) + (pieces - 1) * max(*times, shared) + _hops(stages, network, round(each))
     return seconds
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from localllm.backends.base import CacheTypes
+from localllm.base.machine.processor import usable_threads
 from localllm.base.units import size
 from localllm.cli.app import UsageError
 from localllm.cli.forecast import DecodeSpeed, TokenCost, cost_of, planned
@@ -14,7 +15,7 @@ from localllm.cli.naming import one_model
 from localllm.cli.options import ModelName
 from localllm.cli.terminal.console import room
 from localllm.cli.terminal.formatting import rate_text, text_table
-from localllm.cli.tool_options import ClusterOptions, nodes_of
+from localllm.cli.tool_options import HERE, ClusterOptions, NodeSpec, nodes_of
 from localllm.cluster.cut import Cut, cut_at
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.forecast import SAMPLED, Network, StageSpeed, first_token, tokens_per_second
@@ -26,7 +27,6 @@ from localllm.plan import Send
 
 PLAN = "plan"
 SEQUENCES = (1, 2, 4, 8)
-PROMPT_ROWS = 128  # rows of the pass that measures prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,19 @@ def _rows(path: str, own: ClusterOptions, network: Network) -> tuple[list[Row], 
     """Return the forecast for each number of stages that is possible, and why others are not."""
     rows: list[Row] = []
     problems: list[str] = []
-    with open_gguf(path) as file, DecodeSpeed(own.load.threads) as speed:
+    specs = nodes_of(own.nodes)
+    own_threads = min(own.load.threads or usable_threads(), usable_threads())
+    shared = 1 + sum(spec.same for spec in specs)  # nodes that are this computer
+    with (
+        open_gguf(path) as file,
+        DecodeSpeed(own_threads) as speed,
+        DecodeSpeed(min(shared * own_threads, usable_threads())) as all_threads,
+    ):
         _, plan, limits, context, _ = planned(file, own.load.ctx_size)
         types = CacheTypes(*own.load.cache_types)
         whole = cost_of(plan, limits, types, context // 2)
         here = sum(whole.weights.values()) / speed.seconds(whole)
-        nodes = [Node(spec.name, spec.memory or free_memory(), spec.bandwidth or here) for spec in nodes_of(own.nodes)]
+        nodes = [_node(spec, here, shared) for spec in specs]
         sizes = Sizes.of(plan, limits, types)
         hop = network.hop(_widest(cut_at(plan, (0, sizes.cuts[0]))) if sizes.cuts else 0)
         for stages in range(1, len(nodes) + 1):
@@ -79,10 +86,17 @@ def _rows(path: str, own: ClusterOptions, network: Network) -> tuple[list[Row], 
                 continue
             cut = cut_at(plan, placed.firsts)
             used = [nodes[number] for number in placed.nodes]
+            costs = [cost_of(part, limits, types, context // 2) for part in cut.parts]
+            on_this = [not number or specs[number].same for number in placed.nodes]
             speeds = [
-                _stage(speed, cost_of(part, limits, types, context // 2), here / node.bandwidth, _sent(cut, number))
-                for number, (part, node) in enumerate(zip(cut.parts, used, strict=True))
+                _stage(speed, cost, here / node.bandwidth, _sent(cut, number))
+                for number, (cost, node) in enumerate(zip(costs, used, strict=True))
             ]
+            if sum(on_this) > 1:
+                speeds = [
+                    replace(stage, together=_stage(all_threads, cost, 1.0, 0)) if own_ else stage
+                    for stage, cost, own_ in zip(speeds, costs, on_this, strict=True)
+                ]
             stops = (*placed.firsts[1:], len(sizes.memory))
             spans = list(zip(placed.firsts, stops, strict=True))
             rows.append(
@@ -106,7 +120,16 @@ def _stage(speed: DecodeSpeed, cost: TokenCost, slower: float, sent: int) -> Sta
     def step(rows: int) -> float:
         return slower * speed.seconds(cost, rows)
 
-    return StageSpeed(step, slower * speed.seconds(cost, PROMPT_ROWS) / PROMPT_ROWS, sent)
+    def prompt(rows: int) -> float:
+        return slower * speed.prompt_seconds(cost, rows)
+
+    return StageSpeed(step, prompt, sent)
+
+
+def _node(spec: NodeSpec, here: float, shared: int) -> Node:
+    """Return what a stage may use of a machine. Nodes on this computer share its memory."""
+    memory = spec.memory or free_memory() // (shared if spec.name == HERE or spec.same else 1)
+    return Node(spec.name, memory, spec.bandwidth or here)
 
 
 def _sent(cut: Cut, stage: int) -> int:

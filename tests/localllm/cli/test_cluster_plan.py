@@ -41,7 +41,7 @@ def test_the_table_says_what_is_fastest(capsys: pytest.CaptureFixture[str]) -> N
         (["cluster"], "expected `localllm cluster plan MODEL --nodes SPEC`"),
         (["cluster", "foo"], "got 'foo'"),
         (["cluster", "plan"], "MODEL is required"),
-        (["cluster", "plan", "demo", "--nodes", "here,x"], "node 2 is 'x': give here, a memory such as 16GB"),
+        (["cluster", "plan", "demo", "--nodes", "here,x"], "node 2 is 'x': give here, same, a memory such as 16GB"),
         (["cluster", "plan", "demo", "--nodes", "here,8GB@0"], "node 2 is '8GB@0': memory and bandwidth are above 0"),
         (["cluster", "plan", "demo", "--nodes", ",".join(["here"] * 9)], "9 nodes are given; at most 8"),
         (["cluster", "plan", "demo", "--nodes", "1KB,1KB"], "the model does not fit in 2 stages: it needs"),

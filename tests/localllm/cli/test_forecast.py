@@ -102,3 +102,16 @@ def test_show_forecasts_nothing_for_a_model_that_does_not_write_token_by_token(
     path = KIT[name].write(tmp_path / "model.gguf")
     assert main(["show", str(path), "--json", "--speed"]) == 0
     assert json.loads(capsys.readouterr().out)["speed"] == {"problem": "not a model that continues a text"}
+
+
+def test_a_prompt_reads_the_cache_once_and_needs_one_row_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = TokenCost({"Q4_0": 700, "Q6_K": 300}, 50, 0, {"Q4_0": 700, "Q6_K": 300}, {"Q6_K": 200})
+    rates = {"Q4_0": 100.0, "Q6_K": 50.0}  # bytes per second for one row; twice the time for two
+    monkeypatch.setattr(DecodeSpeed, "_measure_calls", lambda self: None)
+    monkeypatch.setattr(DecodeSpeed, "_read", lambda self: 10.0)
+    monkeypatch.setattr(DecodeSpeed, "_product", lambda self, name, size, rows=1: rates[name] / rows)
+    with DecodeSpeed(1) as speed:
+        assert speed.seconds(cost, 4) == pytest.approx(4 * (7 + 6) + 4 * 5)
+        assert speed.prompt_seconds(cost, 4) == pytest.approx(4 * (7 + 2) + 4 + 5)
+        middle = TokenCost(cost.weights, 50, 0, cost.held)  # a stage without the output
+        assert speed.prompt_seconds(middle, 4) == pytest.approx(4 * (7 + 6) + 5)

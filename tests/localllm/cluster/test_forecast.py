@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -11,7 +12,9 @@ from localllm.cluster.forecast import HANDLING, Network, StageSpeed, first_token
 
 
 def stages(*seconds: float, prompt: float = 0.001, sent: int = 8192) -> list[StageSpeed]:
-    return [StageSpeed(lambda rows, own=own: own * (0.8 + 0.2 * rows), prompt, sent) for own in seconds]
+    return [
+        StageSpeed(lambda rows, own=own: own * (0.8 + 0.2 * rows), lambda rows: prompt * rows, sent) for own in seconds
+    ]
 
 
 def simulated(speeds: list[StageSpeed], network: Network, sequences: int, steps: int = 2000) -> float:
@@ -55,6 +58,38 @@ def test_a_prompt_fills_the_pipe() -> None:
     network = Network(0.0)
     alone = first_token(stages(0.02), network, 512, 512)
     assert alone == pytest.approx(0.512)
-    halves = [StageSpeed(stage.step, stage.prompt / 2, stage.sent) for stage in stages(0.01, 0.01)]
+    halves = stages(0.01, 0.01, prompt=0.0005)
     assert first_token(halves, network, 512, 512) == pytest.approx(0.512 * (8 + 1) / 16, rel=0.01)
     assert first_token(halves, network, 60, 512) == pytest.approx(0.060, rel=0.02)  # too short to be divided
+
+
+def test_stages_on_one_machine_share_it() -> None:
+    """Each has a thread. Both threads together read the weights only 1.25 times as fast as one."""
+    network = Network(0.0)
+    alone = stages(0.015, 0.015)
+    both = stages(0.015 / 1.25, 0.015 / 1.25, prompt=0.0004)
+    shared = [replace(stage, together=faster) for stage, faster in zip(alone, both, strict=True)]
+    for sequences in (1, 2, 8):
+        apart, found = (tokens_per_second(each, network, sequences) for each in (alone, shared))
+        once = 2 * alone[0].step(max(sequences // 2, 1)) / 1.25
+        most = max(sequences // 2, 1) / once
+        assert found == pytest.approx(min(apart, most))
+        assert (found < apart) == (sequences > 1)  # one sequence uses one stage at a time
+    prompts = [replace(stage, prompt=lambda rows: 0.0005 * rows) for stage in shared]
+    pieces, each = 8, 64
+    expected = each * 0.001 + (pieces - 1) * each * 0.0008
+    assert first_token(prompts, network, 512, 512) == pytest.approx(expected, rel=0.03)
+
+
+def test_passes_of_a_prompt_have_the_rows_of_the_loop() -> None:
+    rows: list[int] = []
+
+    def prompt(count: int) -> float:
+        rows.append(count)
+        return 0.001 * count
+
+    first_token([StageSpeed(lambda count: 0.0, prompt, 0)], Network(0.0), 700, 512)
+    assert rows == [512, 188]
+    rows.clear()
+    first_token([StageSpeed(lambda count: 0.0, prompt, 0)] * 2, Network(0.0), 512, 512)
+    assert set(rows) == {64}
