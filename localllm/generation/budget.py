@@ -1,13 +1,15 @@
 """The number of prefill tokens in a step that also decodes, so that clients who read an answer do not wait long.
 
 The time of a step is measured for each number of rows, because it does not grow evenly: on a CPU, a few more rows cost
-little while the weights are read anyway. `schedule.py` asks for the number, and reports each step's duration.
+little while the weights are read anyway. If the user's target is shorter than the smallest usual step, steps take as
+many rows as fit. `schedule.py` asks for the number, and reports each step's duration.
 """
 
 from __future__ import annotations
 
 STRIDE = 16  # rows; the total of a step is a multiple of this, and kernels tile rows by its divisors
 LEAST = 8  # minimum number of prefill tokens in a step
+FEWEST = 4  # the same if a step with LEAST would miss the user's target
 TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
 PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
@@ -28,6 +30,7 @@ class Budget:
     def __init__(self, rows: int, seconds: float) -> None:
         self.rows, self.seconds = rows, seconds
         self._decode = 0.0  # duration of a step without prefill, in seconds
+        self._small: dict[int, float] = {}  # rows of a small step -> seconds
         self._row = 0.0  # seconds per prefill token; 0: not yet measured
         self._times: dict[int, float] = {}  # rows of a step with prefill and decode, rounded up to STRIDE -> seconds
         self._measured: dict[int, int] = {}  # the same -> number of the last step of this size
@@ -46,7 +49,18 @@ class Budget:
         total = _rounded(decoding + LEAST)
         while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:
             total += STRIDE
-        return max(0, min(most, total - decoding))
+        found = total - decoding
+        if self.seconds and self._row and total == _rounded(decoding + LEAST) and self._time(total, decoding) > target:
+            while found > FEWEST and self._small_time(decoding + found) > target:
+                found -= 1
+        return max(0, min(most, found))
+
+    def _small_time(self, total: int) -> float:
+        """Return the measured or estimated duration of a step with fewer rows than `_time` distinguishes."""
+        if total in self._small:
+            return self._small[total]
+        below = max((size for size in self._small if size < total), default=0)
+        return (self._small[below] if below else self._decode) + (total - below) * self._row
 
     def _time(self, total: int, decoding: int) -> float:
         """Return the measured or estimated duration of a step with `total` rows."""
@@ -60,19 +74,24 @@ class Budget:
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:
         """Record the duration of a step with `decoding` decode tokens and `prompt` prefill tokens."""
+        total = decoding + prompt
+        if decoding and prompt < LEAST + STRIDE:
+            self._small[total] = _mixed(self._small.get(total, 0.0), seconds)
         if not prompt:
             self._decode = _mixed(self._decode, seconds)
             return
         if prompt >= LEAST:
             rest = seconds - (self._decode if decoding else 0.0)
             self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
-        if decoding:
-            total = _rounded(decoding + prompt)
+        if not decoding:
+            return
+        if not self.seconds or (prompt >= LEAST and total == _rounded(total)):  # the last chunk of a prompt is shorter
+            total = _rounded(total)
             before = self._faded(total) if total in self._times else 0.0
             stale = self._steps - self._measured.get(total, 0) > STALE
-            self._steps += 1
             self._times[total] = _mixed(before, seconds, _RENEWAL if stale else _WEIGHT)
-            self._measured[total] = self._steps
+            self._measured[total] = self._steps + 1
+        self._steps += 1
 
     def _faded(self, total: int) -> float:
         return float(self._times[total] * _FADE ** (self._steps - self._measured[total]))

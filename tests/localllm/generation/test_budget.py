@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.generation.budget import LEAST, PER_REQUEST, STRIDE, TARGET, Budget
+from localllm.generation.budget import FEWEST, LEAST, PER_REQUEST, STRIDE, TARGET, Budget
 
 ROW, DECODE = 0.002, 0.05  # seconds per prompt token, seconds of a decode step
 
@@ -58,7 +58,7 @@ def test_a_size_that_was_slow_is_tried_again() -> None:
     """The machine is busy for a while."""
     budget = Budget(512, 0.2)
     run(budget, lambda rows: 4 * even(rows), 100)
-    assert set(run(budget, lambda rows: 4 * even(rows), 10)) == {16}
+    assert set(run(budget, lambda rows: 4 * even(rows), 10)) == {4 + FEWEST}
     run(budget, even, 3000)
     assert set(run(budget, even, 10)) == {64}
 
@@ -111,7 +111,23 @@ def test_a_step_takes_a_few_rows_however_slow_they_are() -> None:
         for _ in range(100):
             budget.observe(decoding, 0, 0.001)
             budget.observe(decoding, 16, 10.0)
+        assert budget.prompt_rows(decoding) == FEWEST
+        budget.seconds = 0.0
         assert LEAST <= budget.prompt_rows(decoding) < LEAST + STRIDE
+
+
+def test_a_target_below_the_smallest_usual_step_gets_smaller_ones() -> None:
+    """4 rows take 0.05 s, 16 rows 0.122 s: with a target of 0.1 s, 12 rows fit. Without it, steps have 16 rows."""
+    cost: Callable[[int], float] = lambda rows: 0.05 + 0.006 * (rows - 4)  # noqa: E731
+    budget, plain = Budget(512, 0.1), Budget(512, 0.0)
+    run(budget, cost, 300)
+    assert run(budget, cost, 300).count(12) > 0.97 * 270  # 16 rows are tried again now and then
+    run(plain, cost, 300)
+    assert set(run(plain, cost, 300)) == {16}
+    assert run(budget, cost, 300, decoding=8).count(12) > 0.97 * 270
+    for _ in range(50):  # the last chunks of prompts are shorter, which says nothing about whole steps
+        budget.observe(4, 9, cost(13))
+    assert run(budget, cost, 300).count(12) > 0.97 * 270
 
 
 def test_a_stall_of_the_machine_counts_little() -> None:
