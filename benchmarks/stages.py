@@ -7,8 +7,9 @@
 
 Every process has one thread. The rows are: one process; one process with two threads (the same cores as two stages);
 two stages in two processes that are connected over ZeroMQ on 127.0.0.1; the same through a relay (relay.py) that adds a
-delay to each message. llama.cpp runs the same cut: its rpc-server has the layers of the second stage, and is reached
-through the same relay.
+delay to each message; two replicas, each with the whole model, behind a front, all of them on a Ray cluster that this
+program starts. llama.cpp runs the same cut: its rpc-server has the layers of the second stage, and is reached
+through the same relay. One round takes about ten minutes for a model with 1B parameters.
 
 The generation loop answers N requests together, without drafts. Decode speed is counted in tokens per second of all
 requests, from the time when each has its first token until the first one ends. First token: the time until the answer
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +54,7 @@ from localllm.cluster.executable import SplitExecutable
 from localllm.cluster.forecast import Network, StageSpeed, tokens_per_second
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Event, Failed, Finished, Request, Token
-from localllm.generation.scheduler import Scheduler
+from localllm.generation.scheduler import RequestScheduler, Scheduler
 from localllm.loading.splitting import Whole
 from localllm.model import Model
 from localllm.options import LoadOptions, SamplingOptions
@@ -110,7 +112,7 @@ class Listener:
             self.ended.set()
 
 
-def answer(scheduler: Scheduler, count: int, prompt: int, tokens: int) -> list[list[float]]:
+def answer(scheduler: RequestScheduler, count: int, prompt: int, tokens: int) -> list[list[float]]:
     """Answer `count` requests together; return the times of their tokens."""
     sampling = SamplingOptions(temperature=0.0)
     listeners = [Listener() for _ in range(count)]
@@ -129,7 +131,7 @@ def rate_of(times: Sequence[Sequence[float]]) -> float:
     return sum(began < time <= ended for each in times for time in each) / (ended - began)
 
 
-def measure(scheduler: Scheduler, counts: Sequence[int]) -> dict[str, float]:
+def measure(scheduler: RequestScheduler, counts: Sequence[int]) -> dict[str, float]:
     """Return tokens per second for each number of requests, and the seconds to the first token."""
     answer(scheduler, 1, SHORT, 4)
     found = {}
@@ -154,13 +156,32 @@ def opened(path: Path, threads: int, split: Halves | None, most: int, pause: flo
             yield scheduler
 
 
+@contextmanager
+def replicated(path: Path, most: int) -> Iterator[RequestScheduler]:
+    """Open two replicas with one thread each, as `serve --ray auto --replicas 2` does."""
+    from localllm.distributed.attach import attached
+    from localllm.distributed.front import open_front
+    from localllm.server.metrics import Metrics
+
+    options = LoadOptions(threads=1, ctx_size=CONTEXT).changed({"spec": "off"})
+    limits = SchedulerLimits(max(1, -(-most // 2)))
+    os.environ["RAY_ADDRESS"] = "local"  # a cluster of its own, whatever runs on this machine
+    with (
+        attached("auto"),
+        open_front(path, (2, 2), 1, options, limits, Metrics(), {}, print, lambda model: None) as served,
+    ):
+        yield served.scheduler
+
+
 def peer(
     program: Path, server: Path, path: Path, counts: Sequence[int], delay: float | None, layers: int
 ) -> dict[str, float]:
-    """Return the decode speed of llama-batched-bench. With a delay, an rpc-server has the last `layers` layers."""
+    """Return the decode speed of llama-batched-bench, and its time for a prompt. With a delay, an rpc-server has the
+    last `layers` layers.
+    """
     command = [
-        str(program), "-m", str(path), "-t", "1", "-c", str(max(counts) * 256), "-npp", str(SHORT), "-ntg", str(ANSWER),
-        "-npl", ",".join(map(str, counts)),
+        str(program), "-m", str(path), "-t", "1", "-c", str(max(*counts, 4) * 256), "-npp", str(SHORT),
+        "-ntg", str(ANSWER), "-npl", ",".join(map(str, counts)),
     ]  # fmt: skip
     with relays(delay or 0.0) if delay is not None else nullcontext() as between:
         process = None
@@ -173,14 +194,21 @@ def peer(
                 sleep(1)
                 address = between.to(f"127.0.0.1:{port}") if delay else f"127.0.0.1:{port}"
                 command += ["--rpc", address, "-ngl", str(layers)]
-            text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+            found = {row["B"]: float(row["S_TG t/s"]) for row in _rows(command)}
+            command[command.index("-npp") + 1], command[command.index("-npl") + 1] = str(PROMPT), "1"
+            found["first token"] = float(next(iter(_rows(command)))["T_PP s"])
+            return found
         finally:
             if process is not None:
                 process.kill()
                 process.wait()
+
+
+def _rows(command: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Run llama-batched-bench, and yield the rows of its table."""
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    at, rate = rows[0].index("B"), rows[0].index("S_TG t/s")
-    return {row[at]: float(row[rate]) for row in rows[1:] if re.fullmatch(r"\d+", row[at])}
+    yield from (dict(zip(rows[0], row, strict=True)) for row in rows[1:] if re.fullmatch(r"\d+", row[0]))
 
 
 def _free_port() -> int:
@@ -218,6 +246,8 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
             with relays(delay) as between:
                 one(f"two stages, {1000 * delay:g} ms", 1, Halves(between))
             times.setdefault(f"forecast, {1000 * delay:g} ms", []).append(forecast(path, delay)["2"])
+        with replicated(path, most) as scheduler:
+            times.setdefault("two replicas", []).append(measure(scheduler, counts))
         times.setdefault("forecast, one process", []).append(forecast(path, 0.0)["1"])
         if given.llama_batched_bench is not None:
             second = cut.layers - cut.first + 1  # llama.cpp counts the output as one more layer
