@@ -165,7 +165,7 @@ def replicated(path: Path, most: int) -> Iterator[RequestScheduler]:
 
     options = LoadOptions(threads=1, ctx_size=CONTEXT).changed({"spec": "off"})
     limits = SchedulerLimits(max(1, -(-most // 2)))
-    os.environ["RAY_ADDRESS"] = "local"  # a cluster of its own, whatever runs on this machine
+    os.environ["RAY_ADDRESS"] = "local"  # start a cluster, even if this machine has one
     with (
         attached("auto"),
         open_front(path, (2, 2), 1, options, limits, Metrics(), {}, print, lambda model: None) as served,

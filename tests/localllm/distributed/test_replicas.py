@@ -52,11 +52,15 @@ class Server(NamedTuple):
         return {name.partition("{")[0]: float(value) for name, _, value in parts if "bucket" not in name}
 
 
-@contextmanager
-def server(log: Path, *words: str) -> Iterator[Server]:
+def started(log: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "-c", "512", *words]
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output, text=True)
+        return subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output, text=True)
+
+
+@contextmanager
+def listening(log: Path, process: subprocess.Popen[str]) -> Iterator[Server]:
+    """Wait for a server, and stop it after the block."""
     try:
         until(lambda: STARTED.search(log.read_text()) or process.poll() is not None)
         found = STARTED.search(log.read_text())
@@ -90,13 +94,19 @@ def replicas(cluster: TwoNodes) -> list[int]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server(tmp_path_factory.mktemp("plain") / "log") as found:
+    log = tmp_path_factory.mktemp("plain") / "log"
+    with listening(log, started(log)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def served(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server(tmp_path_factory.mktemp("ray") / "log", "--ray", cluster.address, "--replicas", "2") as found:
+def served(
+    cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("ray") / "log"
+    process = started(log, "--ray", cluster.address, "--replicas", "2")
+    request.getfixturevalue("plain")  # starts meanwhile
+    with listening(log, process) as found:
         until(lambda: found.metrics()["localllm_replicas"] == 2)
         yield found
     assert found.process.returncode == 0

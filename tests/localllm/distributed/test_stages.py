@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -56,6 +56,15 @@ def loaded(cluster: TwoNodes, path: Any, count: int, **options: Any) -> Iterator
         split.close()
 
 
+@pytest.fixture(scope="module")
+def halves(cluster: TwoNodes) -> Iterator[tuple[Model, RayStages]]:
+    """The bundled model in two stages. A test may kill the second one, which is started again."""
+    with loaded(cluster, "demo", 2) as found:
+        yield found
+        (process,) = found[1]._processes
+    assert gone(process.process)
+
+
 def logits_of(engine: Engine, tokens: list[int]) -> np.ndarray:
     session = Session(engine)
     found = session.evaluate(tokens, logits=True).copy()
@@ -72,8 +81,11 @@ def again(model: Model) -> Engine:
     return Engine(executable, BlockPool(limits.blocks, BLOCK, windowed=windowed), limits)
 
 
-def test_two_nodes_give_the_tokens_and_logits_of_one_process(cluster: TwoNodes) -> None:
-    with localllm.load("demo", threads=1) as whole, loaded(cluster, "demo", 2) as (model, split):
+def test_two_nodes_give_the_tokens_and_logits_of_one_process(
+    cluster: TwoNodes, halves: tuple[Model, RayStages]
+) -> None:
+    model, split = halves
+    with localllm.load("demo", threads=1) as whole:
         np.testing.assert_array_equal(model.logits(TOKENS), whole.logits(TOKENS))
         for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7}):
             assert str(model.generate(PROMPT, max_tokens=24, **options)) == str(
@@ -86,7 +98,6 @@ def test_two_nodes_give_the_tokens_and_logits_of_one_process(cluster: TwoNodes) 
             r"layers 0(-\d)? here \(cpu\), (\d(-\d)? and )?the output on 127.0.0.1 \(node 2\) \(cpu\); .* ms a token .*"
         )
         assert re.fullmatch(where, model.placed)
-    assert gone(process.process)
 
 
 def test_a_hybrid_model_with_a_head_that_drafts(cluster: TwoNodes, tmp_path: Path) -> None:
@@ -111,49 +122,48 @@ def answered(model: Model, tokens: list[int]) -> list[int]:
     return list(reply.tokens)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_stage_is_started_again_alone(
-    cluster: TwoNodes, sent: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed, and stopped as a machine hangs. The other stage keeps its process, and its weights. Then the stage is
+def test_a_lost_stage_is_started_again_alone(cluster: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped as a machine hangs, and killed. The other stage keeps its process, and its weights. Then the stage is
     lost with its machine (here it only seems so), and another machine takes it.
     """
     with loaded(cluster, "demo", 3) as (model, split):
-        expected = logits_of(model.engine, TOKENS)
+        engine = model.engine
+        expected = logits_of(engine, TOKENS)
         kept, lost = split._processes
         assert kept.machine.node == cluster.nodes[0]
         assert lost.machine.node == cluster.nodes[1]
-        before, process = kept.process, lost.process
-        os.kill(process, sent)
-        with pytest.raises(StageLost, match="ended"):
-            logits_of(model.engine, TOKENS)
-        engine = again(model)
-        assert kept.process == before
-        assert lost.process != process
-        assert gone(process)
-        np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
-        if sent is signal.SIGKILL:
-            monkeypatch.setattr(Machines, "runs", lambda self, machine: machine.node == cluster.nodes[0])
-            os.kill(lost.process, sent)
+        before = kept.process
+        for sent in (signal.SIGSTOP, signal.SIGKILL):
+            process = lost.process
+            os.kill(process, sent)
             with pytest.raises(StageLost, match="ended"):
                 logits_of(engine, TOKENS)
             engine = again(model)
-            assert lost.machine.node == cluster.nodes[0]
             assert kept.process == before
+            assert lost.process != process
+            assert gone(process)
             np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
+        monkeypatch.setattr(Machines, "runs", lambda self, machine: machine.node == cluster.nodes[0])
+        os.kill(lost.process, signal.SIGKILL)
+        with pytest.raises(StageLost, match="ended"):
+            logits_of(engine, TOKENS)
+        engine = again(model)
+        assert lost.machine.node == cluster.nodes[0]
+        assert kept.process == before
+        np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_answer_goes_on_after_its_stage_was_lost(cluster: TwoNodes, sent: signal.Signals) -> None:
+def test_an_answer_goes_on_after_its_stage_was_lost(halves: tuple[Model, RayStages], sent: signal.Signals) -> None:
+    model, split = halves
     with localllm.load("demo", threads=1) as whole:
         expected = str(whole.generate(PROMPT, max_tokens=60, temperature=0.8, seed=4))
-    with loaded(cluster, "demo", 2) as (model, split):
-        pieces = []
-        for piece in model.generate(PROMPT, max_tokens=60, temperature=0.8, seed=4):
-            pieces.append(piece.text)
-            if len(pieces) == 5:
-                os.kill(split._processes[0].process, sent)
-        assert "".join(pieces) == expected
+    pieces = []
+    for piece in model.generate(PROMPT, max_tokens=60, temperature=0.8, seed=4):
+        pieces.append(piece.text)
+        if len(pieces) == 5:
+            os.kill(split._processes[0].process, sent)
+    assert "".join(pieces) == expected
 
 
 def gone(process: int) -> bool:
@@ -203,22 +213,21 @@ def test_a_machine_without_the_file_fetches_its_part_once(
     assert changed[0] == changed[1]
 
 
-@pytest.mark.parametrize("what", ["version", "sources"])
-def test_another_localllm_is_refused(cluster: TwoNodes, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if what == "version":
-        monkeypatch.setattr(machines.localllm, "__version__", "0.0.1")
-    else:
+def test_another_localllm_is_refused(cluster: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Machines(cluster.ray)) as found:
+        with monkeypatch.context() as changed:
+            changed.setattr(machines.localllm, "__version__", "0.0.1")
+            with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has localllm .* version on both$"):
+                found.measured(Request("cpu"))
         monkeypatch.setattr(machines, "sources", lambda: "other")
-    with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has .*localllm.*(version|checkout) on both$"):
-        Machines(cluster.ray).measured(Request("cpu"))
+        with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has other .* checkout on both$"):
+            found.measured(Request("cpu"))
 
 
 def test_the_layers_follow_the_measured_memory_and_bandwidth(
     cluster: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow machine is left out; one stage says so; a machine without memory passes its layers on."""
-    real = Machines._answer
-
     file = open_gguf(resolve("demo"))
     plan = Recording(256).plan(file)
     whole = Whole(file, None, Recording(256), plan, limits_of(256, plan), F16_CACHE, LoadOptions(backend="cpu"))
@@ -229,7 +238,9 @@ def test_the_layers_follow_the_measured_memory_and_bandwidth(
 
         monkeypatch.setattr(machines, "measure", lambda request, threads: facts(of_cpu(request), own))
         monkeypatch.setattr(
-            Machines, "_answer", lambda self, reference, name: facts(real(self, reference, name), other)
+            Machines,
+            "_measure_others",
+            lambda self, nodes, request, names: {each["NodeID"]: facts(of_cpu(request), other) for each in nodes},
         )
         split = RayStages(cluster.ray, count)
         try:

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
@@ -85,11 +87,19 @@ def refused(home: Path, *words: str, token: str = "") -> str:
     return errors[0]
 
 
+def ran(home: Path, more: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Answer a prompt with these options."""
+    words = [sys.executable, "-m", "localllm", "run", "demo", "Hello", "--seed", "1", "-n", "8", *more]
+    return subprocess.run(
+        words, cwd=REPOSITORY, env=environment(home), capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
 def test_two_computers_in_two_commands(tmp_path: Path) -> None:
+    """The other computer leaves with Ctrl-C, and then the first one is killed: it takes all of Ray with it."""
     first, second, port = tmp_path / "first", tmp_path / "second", free_ports()
-    other = str(port + 100)
     folders = set(Path(gettempdir()).glob(f"{PREFIX}*"))
-    with worker(first, "--port", str(port)) as (head, said):
+    with ThreadPoolExecutor() as pool, worker(first, "--port", str(port)) as (head, said):
         joining = re.search(r"localllm worker --join (\S+)", said)
         token = re.search(r"token:\n\n    (\w+)", said)
         assert joining is not None
@@ -97,37 +107,27 @@ def test_two_computers_in_two_commands(tmp_path: Path) -> None:
         host = joining[1].split(":")[0]
         assert joining[1] == f"{host}:{port}"
         assert "The token lets anyone run any program" in said
-        assert "already belongs to the cluster" in refused(first)
-        assert f"port {port} of this computer is in use" in refused(second, "--port", str(port))
-        wrong = refused(second, "--join", joining[1], "--port", other, token="wrong")
-        assert "does not accept this token" in wrong
-        with worker(second, "--join", joining[1], "--port", other, token=token[1]) as (joined, answer):
+        third = tmp_path / "third"  # meanwhile, others are refused
+        wrong = pool.submit(refused, third, "--join", joining[1], "--port", str(port + 200), token="wrong")
+        taken = pool.submit(refused, third, "--port", str(port))
+        twice = pool.submit(refused, first)
+        with worker(second, "--join", joining[1], "--port", str(port + 100), token=token[1]) as (joined, answer):
             assert f"belongs to the cluster at {joining[1]}" in answer
-            found = []
-            for more in ([], ["--ray", "auto", "--stages", "2"]):
-                words = [sys.executable, "-m", "localllm", "run", "demo", "Hello", "--seed", "1", "-n", "8", *more]
-                done = subprocess.run(
-                    words, cwd=REPOSITORY, env=environment(second), capture_output=True, text=True,
-                    stdin=subprocess.DEVNULL,
-                )  # fmt: skip
-                assert done.returncode == 0, done.stderr
-                found.append(done.stdout)
-            assert found[0] == found[1]
+            alone, done = pool.map(partial(ran, second), ((), ("--ray", "auto", "--stages", "2")))
+            assert alone.returncode == done.returncode == 0, done.stderr
+            assert alone.stdout == done.stdout
             assert f"on {host} (node 2) (cpu)" in done.stderr
+            assert (second / "localllm" / "ray" / "cluster.json").exists()
         assert joined.returncode == 0
-        assert (first / "localllm" / "ray" / "cluster.json").exists()
-    assert head.returncode == 0
-    assert not (first / "localllm" / "ray" / "cluster.json").exists()
-    assert set(Path(gettempdir()).glob(f"{PREFIX}*")) == folders
-    assert (first / "localllm" / "ray" / "token").stat().st_mode & 0o077 == 0
-
-
-def test_a_worker_that_is_killed_takes_ray_with_it(tmp_path: Path) -> None:
-    folders = set(Path(gettempdir()).glob(f"{PREFIX}*"))
-    with worker(tmp_path, "--port", str(free_ports())) as (process, _):
-        children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _is_below(int(pid), process.pid)]
+        assert not (second / "localllm" / "ray" / "cluster.json").exists()
+        assert "does not accept this token" in wrong.result()
+        assert f"port {port} of this computer is in use" in taken.result()
+        assert "already belongs to the cluster" in twice.result()
+        assert len(set(Path(gettempdir()).glob(f"{PREFIX}*")) - folders) == 2  # the folder of the first, and its log
+        assert (first / "localllm" / "ray" / "token").stat().st_mode & 0o077 == 0
+        children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _is_below(int(pid), head.pid)]
         assert len(children) > 4
-        process.kill()
+        head.kill()
     assert [child for child in children if not (gone(child) or gone(child))] == []
     assert set(Path(gettempdir()).glob(f"{PREFIX}*")) <= folders
 
