@@ -140,7 +140,7 @@ class Endpoint:
 
 class _Monitor:
     """Finds out whether the connection of a socket ended, from ZeroMQ's events. Connections of strangers do not count:
-    anybody can open one, send garbage and close it.
+    they open one, send garbage and close it.
 
     Events have the number of their connection, except a successful handshake. Until then, each open connection may be
     the authentic one. Strangers are turned away after _HANDSHAKE seconds.
@@ -153,7 +153,7 @@ class _Monitor:
         self.socket.rcvhwm = 0  # otherwise many strangers fill it, and ZeroMQ's thread waits
         self.socket.connect(address)
         self._open: set[int] = set()
-        self._authentic: set[int] | None = None  # one of these is; None: before the handshake
+        self._authentic: set[int] | None = None  # it is among these; None: before the handshake
 
     def lost(self) -> bool:
         while self._authentic != set() and self.socket.poll(0):

@@ -248,7 +248,14 @@ _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\x01\x00\x05\x00hello", _GREETING, _GREETING + b"\x06" + b"\xff" * 900],
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(200),
+        b"\x01\x00\x05\x00hello",
+        _GREETING,
+        _GREETING + b"\x06" + b"\xff" * 900,
+    ],
     ids=["nothing", "http", "zeros", "version 1", "greeting", "giant frame"],
 )
 def test_garbage_from_strangers_ends_no_ring(sent: bytes) -> None:
