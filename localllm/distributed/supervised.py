@@ -18,6 +18,7 @@ from pathlib import Path
 from time import sleep
 from typing import NoReturn
 
+OWN = "r"  # folder in FOLDER, which only this user can enter
 TRIES = 10
 PATIENCE = 5.0  # seconds for Ray's processes to end by themselves
 
@@ -25,7 +26,8 @@ PATIENCE = 5.0  # seconds for Ray's processes to end by themselves
 def main(folder: str, arguments: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the caller decides
-    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--temp-dir={folder}", *arguments]
+    own = os.path.join(folder, OWN)  # Ray lets all users write to the folder that it gets
+    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--temp-dir={own}", *arguments]
     ray = subprocess.Popen(started, stdin=subprocess.DEVNULL, preexec_fn=_default_signals)
 
     def watch() -> None:

@@ -127,6 +127,8 @@ def test_a_worker_that_is_killed_takes_ray_with_it(tmp_path: Path) -> None:
     with worker(tmp_path, "--port", str(free_ports())) as (process, _):
         children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _is_below(int(pid), process.pid)]
         assert len(children) > 4
+        made = [each for each in set(Path(gettempdir()).glob(f"{PREFIX}*")) - folders if each.is_dir()]
+        assert [each.stat().st_mode & 0o077 for each in made] == [0]  # Ray lets all users write to its own below it
         process.kill()
     assert [child for child in children if not (gone(child) or gone(child))] == []
     assert set(Path(gettempdir()).glob(f"{PREFIX}*")) <= folders
