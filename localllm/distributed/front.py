@@ -52,7 +52,7 @@ def open_front(
         )
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
-        deployment, opened = Deployment.start(front, fleet, settings, replicas)
+        deployment, opened = Deployment.start(front, fleet, settings, replicas, told)
     except BaseException:
         file.close()
         raise

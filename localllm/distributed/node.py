@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.stage import Stage
 from localllm.cluster.worker import Assignment, Source, open_stage
+from localllm.distributed.killing import guarded, kill
 from localllm.distributed.measure import Facts, Request, measure
 from localllm.distributed.parts import CHUNK, Needed, Range, Read, fetch
 from localllm.gguf import open_gguf
@@ -45,10 +45,7 @@ class Helper:
 
     def end(self, process: int) -> None:
         """Kill a process that hangs, which Ray would only ask to leave."""
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        kill(process)
 
 
 class FileServer:
@@ -99,7 +96,7 @@ class StageProcess:
         """Load the stage. Return "", or why it cannot be loaded. `parts` are to be fetched, of model and drafter; the
         server has the files of both.
         """
-        with self._opening:
+        with self._opening, guarded():
             try:
                 self._open(given, request, threads, parts, server)
             except Exception as error:  # types of errors may be unknown to the front

@@ -121,6 +121,8 @@ def test_a_lost_stage_is_started_again_alone(
     with loaded(cluster, "demo", 3) as (model, split):
         expected = logits_of(model.engine, TOKENS)
         kept, lost = split._processes
+        assert split.restarted == 0
+        assert model.prompt_alignment == 1  # prefixes of any length are reused
         assert kept.machine.node == cluster.nodes[0]
         assert lost.machine.node == cluster.nodes[1]
         before, process = kept.process, lost.process
@@ -129,6 +131,7 @@ def test_a_lost_stage_is_started_again_alone(
             logits_of(model.engine, TOKENS)
         engine = again(model)
         assert kept.process == before
+        assert split.restarted == 1
         assert lost.process != process
         assert gone(process)
         np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
