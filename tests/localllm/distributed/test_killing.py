@@ -54,6 +54,22 @@ def test_a_process_that_stops_while_it_starts_is_killed(sent: signal.Signals) ->
     assert gone(guard)
 
 
+def test_ray_ends_when_its_supervisor_is_killed() -> None:
+    """The supervisor removes Ray's folder; without it, Ray would stay for ever."""
+    code = (
+        "import subprocess, sys\nfrom localllm.distributed.supervised import _default_signals\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=_default_signals)\nprint(child.pid, flush=True)\n"
+        "child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        child = int(started.stdout.readline())
+        started.kill()
+    ended = gone(child)
+    kill(child)
+    assert ended
+
+
 def test_the_guard_ends_with_the_block() -> None:
     before = set(children(os.getpid()))
     with guarded():
