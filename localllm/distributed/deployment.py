@@ -23,6 +23,7 @@ HEALTH_SECONDS = 1.0  # between two health checks of a replica by Serve
 OPEN_SECONDS = 3600.0  # longest time for loading a model
 GROW_SECONDS, SHRINK_SECONDS = 3.0, 120.0  # of too many, or too few requests, before replicas start or end
 ENDING_SECONDS = 5.0  # for the requests of a replica that is no longer needed
+MOST_ENDING_SECONDS = 20.0  # for all replicas, before their cluster counts as gone
 CPUS = 0.1  # of Ray's processors per stage, so that other servers of the cluster find room
 TRIES = 5  # to start Serve, while another front starts or ends it
 _TAKEN = "is already taken"  # the name of Serve's controller
@@ -185,12 +186,18 @@ def _options(ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[in
 
 
 def _end(front: str, serve: Any) -> None:
-    """Delete the application, and end Serve if it has no other."""
+    """Delete the application, and end Serve if it has no other. Give up if the cluster is gone: Ray would wait."""
     import ray
 
     if not ray.is_initialized():
         return
-    with suppress(Exception):  # the cluster may be gone
-        serve.delete(front)
-        if not serve.status().applications:
-            serve.shutdown()
+
+    def end() -> None:
+        with suppress(Exception):  # the cluster may be gone
+            serve.delete(front)
+            if not serve.status().applications:
+                serve.shutdown()
+
+    thread = Thread(target=end, name="ending", daemon=True)
+    thread.start()
+    thread.join(MOST_ENDING_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,16 @@ def test_a_start_that_another_front_disturbs_is_repeated(raced: int, monkeypatch
     fleet = Fleet("front", 4)
     assert Deployment.start("front", fleet, SETTINGS, (1, 2)) == "started"  # type: ignore[comparison-overlap]
     assert lasts == [False] * min(raced, TRIES - 1) + [raced == TRIES - 1]  # the last try raises what it meets
+
+
+def test_a_front_ends_although_its_cluster_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(deployment, "MOST_ENDING_SECONDS", 0.2)
+    over, began = Event(), monotonic()
+    deployment._end("front", SimpleNamespace(delete=lambda name: over.wait(60)))
+    assert monotonic() - began < 30  # the call itself lasts a minute
+    over.set()
 
 
 def test_several_servers_fit_in_a_small_cluster() -> None:
