@@ -11,6 +11,7 @@ from localllm.cluster.cut import Cut
 from localllm.cluster.executable import SplitExecutable
 from localllm.cluster.ring import Connect
 from localllm.cluster.stage import Layout, bind_stage
+from localllm.loading.splitting import CPU_STAGES
 from localllm.plan import Plan, Value
 
 
@@ -20,9 +21,10 @@ class SplitBackend:
     `connect` starts the other stages. After a stage was lost, it is called again: it restarts what died.
     """
 
-    def __init__(self, first: Backend, cut: Callable[[Plan], Cut], connect: Connect) -> None:
+    def __init__(self, first: Backend, cut: Callable[[Plan], Cut], connect: Connect, others: str = "cpu") -> None:
+        """`others` names the backend of the other stages; "": they differ."""
         self.first, self._cut, self._connect = first, cut, connect
-        self.name = "stages"
+        self.name = CPU_STAGES if first.name == others == "cpu" else "stages"
 
     def describe(self) -> str:
         return f"stages: the first on {self.first.describe()}"

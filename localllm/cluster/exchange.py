@@ -69,7 +69,8 @@ class Exchange:
             raise
         number = message.number
         if message.kind is Kind.ERROR and _stage_of(message)[1] == Kind.COPY:
-            number = min(each for each in self._open if each > number)  # the step that needs the copy fails
+            # the step that needs the copy fails, unless it was given up
+            number = min((each for each in self._open if each > number), default=0)
         if number in self._open and self._open[number] is None:
             self._open[number] = message
 

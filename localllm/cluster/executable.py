@@ -19,6 +19,7 @@ from localllm.cluster.exchange import Exchange
 from localllm.cluster.ring import Ring
 from localllm.cluster.stage import BLOCKS_BYTES, DESCRIBED, Arrays, Description, Layout, Stage, result_kinds, returned
 from localllm.cluster.wire import Kind, batch_arrays
+from localllm.engine import top_k_of
 from localllm.plan import F32, Batch, Rows, Tensor, Value
 
 MICRO_ROWS = 64  # minimum rows of a micro-batch: fewer use the processor worse than an idle stage does
@@ -35,6 +36,7 @@ class _Piece:
     rows: NDArray[np.intp]  # of the step
     wanted: NDArray[np.intp]  # positions of its logits in the step's
     running: int | Arrays  # number of the request, or the result
+    values: dict[int, int | NDArray[Any]] = field(default_factory=dict)  # by value: number of the request, or the value
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Running:
     top_k: int
     exchange: Exchange  # a later ring does not know the step
     pieces: list[_Piece] = field(default_factory=list)
-    values: dict[int, int | NDArray[Any]] = field(default_factory=dict)  # by value: number of the request, or the value
+    values: list[Value] = field(default_factory=list)  # that each piece fetches
 
 
 class SplitExecutable:
@@ -77,6 +79,7 @@ class SplitExecutable:
         fetched = set(layout.keep) - {
             v.index for head in cut.plan.drafts for v in (head.hidden, head.logits, head.following)
         }
+        fetched -= {cut.plan.normed.index} if cut.plan.normed is not None else set()  # each micro-batch fetches it
         self._divides = cut.plan.causal and not fetched and all(stage.backend == "cpu" for stage in self.stages)
 
     def _describe(self, exchange: Exchange) -> list[Description]:
@@ -129,14 +132,15 @@ class SplitExecutable:
 
     def submit(self, batch: Batch, top_k: int = 0, values: Sequence[Value] = ()) -> Running:
         """Run the first stage, and send its values on, one micro-batch after the other."""
-        step = Running(batch, top_k, self._exchange)
+        fetched = [value for value in dict.fromkeys(values) if value not in self._returned]
+        step = Running(batch, top_k, self._exchange, values=fetched)
         try:
             for rows in self._micro_batches(batch):
                 part, wanted = batch.piece(rows)
-                step.pieces.append(_Piece(part, rows, wanted, self._submit(part, top_k)))
-            for value in values:  # the next step overwrites the values
-                if value not in self._returned:
-                    step.values[value.index] = self._fetch(value)
+                piece = _Piece(part, rows, wanted, self._submit(part, top_k))
+                step.pieces.append(piece)
+                for value in step.values:  # the next micro-batch overwrites the values
+                    piece.values[value.index] = self._fetch(value)
         except BaseException:
             self.abandon(step)
             raise
@@ -168,8 +172,8 @@ class SplitExecutable:
                 found = tuple(step.batch.merged(of, results))
             extra = found[len(found) - len(self._returned) :]
             values = {value.index: array for value, array in zip(self._returned, extra, strict=True)}
-            for index, running in step.values.items():
-                values[index] = step.exchange.answer(running)[0] if isinstance(running, int) else running
+            for value in step.values:
+                values[value.index] = self._fetched(step, value)
         except BaseException:
             self.abandon(step)
             raise
@@ -179,15 +183,36 @@ class SplitExecutable:
     def _answer(self, step: Running, piece: _Piece, of: Sequence[Rows]) -> Arrays:
         """Return the result of a micro-batch."""
         found = step.exchange.answer(piece.running) if isinstance(piece.running, int) else piece.running
-        if len(found) != len(of) or any(len(a) != _count(piece.batch, r) for a, r in zip(found, of, strict=True)):
-            raise MessageError("message: a result has another number of arrays or rows than its step")
+        logits = self._cut.plan.logits.width
+        widths = [min(step.top_k, logits)] * 2 if step.top_k else [logits]
+        widths += [value.width for value in self._returned]
+        wanted = [(_count(piece.batch, rows), width) for rows, width in zip(of, widths, strict=True)]
+        dtypes: list[np.dtype[Any]] = [np.dtype(np.float32)] * len(wanted)
+        if step.top_k:
+            dtypes[0] = np.dtype(np.int32)
+        if [array.shape for array in found] != wanted or [array.dtype for array in found] != dtypes:
+            raise MessageError("message: a result has other arrays, shapes or types than its step needs")
+        if step.top_k and found[0].size and not 0 <= found[0].min() <= found[0].max() < logits:
+            raise MessageError("message: a result has tokens that the vocabulary does not have")
         return found
+
+    def _fetched(self, step: Running, value: Value) -> NDArray[Any]:
+        """Return a value of a whole step."""
+        found = []
+        for piece in step.pieces:
+            running = piece.values[value.index]
+            array = step.exchange.answer(running)[0] if isinstance(running, int) else running
+            if array.shape != (_count(piece.batch, value.rows), value.width) or array.dtype != np.float32:
+                raise MessageError(f"message: {value.name} has another shape or type than its step needs")
+            found.append((piece.rows, piece.wanted, (array,)))
+        return found[0][2][0] if len(found) == 1 else step.batch.merged([value.rows], found)[0]
 
     def abandon(self, step: Running) -> None:
         """Skip the answers of a step."""
-        for running in (*[piece.running for piece in step.pieces], *step.values.values()):
-            if isinstance(running, int):
-                step.exchange.forget(running)
+        for piece in step.pieces:
+            for running in (piece.running, *piece.values.values()):
+                if isinstance(running, int):
+                    step.exchange.forget(running)
 
     def _micro_batches(self, batch: Batch) -> list[NDArray[np.intp]]:
         """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy."""
@@ -222,6 +247,9 @@ class SplitExecutable:
 
     def result(self) -> F32:
         return self._logits
+
+    def result_top_k(self, count: int) -> TopK:
+        return top_k_of(self._logits, count)
 
     # -- the rest of the interface ---------------------------------------------------------------------------------
 

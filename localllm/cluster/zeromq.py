@@ -32,7 +32,7 @@ _LINGER = 500  # milliseconds for which a closing process still sends its last m
 _PREVIOUS = "the connection from the previous stage ended; its process or machine is gone"
 _NEXT = "the connection to the next stage ended; its process or machine is gone"
 _ENCRYPTION = 64  # bytes that CURVE adds to a message, rounded up
-_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+_OPENED = zmq.Event.ACCEPTED | zmq.Event.CONNECTED
 
 
 class Peer(NamedTuple):
@@ -71,8 +71,7 @@ class Endpoint:
             socket.heartbeat_timeout = round(1000 * (LATE - _BEAT))
         self._push.immediate = True  # without a connection, sending waits and then fails
         self._patience = patience
-        events = zmq.Event.DISCONNECTED | _FAILED
-        self._monitors = {s: _Monitor(s.get_monitor_socket(events)) for s in (self._pull, self._push)}
+        self._monitors = {self._pull: _Monitor(self._pull), self._push: _Monitor(self._push)}
         self._poller = zmq.Poller()
         for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
             self._poller.register(pollable, zmq.POLLIN)
@@ -140,22 +139,35 @@ class Endpoint:
 
 
 class _Monitor:
-    """Finds out whether an accepted connection ended. A stranger whose handshake failed does not count."""
+    """Finds out whether the connection of a socket ended, from ZeroMQ's events. Connections of strangers do not count:
+    they open one, send garbage and close it.
+
+    Events have the number of their connection, except a successful handshake. Until then, each open connection may be
+    the authentic one. Strangers are turned away after _HANDSHAKE seconds.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket = socket
-        self._failed = 0  # handshakes that failed, whose connections have not ended yet
-        self._lost = False
+        address = f"inproc://monitor-{id(socket)}"
+        socket.monitor(address, _OPENED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+        self.socket = socket.context.socket(zmq.PAIR)
+        self.socket.rcvhwm = 0  # otherwise many strangers fill it, and ZeroMQ's thread waits
+        self.socket.connect(address)
+        self._open: set[int] = set()
+        self._authentic: set[int] | None = None  # it is among these; None: before the handshake
 
     def lost(self) -> bool:
-        while not self._lost and self.socket.poll(0):
-            if recv_monitor_message(self.socket)["event"] != zmq.Event.DISCONNECTED:
-                self._failed += 1
-            elif self._failed:
-                self._failed -= 1
+        while self._authentic != set() and self.socket.poll(0):
+            message = recv_monitor_message(self.socket)
+            event, connection = message["event"], int(message["value"])
+            if event & _OPENED:
+                self._open.add(connection)
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._authentic = self._authentic or set(self._open)
             else:
-                self._lost = True
-        return self._lost
+                self._open.discard(connection)
+                if self._authentic is not None:
+                    self._authentic.discard(connection)
+        return self._authentic == set()
 
 
 class ZmqRing:

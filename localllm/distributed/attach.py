@@ -28,8 +28,9 @@ from localllm.distributed.membership import (
     use,
 )
 from localllm.distributed.package import check_package, connected_ray, ray_package
-from localllm.options.ray import AUTO
+from localllm.options.ray import AUTO, is_address
 
+_VARIABLE = "RAY_ADDRESS"  # as Ray itself reads it
 _CURRENT = "ray/ray_current_cluster"  # in the folder for temporary files: the cluster that `ray start` started
 
 
@@ -105,12 +106,17 @@ def reason_of(error: Exception) -> str:
 
 def _found() -> str:
     """Return the address of the cluster of this machine, or ""."""
-    if given := os.environ.get("RAY_ADDRESS", ""):
-        return "" if given == "local" else given
+    given = os.environ.get(_VARIABLE, "")
+    if given and given not in ("local", AUTO):
+        if not is_address(given):
+            raise ClusterError(f"{_VARIABLE}: {printable(given, 100)!r} is not HOST:PORT, such as 192.168.1.7:7380")
+        return given
+    if given == "local":
+        return ""
     if (known := membership()) is not None:
         return known.address
     with suppress(OSError, ValueError), open_regular(Path(tempfile.gettempdir(), _CURRENT), own=True) as file:
         found = file.read().decode().strip()
-        if reachable(found):
+        if is_address(found) and reachable(found):
             return found
     return ""

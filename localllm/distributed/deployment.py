@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from random import uniform
+from threading import Event, Thread
+from time import sleep
 from typing import Any
 
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.fleet import Fleet
+from localllm.distributed.killing import kill
 from localllm.distributed.messages import Ask, Listen, Origin
 from localllm.distributed.placing import ReplicaLayout, processors
 from localllm.distributed.replica import Opened, Replica, ReplicaSettings
@@ -22,6 +24,16 @@ HEALTH_SECONDS = 1.0  # between two health checks of a replica by Serve
 OPEN_SECONDS = 3600.0  # longest time for loading a model
 GROW_SECONDS, SHRINK_SECONDS = 3.0, 120.0  # of too many, or too few requests, before replicas start or end
 ENDING_SECONDS = 5.0  # for the requests of a replica that is no longer needed
+MOST_ENDING_SECONDS = 20.0  # for all replicas, before their cluster counts as gone
+CPUS = 0.1  # of Ray's processors per stage, so that other servers of the cluster find room
+TRIES = 5  # to start Serve, while another front starts or ends it
+_TAKEN = "is already taken"  # the name of Serve's controller
+TELL_SECONDS = 15.0  # before a note says that replicas wait for room
+_ROOM = "to be scheduled"  # in Serve's message about replicas that wait
+
+
+class _Raced(Exception):
+    """Another front started or ended Serve at the same time."""
 
 
 class Deployment(Closing):
@@ -32,9 +44,38 @@ class Deployment(Closing):
 
     @classmethod
     def start(
-        cls, front: str, fleet: Fleet, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout
+        cls,
+        front: str,
+        fleet: Fleet,
+        settings: ReplicaSettings,
+        replicas: tuple[int, int],
+        layout: ReplicaLayout,
+        told: Callable[[str], None] = lambda text: None,
     ) -> tuple[Deployment, Opened]:
-        """Start the replicas of a front, and return once they are open. Raises ClusterError and LocalLLMError."""
+        """Start the replicas of a front, and return once they are open. Raises ClusterError and LocalLLMError. `told`
+        gets a note if Ray has no room for them yet.
+
+        Serve belongs to the whole cluster. Other fronts may start it at the same time, and the last one ends it: then
+        try again.
+        """
+        for attempt in range(1, TRIES + 1):
+            try:
+                with _waiting_told(front, told):
+                    return cls._started(front, fleet, settings, replicas, layout, attempt == TRIES)
+            except _Raced:
+                sleep(attempt * uniform(0.5, 1.0))
+        raise AssertionError("the last try raises another error")
+
+    @classmethod
+    def _started(
+        cls,
+        front: str,
+        fleet: Fleet,
+        settings: ReplicaSettings,
+        replicas: tuple[int, int],
+        layout: ReplicaLayout,
+        last: bool,
+    ) -> tuple[Deployment, Opened]:
         import ray
         from ray import serve
         from ray.serve.config import ProxyLocation
@@ -56,6 +97,8 @@ class Deployment(Closing):
             _end(front, serve)
             raise
         except Exception as error:  # Ray's own
+            if not last and (isinstance(error, ray.exceptions.RayActorError) or _TAKEN in str(error)):
+                raise _Raced from None
             _end(front, serve)
             lines = str(error).strip().splitlines()
             raise ClusterError(f"the replicas did not start: {lines[-1] if lines else type(error).__name__}") from None
@@ -74,11 +117,11 @@ class Deployment(Closing):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if origin.node == ray.get_runtime_context().get_node_id():
-            _kill(origin.process)
+            kill(origin.process)
             return
         there = NodeAffinitySchedulingStrategy(origin.node, soft=False)
         with suppress(Exception):  # its machine is gone
-            await ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(origin.process)
+            await ray.remote(kill).options(num_cpus=0, scheduling_strategy=there).remote(origin.process)
 
     def forget(self, listen: Listen) -> Any:
         return self._handle.forget.remote(listen)
@@ -93,6 +136,29 @@ class Deployment(Closing):
         _end(self.front, serve)
 
 
+@contextmanager
+def _waiting_told(front: str, told: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, tell once if replicas wait because no machine has room for them. Serve itself only waits."""
+    over = Event()
+
+    def watch() -> None:
+        from ray import serve
+
+        while not over.wait(TELL_SECONDS):
+            with suppress(Exception):  # Serve starts or ends
+                for deployment in serve.status().applications[front].deployments.values():
+                    if _ROOM in deployment.message and not over.is_set():
+                        told("the replicas wait: no machine of the cluster has free processors (`ray status`)")
+                        return
+
+    thread = Thread(target=watch, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def _options(
     ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout
 ) -> Mapping[str, Any]:
@@ -100,7 +166,7 @@ def _options(
     least, most = replicas
     limits = settings.limits
     have = [each["Resources"].get("CPU", 0.0) for each in ray.nodes() if each["NodeID"] in layout.allowed]
-    cpus = processors(have, most * layout.stages)
+    cpus = min(CPUS, processors(have, most * layout.stages))
     # Machines that join later are allowed, so the labels name those that are not.
     nodes = {"ray.io/node-id": f"!in({','.join(layout.excluded)})"} if layout.excluded else {}
     where: dict[str, Any] = {}
@@ -133,18 +199,19 @@ def _options(
     }  # fmt: skip
 
 
-def _kill(process: int) -> None:
-    with suppress(OSError):  # it has ended
-        os.kill(process, signal.SIGKILL)
-
-
 def _end(front: str, serve: Any) -> None:
-    """Delete the application, and end Serve if it has no other."""
+    """Delete the application, and end Serve if it has no other. Give up if the cluster is gone: Ray would wait."""
     import ray
 
     if not ray.is_initialized():
         return
-    with suppress(Exception):  # the cluster may be gone
-        serve.delete(front)
-        if not serve.status().applications:
-            serve.shutdown()
+
+    def end() -> None:
+        with suppress(Exception):  # the cluster may be gone
+            serve.delete(front)
+            if not serve.status().applications:
+                serve.shutdown()
+
+    thread = Thread(target=end, name="ending", daemon=True)
+    thread.start()
+    thread.join(MOST_ENDING_SECONDS)

@@ -55,7 +55,7 @@ def open_front(
         settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages)
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
-        deployment, opened = Deployment.start(front, fleet, settings, replicas, layout)
+        deployment, opened = Deployment.start(front, fleet, settings, replicas, layout, told)
     except BaseException:
         file.close()
         raise

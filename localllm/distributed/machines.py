@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 import localllm
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Node
+from localllm.distributed.killing import kill
 from localllm.distributed.measure import Facts, Request, measure, sources
 from localllm.distributed.node import Helper
 from localllm.options import LoadOptions
@@ -173,9 +172,8 @@ class Machines:
         if not process:
             return
         if machine.node == self.own.node:
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-                return
+            kill(process)
+            return
         with suppress(Exception):
             self._ray.get(self._helper(machine.node).end.remote(process), timeout=ENDING)
 

@@ -28,6 +28,7 @@ from localllm.base.files.regular import open_regular
 from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.package import LOCAL, SETTINGS
+from localllm.options.ray import is_address
 from localllm.quant.codecache import default_folder, private_folder
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +70,9 @@ def membership() -> Membership | None:
         with open_regular(place, own=True) as file:
             found = Membership(**json.loads(file.read()))
         os.kill(found.process, 0)
-    except (OSError, ValueError, TypeError):
+        if not isinstance(found.address, str) or not is_address(found.address):
+            return None
+    except (OSError, ValueError, TypeError, OverflowError):
         return None
     return found if reachable(found.address) else None
 

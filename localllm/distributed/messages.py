@@ -75,9 +75,10 @@ class Report:
     """
 
     events: Sequence[tuple[int, Event | States]]
-    load: Load | None = None  # if it was counted again
+    load: Load | None = None  # if it was counted again, with `restarted`
     steps: Sequence[tuple[int, int]] = ()  # sequences, and sequences with drafts, of each step since the last report
     origin: Origin | None = None  # in the first report
+    restarted: int = 0  # stages that the replica has started again
 
 
 def chunks_of(tokens: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ and addresses, and check that it is alive; everything else travels in the ring.
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock, Thread
@@ -20,6 +19,7 @@ from localllm.cluster.errors import ClusterError
 from localllm.cluster.stage import Stage
 from localllm.cluster.worker import Assignment, Source, open_stage
 from localllm.distributed.files import has, parts_folder, reader
+from localllm.distributed.killing import guarded, kill
 from localllm.distributed.measure import Facts, Request, measure
 from localllm.distributed.parts import Needed, fetch
 
@@ -37,10 +37,7 @@ class Helper:
 
     def end(self, process: int) -> None:
         """Kill a process that hangs, which Ray would only ask to leave."""
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        kill(process)
 
 
 class StageProcess:
@@ -77,7 +74,7 @@ class StageProcess:
         """Load the stage. Return "", or why it cannot be loaded. `parts` are to be fetched, of model and drafter, each
         from its server.
         """
-        with self._opening:
+        with self._opening, guarded():
             try:
                 self._open(given, request, threads, parts, servers)
             except Exception as error:  # types of errors may be unknown to the front

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +19,7 @@ SETTINGS = {
     "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds to try an address, and a token that it refuses
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # stages see the graphics cards, though they reserve none from Ray
 }
+OLDEST = (2, 60)  # Serve of Ray 2.55 accepts pickled requests without a token (seen in its source)
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the address of this machine is 127.0.0.1, on any system
 
 
@@ -31,6 +33,10 @@ def check_package(for_what: str = "") -> None:
     """Raise ClusterError if Ray or pyzmq is not installed."""
     if any(find_spec(name) is None for name in ("ray", "zmq")):
         raise ClusterError(Notice(for_what or Setting("ray"), " needs Ray: pip install 'localllm[ray]'"))
+    found = version("ray")
+    if tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < OLDEST:
+        problem = f"Ray {found} lets strangers run programs through its replicas' ports; "
+        raise ClusterError(f"{problem}update it: pip install -U 'localllm[ray]'")
 
 
 def ray_package() -> Any:

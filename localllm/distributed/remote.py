@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from math import ceil
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -92,11 +93,13 @@ class RemoteScheduler(Closing):
         self._answers: dict[int, Answer] = {}  # by the number of their newest attempt
         self._heard: dict[str, float] = {}  # when each replica was heard last
         self._loads: dict[str, Load] = {}
+        self._restarted: dict[str, int] = {}  # stages of each replica that were started again
+        self._restarted_before = 0  # of replicas that have ended
         self._pumps: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: set[str] = set()  # replicas that are counted in `lost`
         self._killed: set[str] = set()
-        self._broken: set[str] = set()  # replicas that could not open the model
+        self._broken: dict[str, str] = {}  # replicas that could not open the model, and why
         self.origins: dict[str, Origin] = {}  # of the replicas that are heard
         self._stopped: Stopped | None = None
         self._loop = asyncio.new_event_loop()
@@ -131,7 +134,10 @@ class RemoteScheduler(Closing):
         return Load(
             running, max(0, self._open.count - len(running)), total(lambda load: load.kept_tokens),
             total(lambda load: load.kept_blocks), total(lambda load: load.free_blocks), total(lambda load: load.blocks),
-            Replicas(self.fleet.alive, self._replicas, self._stages, self._hop, self.lost, self.moved),
+            Replicas(
+                self.fleet.alive, self._replicas, self._stages, self._hop, self.lost, self.moved,
+                self._restarted_before + sum(self._restarted.copy().values()),
+            ),
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -191,9 +197,11 @@ class RemoteScheduler(Closing):
             return
         self._answers.pop(answer.number, None)
         answer.number, answer.tries, answer.reached = next(self._numbers), answer.tries + 1, 0
-        if self._stopped is not None or answer.tries > MOST_TRIES:
+        problem = self._hopeless()
+        if self._stopped is not None or problem or answer.tries > MOST_TRIES:
             self._answers[answer.number] = answer
-            self._fail(answer, self._stopped or Stopped("no replica could answer; see the log of the server"))
+            error = Stopped(problem or "no replica could answer; see the log of the server")
+            self._fail(answer, self._stopped or error)
             return
         self._answers[answer.number] = answer
         chunks = chunks_of([*answer.request.prompt, *answer.known])
@@ -283,6 +291,8 @@ class RemoteScheduler(Closing):
         except Exception as error:
             log.warning("replica %s is lost: %s", name, _line(error))
         finally:
+            self._broken.pop(name, None)
+            self._restarted_before += self._restarted.pop(name, 0)
             for known in (self._heard, self._loads, self.origins):
                 known.pop(name, None)
         self._lose(name)
@@ -290,8 +300,10 @@ class RemoteScheduler(Closing):
     def _report(self, name: str, report: Report) -> None:
         if report.origin is not None and report.origin.problem:
             log.warning("a replica cannot open the model: %s", printable(report.origin.problem))
-            self._broken.add(name)
+            self._broken[name] = report.origin.problem
             self.fleet.suspect(name)
+            for answer in list(self._answers.values()) if self._hopeless() else ():
+                self._fail(answer, Stopped(report.origin.problem))
         elif name not in self._broken and monotonic() - self._heard.get(name, 0.0) > SILENT:
             self.fleet.suspect(name, False)
             self._lost.discard(name)
@@ -300,13 +312,32 @@ class RemoteScheduler(Closing):
         if report.origin is not None:
             self.origins[name] = report.origin
             self._stages, self._hop = report.origin.stages, report.origin.hop_seconds
+            self._share()
         if report.load is not None:
-            self._loads[name] = report.load
+            self._loads[name], self._restarted[name] = report.load, report.restarted
         if self._observer is not None:
             for sequences, drafts in report.steps:
                 self._observer.step(sequences, drafts)
         for number, event in report.events:
             self._take(number, event)
+
+    def _share(self) -> None:
+        """Send requests that wait at other replicas again, so that a new replica gets its share."""
+        queues = {name: self.fleet.having(name) for name in self.origins.keys() - self._broken.keys() - self._lost}
+        share = ceil(sum(map(len, queues.values())) / max(len(queues), 1))
+        running = self.limits.parallel // self._replicas
+        for queue in queues.values():
+            answers = [self._answers[number] for number in sorted(queue) if number in self._answers]
+            waiting = [answer for answer in answers if answer.started is None]
+            surplus = min(len(queue) - max(share, running), len(waiting))
+            for answer in waiting[-surplus:] if surplus > 0 else ():
+                answer.tries = 0
+                self._move(answer.number)
+
+    def _hopeless(self) -> str:
+        """Return why no replica can open the model; "" if one can, or if none runs yet."""
+        names = self.fleet.names
+        return next(iter(self._broken.values())) if names and self._broken.keys() >= set(names) else ""
 
     def _lose(self, name: str) -> None:
         """Send the requests of a replica to others."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import Notice, Setting
+from localllm.base.notices import Notice, Setting, said
 from localllm.distributed.files import Home, LocalCopy
+from localllm.distributed.killing import guarded
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States
 from localllm.distributed.outbox import Outbox
 from localllm.generation.errors import Stopped
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 BEAT = 0.25  # seconds after which a report without events is sent
 ORPHANED = 60.0  # seconds without a sign of life from the front, after which a replica ends
+RETRY_SECONDS = 10.0  # until a replica that could not open the model is started again
 LOAD_SECONDS = 0.1  # interval between the loads in reports
 
 
@@ -64,13 +66,15 @@ class Replica:
     def __init__(self, settings: ReplicaSettings, front: str = "") -> None:
         """Open the model. If this fails, `opened` returns the reason: Serve would only try again."""
         self._problem, self._front, self._pulsed = "", front, monotonic()
+        self._began = monotonic()
         self._outboxes: dict[str, Outbox] = {}
         self._stages: RayStages | None = None
         self._notes: list[str] = []
         try:
-            self._open(settings)
+            with guarded():
+                self._open(settings)
         except (LocalLLMError, ModelError, OSError) as error:
-            self._problem = f"{_address()}: {error}"
+            self._problem = Notice(f"{_address()}: ", said(error))
 
     def _open(self, settings: ReplicaSettings) -> None:
         import ray
@@ -147,7 +151,9 @@ class Replica:
         while True:
             report = await outbox.take(BEAT)
             if not self._problem and monotonic() - counted > LOAD_SECONDS:
-                report, counted = replace(report, load=self._scheduler.load()), monotonic()
+                restarted = 0 if self._stages is None else self._stages.restarted
+                report = replace(report, load=self._scheduler.load(), restarted=restarted)
+                counted = monotonic()
             yield report
 
     async def pulse(self, listen: Listen) -> None:
@@ -155,7 +161,11 @@ class Replica:
         self._pulsed = monotonic()
 
     async def check_health(self) -> None:
-        """End the deployment if its front is gone. Serve calls this every second."""
+        """End the deployment if its front is gone. Serve calls this every second, and starts a replica that raises
+        again: then its file may be there.
+        """
+        if self._problem and monotonic() - self._began > RETRY_SECONDS:
+            raise LocalLLMError(self._problem)
         if monotonic() - self._pulsed > ORPHANED:
             self._pulsed = monotonic()
             threading.Thread(target=_end, args=(self._front,), daemon=True).start()

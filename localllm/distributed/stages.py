@@ -80,6 +80,8 @@ class RayStages:
         self.placement: Placement | None = None
         self._needs: dict[int, int] = {}  # bytes of each stage
         self.number, self.hop = 1, 0.0  # of stages, and seconds from one to the next
+        self.restarted = 0  # stages that were lost and run again
+        self._connected = False
         self._machines = Machines(ray, group)
         self._processes: list[_Process] = []
         self._groups: list[Any] = []
@@ -118,7 +120,9 @@ class RayStages:
         except BaseException:
             first.close()
             raise
-        return SplitBackend(first, partial(cut_at, firsts=found.firsts), self.connect)
+        others = {machine.facts.backend for machine in used[1:]}
+        same = others.pop() if len(others) == 1 else ""
+        return SplitBackend(first, partial(cut_at, firsts=found.firsts), self.connect, same)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -159,6 +163,8 @@ class RayStages:
             ring = self._ring(cut, layout)
         except self._ray.exceptions.RayError as error:
             raise StageLost(f"a stage ended while it was started: {type(error).__name__}") from None
+        self.restarted += len(started) if self._connected else 0
+        self._connected = True
         for process in started:
             process.spare = self._actor(process, 0.0)
             process.spare.prepare.remote(process.machine.facts.request)  # not waited for

@@ -8,24 +8,29 @@ processes are ended, and FOLDER, which Ray uses for its logs and sockets, is del
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from typing import NoReturn
 
+OWN = "r"  # folder in FOLDER, which only this user can enter
 TRIES = 10
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 PATIENCE = 5.0  # seconds for Ray's processes to end by themselves
 
 
 def main(folder: str, arguments: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the caller decides
-    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--temp-dir={folder}", *arguments]
+    own = os.path.join(folder, OWN)  # Ray lets all users write to the folder that it gets
+    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--temp-dir={own}", *arguments]
     ray = subprocess.Popen(started, stdin=subprocess.DEVNULL, preexec_fn=_default_signals)
 
     def watch() -> None:
@@ -48,6 +53,9 @@ def main(folder: str, arguments: list[str]) -> NoReturn:
 
 
 def _default_signals() -> None:
+    """Prepare Ray's process. On Linux, it also ends when this process is killed."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGINT)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

@@ -65,7 +65,6 @@ class Member:
 @contextmanager
 def started(host: str, port: int) -> Iterator[Member]:
     """Start a cluster on this machine; `host` is the address for the others, "" the one of the local network."""
-    _check()
     host = _own(host) if host else _local_network()
     _check_ports(host, port)
     token, place = _kept_token()
@@ -83,7 +82,6 @@ def started(host: str, port: int) -> Iterator[Member]:
 @contextmanager
 def joined(address: str, token: str, host: str, port: int) -> Iterator[Member]:
     """Make this machine part of the cluster at `address`."""
-    _check()
     if not reachable(address):
         raise ClusterError(
             f"nothing answers at {address}; see what `localllm worker` printed there, and its firewall "
@@ -95,7 +93,8 @@ def joined(address: str, token: str, host: str, port: int) -> Iterator[Member]:
         yield found
 
 
-def _check() -> None:
+def check_worker() -> None:
+    """Raise ClusterError if this computer lacks Ray, or belongs to a cluster already."""
     check_package("localllm worker")
     if (known := membership()) is not None:
         raise ClusterError(

@@ -64,6 +64,7 @@ class Replicas:
     hop_seconds: float  # from a stage to the next, as measured at the start; 0.0: unknown, or one stage
     lost: int  # that died or were silent, since the start
     moved: int  # requests that were sent again, since the start
+    restarted: int = 0  # stages that were lost and started again, while the rest of their replica went on
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class LoadedModel(Closing):
     @property
     def prompt_alignment(self) -> int:
         """The number of tokens that a server's prompt chunks are multiples of, so that results on a GPU repeat."""
-        return 1 if self.device.startswith("cpu") else ALIGNED
+        return 1 if self._bound is not None and self._bound.exact else ALIGNED
 
     @property
     def recurrent(self) -> bool:

@@ -21,7 +21,7 @@ from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
 from localllm.loading.recording import Recording
-from localllm.loading.splitting import Splitter, Whole, check_splitting
+from localllm.loading.splitting import CPU_STAGES, Splitter, Whole, check_splitting
 from localllm.models import (
     Config,
     Pooler,
@@ -37,6 +37,7 @@ BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
 DEFAULT_CONTEXT = 4096  # default context size in tokens, if the trained context is at least this
 WINDOW_PAST = 1024  # extra tokens cached in sliding-window layers: the maximum rollback
 LOGIT_BYTES = 64 << 20  # maximum bytes of logits per batch
+EXACT = ("cpu", CPU_STAGES)  # backends whose results do not depend on the number of rows
 STATE_COPIES = 6  # state blocks of recurrent layers per additional sequence, for prefix reuse
 MEMORY_SHARE = 0.8  # fraction of the free memory used for a server's weights and KV cache
 UNKNOWN_MEMORY = 8 << 30  # bytes assumed if the system does not report its memory
@@ -58,6 +59,7 @@ class BoundModel:
     close: Callable[[], None]
     pooler: Pooler | None  # set if the plan ends in embeddings
     head: PoolingHead | None = None  # set if the plan ends in logits, and the engine can also return hidden states
+    exact: bool = False  # whether results do not depend on the number of rows
 
     @property
     def executable(self) -> Executable:
@@ -103,7 +105,7 @@ def bind(
         return Planner(gpu, name, plan, limits_at, context, cache.types)
 
     def bound(backend: Backend) -> Executable:
-        pools = sequences > 0 and backend.name == "cpu"
+        pools = sequences > 0 and backend.name in EXACT
         return backend.bind(plan, limits, cache.types, progress, kept(plan, observe, pools))
 
     threads = threads_for(options.threads)
@@ -113,16 +115,17 @@ def bind(
         opened.close()
 
     def assembled(line: str) -> BoundModel:
+        exact = opened.name in EXACT
         windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
         pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
         start = config.decoder.start if config.decoder is not None and pooler is None else None
-        pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
+        pools = sequences > 0 and exact and plan.normed is not None and not plan.encodes
         engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
         engine.draft_heads = plan.drafts
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
-        return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head)
+        return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head, exact)
 
     line = ""
     if split is not None:

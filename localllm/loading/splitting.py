@@ -13,6 +13,8 @@ from localllm.loading.recording import Recording
 from localllm.options import LoadOptions
 from localllm.plan import Plan
 
+CPU_STAGES = "cpu stages"  # name of a backend whose stages all run on CPUs: with the bits of one process
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:

@@ -13,7 +13,7 @@ AUTO = "auto"
 MOST_STAGES = 64
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
     """Return whether `text` is HOST:PORT."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})", text)
     return found is not None and 0 < int(found[2]) < 1 << 16
@@ -24,12 +24,12 @@ def _addresses(*words: str) -> Kind:
     said = " or ".join([*words, "HOST:PORT, such as 192.168.1.7:7380"])
 
     def read(text: str) -> str:
-        if text not in words and not _is_address(text):
+        if text not in words and not is_address(text):
             raise OptionError(f"{text!r} is not {said}")
         return text
 
     def allows(value: object) -> bool:
-        return isinstance(value, str) and (value in ("", *words) or _is_address(value))
+        return isinstance(value, str) and (value in ("", *words) or is_address(value))
 
     return Kind(read, checked(allows, said), "|".join([*words, "HOST:PORT"]))
 

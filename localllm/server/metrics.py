@@ -208,6 +208,7 @@ def _of_replicas(loads: Mapping[str, interfaces.Load]) -> Iterator[Metric]:
             yield gauge
         counters = (
             ("replicas_lost", "Replicas that died or were silent", found.lost),
+            ("stages_restarted", "Stages that were lost and started again alone", found.restarted),
             ("requests_moved", "Answers that went on at another replica, or waited for one", found.moved),
         )
         for name, meaning, value in counters:

@@ -16,8 +16,9 @@ _OWNS = "The token lets anyone run any program on these computers, as you."
 
 def worker(own: WorkerOptions) -> None:
     """Start or join a cluster, print what to type elsewhere, and wait for Ctrl-C."""
-    from localllm.distributed.worker import joined, started
+    from localllm.distributed.worker import check_worker, joined, started
 
+    check_worker()
     with suppress(KeyboardInterrupt):
         if own.join:
             token = _token(own)

@@ -53,6 +53,7 @@ class ReplicaCounts:
     hop_seconds: float
     lost: int
     moved: int  # requests that were sent again
+    restarted: int  # stages that were started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,10 @@ def view_of(looks: Sequence[Look], now: float, lately: bool) -> View:
 
 
 def _replicas(look: Look) -> ReplicaCounts | None:
-    names = ("replicas", "replicas_wanted", "stages", "hop_seconds", "replicas_lost_total", "requests_moved_total")
-    alive, wanted, stages, hop, lost, moved = (total(look, f"localllm_{name}") or 0.0 for name in names)
-    return ReplicaCounts(int(alive), int(wanted), int(stages), hop, int(lost), int(moved)) if wanted else None
+    counters = ("replicas_lost_total", "requests_moved_total", "stages_restarted_total")
+    names = ("replicas", "replicas_wanted", "stages", "hop_seconds", *counters)
+    alive, wanted, stages, hop, *counts = (total(look, f"localllm_{name}") or 0.0 for name in names)
+    return ReplicaCounts(int(alive), int(wanted), int(stages), hop, *map(int, counts)) if wanted else None
 
 
 def total(look: Look, name: str, **labels: str) -> float | None:

@@ -75,8 +75,10 @@ def _pairs(view: View) -> Table:
 
 def _replicas(found: ReplicaCounts, width: int) -> Text:
     """Return a line on the replicas, as far as it fits: how many answer, what was lost, and their stages."""
+    restarted = f", {count(found.restarted)} restarted" if found.restarted else ""
     parts = [f"{count(found.lost)} lost, {count(found.moved)} moved"] if found.lost or found.moved else []
-    parts += [f"{found.stages} stages each ({1000 * found.hop_seconds:.2f} ms a hop)"] if found.stages > 1 else []
+    each = f"{found.stages} stages each ({1000 * found.hop_seconds:.2f} ms a hop{restarted})"
+    parts += [each] if found.stages > 1 else []
     line = f"replicas    {found.alive} of {found.wanted}"
     for part in parts:
         line += f", {part}" if len(line) + len(part) + 2 <= width else ""

@@ -170,6 +170,28 @@ def test_values_of_a_step_beside_another_one() -> None:
     cpu.close()
 
 
+def test_hidden_states_do_not_keep_a_prompt_in_one_piece() -> None:
+    """Embeddings read the normed hidden states: each micro-batch brings its own."""
+    plan, cpu = support.plan("Q4_0"), CpuBackend(1)
+    assert plan.normed is not None
+    limits = Limits(rows=256, logit_rows=256, blocks=8, positions=4 * BLOCK)
+    tokens, found = batch(200, 0), []
+    tokens.tables, tokens.tokens = np.array([[0, 1, 2, 3]], np.int32), tokens.tokens % 97
+    for backend in (cpu, local(cpu, 3)):
+        executable: Any = backend.bind(plan, limits, CacheTypes(), None, [plan.normed])
+        if backend is cpu:
+            logits = executable.step(tokens).copy()
+        else:
+            step = executable.submit(tokens, 0, [plan.normed])
+            assert len(step.pieces) > 1
+            logits = executable.collect(step)
+        found.append((logits, executable.value(plan.normed).copy()))
+        executable.close()
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    cpu.close()
+
+
 def batch(tokens: int, block: int) -> Batch:
     at = np.arange(tokens, dtype=np.int32)
     return Batch(at + 3, at, at + block * BLOCK, at * 0, np.array([[block]], np.int32), at)

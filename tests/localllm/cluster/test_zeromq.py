@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -222,23 +224,66 @@ def test_strangers_cannot_send_and_do_not_disturb(cpu: CpuBackend) -> None:
     context = zmq.Context()
     for address, key in [(peer.address, peer.public_key) for peer in threads.peers]:
         for server_key in (key, zmq.curve_keypair()[0], None):
-            socket = context.socket(zmq.PUSH)
-            socket.linger = 0
+            own = context.socket(zmq.PUSH)
+            own.linger = 0
             if server_key is not None:
-                socket.curve_serverkey = server_key
-                socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+                own.curve_serverkey = server_key
+                own.curve_publickey, own.curve_secretkey = zmq.curve_keypair()
             events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
-            monitor = socket.get_monitor_socket(events)
-            socket.connect(address)
+            monitor = own.get_monitor_socket(events)
+            own.connect(address)
             assert monitor.poll(5000)
             assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.Event.DISCONNECTED
-            socket.disable_monitor()
+            own.disable_monitor()
             monitor.close(0)
-            socket.close()
+            own.close()
     context.term()
     [result] = engine.step([SequenceRows(sequence, list(range(9, 20)), "all")])
     np.testing.assert_array_equal(result.logits, alone(engine_of(cpu, plan, ALONE), list(range(20)), 20)[9:])
     engine.executable.close()
+
+
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(200),
+        b"\x01\x00\x05\x00hello",
+        _GREETING,
+        _GREETING + b"\x06" + b"\xff" * 900,
+    ],
+    ids=["nothing", "http", "zeros", "version 1", "greeting", "giant frame"],
+)
+def test_garbage_from_strangers_ends_no_ring(sent: bytes) -> None:
+    """A scanner of ports is enough: it opens a connection, sends something, and closes it."""
+    one, other = Endpoint(1 << 16), Endpoint(1 << 16)
+    for endpoint, following in ((one, other), (other, one)):
+        following.accept(endpoint.peer.public_key)
+        endpoint.connect(following.peer)
+
+    def check() -> None:
+        for sender, receiver in ((one, other), (other, one)):
+            sender.send(b"message")
+            assert receiver.receive(5) == b"message"
+
+    check()
+    host, port = one.peer.address.removeprefix("tcp://").split(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as stranger, suppress(OSError):
+            stranger.sendall(sent)
+            stranger.settimeout(0.2)
+            stranger.recv(1 << 16)
+    with pytest.raises(StageLost, match="no answer within"):  # and not: the connection ended
+        one.receive(0.5)
+    check()
+    other.close()
+    with pytest.raises(StageLost, match="stage ended"):
+        one.receive(5)
+    one.close()
 
 
 def test_a_message_larger_than_announced_ends_the_connection() -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from localllm.cli.commands.worker import worker
+from localllm.cli.options import WorkerOptions
 from localllm.cluster.errors import ClusterError
 from localllm.distributed import package
+from localllm.distributed.attach import has_cluster
+from localllm.distributed.membership import ray_folder
 from localllm.options import OptionError, RayOptions
 from localllm.options.ray import ADDRESS, HOST_AND_PORT, STAGES
 from tests.localllm.support import REPOSITORY
@@ -53,6 +62,42 @@ def test_ray_is_imported_only_when_it_is_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("given", ["garbage", "ray://127.0.0.1:10001", "127.0.0.1:x", "127.0.0.1:99999"])
+def test_a_wrong_address_of_the_environment_is_named(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", given)
+    with pytest.raises(ClusterError, match=rf"^RAY_ADDRESS: '{given}' is not HOST:PORT, such as"):
+        has_cluster()
+
+
+def test_a_damaged_note_on_the_cluster_counts_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RAY_ADDRESS", "XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path) if name != "RAY_ADDRESS" else "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = ray_folder()
+    assert folder is not None
+    for address in ("nowhere", "host:port", 7, ""):
+        known = {"address": address, "token": "x", "process": os.getpid()}
+        (folder / "cluster.json").write_text(json.dumps(known))
+        assert not has_cluster()
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # as Ray spells it
+    assert not has_cluster()
+
+
+def test_a_ray_that_accepts_strangers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "version", lambda name: "2.55.1")
+    with pytest.raises(
+        ClusterError, match=r"^Ray 2\.55\.1 lets strangers run programs .* pip install -U 'localllm\[ray"
+    ):
+        package.check_package()
+
+
+def test_without_ray_a_worker_says_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(package, "find_spec", lambda name: None)
+    with pytest.raises(ClusterError, match=r"^localllm worker needs Ray"):
+        worker(WorkerOptions())
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

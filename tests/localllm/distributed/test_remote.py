@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class LocalReplica(Replica):
         self.tasks: set[asyncio.Task[None]] = set()
 
     def where(self) -> tuple[str, Origin]:
-        return self.name, Origin(self.name, "test", 0, "node")
+        return self.name, Origin(self.name, "test", 0, "node", problem=self._problem)
 
 
 class Local:
@@ -218,6 +219,23 @@ def test_an_answer_goes_on_at_the_other_replica(
         until(lambda: here.wire.killed)
 
 
+def test_a_later_replica_takes_over_requests_that_wait(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    here = front(1)
+    answers = [here.ask(request_of(models[2], 450)) for _ in range(8)]
+    until(lambda: sum(bool(answer.tokens) for answer in answers) == LIMITS.parallel)
+    assert len(here.fleet.having("replica0")) == 8
+    here.start(1)
+    until(lambda: len(here.fleet.having("replica1")) == 4)
+    until(lambda: sum(bool(answer.tokens) for answer in answers) >= 2 * LIMITS.parallel)
+    assert all(answer.tokens for answer in answers[: LIMITS.parallel])  # running requests were not moved
+    expected = undisturbed(models[2], request_of(models[2], 450))
+    for answer in answers:
+        answer.result()
+        assert told(answer.events) == told(expected)
+
+
 def test_with_one_replica_it_waits_for_the_next(models: list[localllm.Model], front: Callable[..., Front]) -> None:
     here = front(1)
     request = request_of(models[2], 150)
@@ -321,6 +339,42 @@ def test_a_request_that_no_replica_can_answer_ends(
     monkeypatch.setattr("localllm.distributed.remote.RETRY", 0.0)
     assert isinstance(here.ask(request_of(models[2])).error().error, Stopped)
     assert len(here.wire.asks) == MOST_TRIES
+
+
+def test_without_a_replica_that_can_open_the_model_requests_end_with_the_reason(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    """The file was replaced, so the replicas that Serve starts cannot work. A later one can."""
+    here = front(1)
+    answer = here.ask(request_of(models[2], 450))
+    until(lambda: answer.tokens)
+    broken = LocalReplica(models[1], "broken")
+    broken._problem = "node: model.gguf: this is not the front's model"
+    here.wire.end("replica0")
+    here.wire.add(broken)
+    assert "this is not the front's model" in str(answer.error().error)
+    assert "this is not the front's model" in str(here.ask(request_of(models[2])).error().error)
+    here.wire.end("broken")
+    here.start(2)
+    later = here.ask(request_of(models[2], 9))
+    later.result()
+    assert len(later.tokens) == 9
+
+
+def test_stages_that_were_started_again_are_counted(models: list[localllm.Model], front: Callable[..., Front]) -> None:
+    here = front(2)
+    for replica, count in zip(here.wire.replicas.values(), (1, 2), strict=True):
+        replica._stages = SimpleNamespace(restarted=count, number=2, hop=0.0)  # type: ignore[assignment]
+
+    def restarted() -> int:
+        found = here.scheduler.load().replicas
+        assert found is not None
+        return found.restarted
+
+    until(lambda: restarted() == 3)
+    here.wire.end("replica1")
+    until(lambda: "replica1" not in here.scheduler.origins)
+    assert restarted() == 3  # with the stages of the ended replica
 
 
 def test_another_answer_after_a_fault_is_told(models: list[localllm.Model], front: Callable[..., Front]) -> None:

@@ -130,6 +130,8 @@ def test_a_lost_stage_is_started_again_alone(cluster: TwoNodes, monkeypatch: pyt
         engine = model.engine
         expected = logits_of(engine, TOKENS)
         kept, lost = split._processes
+        assert split.restarted == 0
+        assert model.prompt_alignment == 1  # prefixes of any length are reused
         assert kept.machine.node == cluster.nodes[0]
         assert lost.machine.node == cluster.nodes[1]
         before = kept.process

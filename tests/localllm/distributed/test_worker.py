@@ -127,6 +127,8 @@ def test_two_computers_in_two_commands(tmp_path: Path) -> None:
         assert (first / "localllm" / "ray" / "token").stat().st_mode & 0o077 == 0
         children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _is_below(int(pid), head.pid)]
         assert len(children) > 4
+        made = [each for each in set(Path(gettempdir()).glob(f"{PREFIX}*")) - folders if each.is_dir()]
+        assert [each.stat().st_mode & 0o077 for each in made] == [0]  # Ray lets all users write to its own below it
         head.kill()
     assert [child for child in children if not (gone(child) or gone(child))] == []
     assert set(Path(gettempdir()).glob(f"{PREFIX}*")) <= folders

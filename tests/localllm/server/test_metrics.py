@@ -69,7 +69,7 @@ def test_blocks_of_the_cache_are_told_by_model() -> None:
 def test_replicas_are_told_by_model() -> None:
     metrics = Metrics()
     metrics.loads = lambda: {
-        "tiny": Load((), 0, 0, 0, 8, 8, Replicas(1, 4, 2, 0.5, 3, 17)),
+        "tiny": Load((), 0, 0, 0, 8, 8, Replicas(1, 4, 2, 0.5, 3, 17, 5)),
         "other": Load((), 0, 0, 0, 8, 8),
     }
     types, values = read(metrics.text().decode())
@@ -78,6 +78,7 @@ def test_replicas_are_told_by_model() -> None:
         assert values[f'localllm_{name}{{model="tiny"}}'] == value
     assert values['localllm_replicas_lost_total{model="tiny"}'] == 3
     assert values['localllm_requests_moved_total{model="tiny"}'] == 17
+    assert values['localllm_stages_restarted_total{model="tiny"}'] == 5
     assert not any("other" in name for name in values if "replicas" in name)
 
 

@@ -135,8 +135,9 @@ def test_requests_of_programs_that_look_do_not_count() -> None:
 
 def test_replicas_have_a_line() -> None:
     metrics = Metrics()
-    metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8, Replicas(2, 4, 3, 0.00025, 1, 17))}
-    assert "replicas    2 of 4, 1 lost, 17 moved, 3 stages each (0.25 ms a hop)" in shown([look(0, metrics)])
+    metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8, Replicas(2, 4, 3, 0.00025, 1, 17, 2))}
+    line = "replicas    2 of 4, 1 lost, 17 moved, 3 stages each (0.25 ms a hop, 2 restarted)"
+    assert line in shown([look(0, metrics)], 100)
     metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8, Replicas(2, 2, 1, 0.0, 0, 0))}
     assert "replicas    2 of 2" in shown([look(0, metrics)])
     metrics.loads = lambda: {"tiny": Load((), 0, 0, 0, 8, 8)}
@@ -148,7 +149,7 @@ def busy() -> list[Look]:
     metrics.token(None)
     metrics.token(0.012)
     metrics.answered(Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0), "end")
-    of_all = Replicas(2, 2, 2, 0.001, 1234, 56789)
+    of_all = Replicas(2, 2, 2, 0.001, 1234, 56789, 12345)
     metrics.loads = lambda: {"tiny": Load((), 0, 40, kept_blocks=3, free_blocks=1, blocks=8, replicas=of_all)}
     slots = [SlotSample(0, 7, 4096, 1024, 512, 0, 300, 0.0), SlotSample(1, 8, 20, 10, 10, 55, -1, 45.25)]
     slots += [SlotSample(2 + number, 9 + number, 10, 0, 10, 5, 5, 1.0) for number in range(60)]

@@ -1,0 +1,78 @@
+"""A process that is stopped while it starts is killed, and its guard ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from localllm.distributed.killing import guarded, kill
+from tests.localllm.support import REPOSITORY
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="guards need Linux's /proc")
+
+
+def children(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def gone(process: int) -> bool:
+    until = monotonic() + 10
+    while monotonic() < until:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_process_that_stops_while_it_starts_is_killed(sent: signal.Signals) -> None:
+    lines = "import time", "from localllm.distributed.killing import guarded", "with guarded():", " print(flush=True)"
+    code = "\n".join([*lines, " time.sleep(60)"])
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        (guard,) = children(started.pid)
+        started.send_signal(signal.SIGSTOP)
+        sleep(0.5)
+        started.send_signal(signal.SIGCONT)  # a short stop is not enough
+        sleep(2.5)
+        assert started.poll() is None
+        started.send_signal(sent)
+        try:
+            assert started.wait(10) == -signal.SIGKILL
+        finally:
+            kill(started.pid)
+    assert gone(guard)
+
+
+def test_ray_ends_when_its_supervisor_is_killed() -> None:
+    """The supervisor removes Ray's folder; without it, Ray would stay for ever."""
+    code = (
+        "import subprocess, sys\nfrom localllm.distributed.supervised import _default_signals\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=_default_signals)\nprint(child.pid, flush=True)\n"
+        "child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        child = int(started.stdout.readline())
+        started.kill()
+    ended = gone(child)
+    kill(child)
+    assert ended
+
+
+def test_the_guard_ends_with_the_block() -> None:
+    before = set(children(os.getpid()))
+    with guarded():
+        (guard,) = set(children(os.getpid())) - before
+    assert gone(guard)
+    kill(guard)  # has ended: nothing happens
