@@ -141,8 +141,9 @@ class Shell(ABC):
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, stage: int = 0) -> None:
         self._check(batch)
+        self._stage = stage
         self._take_in(batch)
 
     def _turns(self, batch: Batch) -> list[tuple[int, Batch]]:

@@ -99,7 +99,13 @@ def scale(low: Lowering, op: Scale) -> None:
 
 
 def clamp(low: Lowering, op: Clamp) -> None:
-    _factor(low, rowwise.clamp(), op, op.bound, "clamp")
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = rowwise.ClampArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows), low=op.low,
+        high=op.high,
+    )  # fmt: skip
+    low.call(rowwise.clamp(), arguments, op.out.rows, "clamp")
 
 
 def softcap(low: Lowering, op: Softcap) -> None:
@@ -107,7 +113,7 @@ def softcap(low: Lowering, op: Softcap) -> None:
 
 
 def _factor(
-    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Clamp | Scale | Softcap, factor: float, label: str
+    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Scale | Softcap, factor: float, label: str
 ) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)

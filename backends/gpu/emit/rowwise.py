@@ -136,7 +136,7 @@ def xielu(low: Lowering, op: Xielu) -> None:
 
 
 def clamp(low: Lowering, op: Clamp) -> None:
-    _elements(low, "clamp", "bounded(a, FACTOR)", op.out, op.x, op.x, float(op.bound))
+    _elements(low, "clamp", "between(a, FACTOR, FACTOR1)", op.out, op.x, op.x, float(op.low), float(op.high))
 
 
 def softcap(low: Lowering, op: Softcap) -> None:
