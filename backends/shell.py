@@ -138,6 +138,11 @@ class Shell(ABC):
         self._stage = self._stage_count - heads + head
         self.run([hidden])
 
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self._stage_count
+
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
 

@@ -110,10 +110,10 @@ class Recorder:
         self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
         return out
 
-    def scale_columns(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
-        """Return x times per-column weights: a norm of kind "none"."""
+    def scale_columns(self, x: Value, weight: Tensor, groups: int = 1, bias: Tensor | None = None) -> Value:
+        """Return x times per-column weights, plus a bias: a norm of kind "none"."""
         out = self._value(x.width, x.rows, weight.name)
-        self._operations.append(Norm(out, x, Weight.of(weight), None, 0.0, groups, "none"))
+        self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), 0.0, groups, "none"))
         return out
 
     def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:

@@ -1,0 +1,42 @@
+"""Finds the encoder of an mmproj file by its projector type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from localllm.models.encoders.projectors import VISION
+from localllm.models.encoders.steps import Encoding, Part
+from localllm.models.encoders.vision import VisionEncoder
+from localllm.models.errors import ModelError
+from localllm.models.reading import Keys
+from localllm.models.tensors import Tensors
+from localllm.plan import F32, Tensor
+
+Kind = Literal["vision", "audio"]
+
+
+class EncoderModel(Protocol):
+    """An encoder: its plans by name, and the runs that compute the embeddings (tokens, width) of an input."""
+
+    parts: dict[str, Part]
+    width: int
+
+    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding: ...
+
+
+def supported(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the projector types."""
+    return tuple(VISION)
+
+
+def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
+    """Return the encoder of pictures or of sound. Raises ModelError if the file has none, or one that is not supported."""
+    key = f"clip.{kind}.projector_type"
+    key = key if key in metadata else "clip.projector_type"
+    name, known = metadata.get(key), supported(kind)
+    if not isinstance(name, str) or name not in known:
+        found = f"found {name[:40]!r}" if isinstance(name, str) else "this key is missing"
+        raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")
+    keys = Keys(metadata, "clip.")
+    return VisionEncoder(VISION[name], keys, Tensors(tensors))

@@ -1,0 +1,58 @@
+"""What an encoder asks of the executable that runs it: a part of the encoder, its inputs, and the layout of its rows.
+
+An encoder is a generator: it yields runs, receives their results, and returns the embeddings. Between runs it
+rearranges rows with NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.plan import F32, Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How the rows of a step are divided into sequences, which attend only to themselves.
+
+    `lengths` gives the rows of each sequence, in order. The positions of a sequence begin at `start`. With a `border`,
+    rows attend to the positions before it, which an earlier stage has stored.
+    """
+
+    lengths: tuple[int, ...]
+    axes: NDArray[np.int32] | None = None  # (rows, axes): positions for rotations, such as row and column
+    start: int = 0
+    border: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Run the stages of a part. `received` is the input of the first stage; the last stage's results are returned.
+
+    There is one layout per stage, or one for all stages.
+    """
+
+    part: str
+    received: tuple[F32, ...]
+    layouts: tuple[Layout, ...]
+
+
+Encoding: TypeAlias = Generator[Run, list[F32], F32]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A plan of an encoder. Each stage is a segment, between which other work may run."""
+
+    plan: Plan
+    rows: int  # maximum number of rows
+    window: int = 0  # minimum number of rows per sequence, if sequences are windows

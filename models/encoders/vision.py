@@ -1,0 +1,300 @@
+"""Vision encoders: patches, positions, layers, and a projector over cells of patches.
+
+`Vision` is a row of data about one or more projectors. `VisionEncoder` records its plans and runs them on a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from localllm.models.encoders import grids
+from localllm.models.encoders.grids import Grid, Ints, Resize
+from localllm.models.encoders.keys import read_sizes
+from localllm.models.encoders.layers import Layers, Style, Turn
+from localllm.models.encoders.network import Network, Norms, flat, swapped, table
+from localllm.models.encoders.steps import Encoding, Layout, Part, Run
+from localllm.models.errors import ModelError
+from localllm.models.reading import Keys
+from localllm.models.tensors import Tensors
+from localllm.plan import F32, Activation, Plan, Value
+
+Head = Callable[[Network, Value], Value]
+MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """What the file does not say about the encoder of a projector type."""
+
+    head: Head
+    order: Literal["rows", "cells"] = "rows"  # of patches within the layers
+    kernels: int = 1  # patch kernels: 2 take two pictures, the frames of a video, or one picture twice
+    norms: Norms | None = "layer"  # None: RMS if the norms of the first layer have no bias
+    activation: Activation | None = None  # None: as the keys say
+    resize: Resize | Literal["fixed"] | None = None  # how a position table becomes one for the grid; None: no table
+    optional_table: bool = False
+    axes_table: bool = False  # the position table has a row per column and a row per line, which are added
+    cls: Literal["", "first", "last"] = ""  # where learned rows stand among the patches
+    cls_position: bool = True  # the position table begins with the position of the learned row
+    turn: Callable[[int], Turn] | None = None
+    turned_from: int = 0  # row and column of the first patch
+    style: Style = field(default_factory=Style)
+    side: int = 1  # patches per side of a cell, unless a key says otherwise
+    channels_first: bool = False  # the values of a cell are ordered by channel
+    padded: bool = False  # incomplete cells are filled with zeros
+    per_patch: Head | None = None  # after the layers
+    before: str = "v.pre_ln"  # norms, if the file has them: before the layers, after them,
+    after: str = "v.post_ln"
+    cell_norm: str = ""  # and of each patch before it becomes part of a cell
+    cell_eps: float = 0.0
+    cell_norms: Norms | None = None
+    signed: bool = False  # pixels from 0 to 1 become -1 to 1
+    pixels_last: bool = False  # the values of a patch are ordered by row, column, channel
+    window: int = 0  # pixels per side of a window; 0: every layer attends to the whole picture
+    break_row: str = ""  # learned row after each row of tokens; "-" before the name: but not after the last
+    ends: tuple[str, str] | None = None  # learned rows before and after the tokens
+    short: int = 0  # layers at the end that are not used
+    deep: bool = False  # outputs of some layers are projected, too, and stand beside the embedding
+    swaps: bool = False  # in old files the names of ffn_up and ffn_down are swapped
+
+    def style_of(self, head_dim: int) -> Style:
+        """Return the style of the layers, with the rotation of heads of this width."""
+        return self.style if self.turn is None else replace(self.style, turn=self.turn(head_dim))
+
+
+class VisionEncoder:
+    """The encoder of a picture: plans, and a generator of their runs."""
+
+    def __init__(self, row: Vision, keys: Keys, tensors: Tensors) -> None:
+        self.row, self.sizes = row, read_sizes(keys, "vision", row.side)
+        shape = self.sizes.shape
+        self._tensors = swapped(tensors, shape.width) if row.swaps else tensors
+        self._norms: Norms = row.norms or ("layer" if "v.blk.0.ln1.bias" in tensors else "rms")
+        self._layer_count = shape.layers - row.short
+        if self._layer_count < 0:
+            raise ModelError(f"clip.vision.block_count: expected at least {row.short} layers, found {shape.layers}")
+        self._global = self._global_layers(keys)
+        self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
+        self._learned, self._positions, self._bias = self._tables()
+        least = row.window // self.sizes.patch * self.sizes.side
+        self.parts = {
+            "layers": Part(self._layers(), MOST, least),
+            "head": Part(self._head(), max(64, MOST // self.sizes.side**2)),
+        }
+
+    # -- what the file says --------------------------------------------------------------------------------------------
+
+    def _global_layers(self, keys: Keys) -> frozenset[int]:
+        """Return the layers that attend to the whole picture; the others attend to windows."""
+        layers = range(self._layer_count)
+        if keys.holds("vision.wa_layer_indexes"):
+            listed = keys.metadata["clip.vision.wa_layer_indexes"]
+            count = len(listed) if hasattr(listed, "__len__") and len(listed) <= 512 else 1
+            return frozenset(keys.integers("vision.wa_layer_indexes", count, 0, 511))
+        period = keys.integer("vision.n_wa_pattern", 0, 512, 0)
+        return frozenset([n for n in layers if not self.row.window or not period or (n + 1) % period == 0])
+
+    def _tables(self) -> tuple[F32, F32 | None, F32]:
+        """Return what is added to the patches: learned rows, positions and, with learned rows, the bias."""
+        tensors, width, row = self._tensors, self.sizes.shape.width, self.row
+        learned, bias = np.zeros((0, width), np.float32), np.zeros((1, width), np.float32)
+        if row.cls:
+            learned = table(tensors, "v.class_embd", tensors.values("v.class_embd") // width or 1, width)
+            if "v.patch_embd.bias" in tensors:
+                bias = table(tensors, "v.patch_embd.bias", 1, width)
+        name = "v.position_embd.weight"
+        if row.resize is None or (row.optional_table and name not in tensors):
+            return learned, None, bias
+        return learned, table(tensors, name, tensors.values(name) // width or 1, width), bias
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    def _network(self) -> Network:
+        row, sizes = self.row, self.sizes
+        return Network(self._tensors, sizes.eps, row.activation or sizes.activation, self._norms)
+
+    def _layers(self) -> Plan:
+        """Record the layers, one stage each. Tapped layers are results, too."""
+        network, row, shape, size = self._network(), self.row, self.sizes.shape, self.sizes.patch
+        recorder = network.recorder
+        inputs = {f"patches {number}": 3 * size * size for number in range(row.kernels)}
+        if self._added:
+            inputs["positions"] = shape.width
+        (*patches,) = recorder.receive_all(inputs)
+        added = patches.pop() if self._added else None
+        x = self._embedded(network, patches, added)
+        if f"{row.before}.weight" in network.tensors:
+            x = network.norm(x, row.before)
+        layers, taps = Layers(network, shape, row.style_of(shape.head_dim)), []
+        for number in range(self._layer_count):
+            if number:
+                network.end()
+            x = layers.layer(x, number)
+            if number in self._taps:
+                taps.append(x)
+        if f"{row.after}.weight" in network.tensors:
+            x = network.norm(x, row.after)
+        if row.cell_norm and f"{row.cell_norm}.weight" in network.tensors:
+            x = network.norm(x, row.cell_norm, row.cell_norms, row.cell_eps)
+        if row.per_patch is not None:
+            x = row.per_patch(network, x)
+        self._columns = x.width
+        network.end(x, *taps)
+        return network.plan()
+
+    @property
+    def _added(self) -> bool:
+        return bool(self.row.cls) or self._positions is not None
+
+    def _embedded(self, network: Network, patches: Sequence[Value], added: Value | None) -> Value:
+        recorder, width, names = (
+            network.recorder,
+            self.sizes.shape.width,
+            ("v.patch_embd.weight", "v.patch_embd.weight.1"),
+        )
+        bias = (
+            None
+            if self.row.cls or "v.patch_embd.bias" not in network.tensors
+            else flat(network.tensors, "v.patch_embd.bias", (width,))
+        )
+        x = None
+        for patch, name in zip(patches, names, strict=False):
+            y = recorder.linear(patch, flat(network.tensors, name, (width, patch.width)), bias if x is None else None)
+            x = y if x is None else recorder.add(x, y)
+        assert x is not None
+        if "v.norm_embd.weight" in network.tensors:
+            x = network.norm(x, "v.norm_embd")
+        return x if added is None else recorder.add(x, added)
+
+    def _head(self) -> Plan:
+        """Record the projector over cells of patches, and the projectors of tapped layers."""
+        network, columns = self._network(), self.sizes.side**2 * self._columns
+        names = ["cells", *[f"cells {number}" for number in self._taps]]
+        x, *taps = network.recorder.receive_all(dict.fromkeys(names, columns))
+        y = self.row.head(network, x)
+        for number, tap in zip(self._taps, taps, strict=True):
+            name = f"v.deepstack.{number}."
+            deep = network.mlp(network.norm(tap, name + "norm", "layer"), name + "fc1", name + "fc2", "gelu")
+            y = network.recorder.concat(y, deep)
+        network.end(y)
+        self.width = y.width
+        return network.plan()
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def encode(self, pictures: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
+        """Yield the runs of a picture (height, width, 3), or of two pictures of equal size, the frames of a video."""
+        row, side = self.row, self.sizes.side
+        grid = self._grid(pictures[0])
+        order, windows = np.arange(len(grid.y)), (len(grid.y),)
+        if row.window and len(self._global) < self._layer_count:
+            order, windows = grid.windows(row.window // self.sizes.patch)
+        index = grid.index[order]
+        received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
+        if self._added:
+            received.append(self._with_learned(self._base(grid)[index], self._learned))
+        layouts = self._layouts(grid, order, windows)
+        x, *taps = yield Run("layers", tuple(received), layouts)
+        inputs = [self._cells(self._without_learned(each), grid, order) for each in (x, *taps)]
+        lines = -(-grid.rows // side)
+        (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
+        return self._finished(y, lines)
+
+    def _grid(self, picture: F32) -> Grid:
+        rows, columns = (n // self.sizes.patch for n in picture.shape[:2])
+        side = self.sizes.side
+        exact = rows % side == columns % side == 0 or self.row.padded
+        if not rows or not columns or not exact or picture.shape[2:] != (3,):
+            raise ModelError(
+                f"picture: {picture.shape} is not a whole number of cells of {side * self.sizes.patch} pixels"
+            )
+        if rows * columns > MOST:
+            raise ModelError(f"picture: {rows} x {columns} patches are more than {MOST}; use a smaller picture")
+        return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
+
+    def _patches(self, pictures: Sequence[F32]) -> list[F32]:
+        """Return the patches of each kernel in row-major order. A single picture is read by all kernels."""
+        row = self.row
+        own = [picture * 2 - 1 if row.signed else picture for picture in pictures]
+        found = [grids.patch_rows(each, self.sizes.patch, row.pixels_last) for each in own[: row.kernels]]
+        return found * (row.kernels // len(found))
+
+    def _base(self, grid: Grid) -> F32:
+        """Return what is added to the patches, in row-major order: positions and, with learned rows, the bias."""
+        count = grid.rows * grid.columns
+        positions, row = self._positions, self.row
+        if positions is None:
+            found = np.zeros((count, self.sizes.shape.width), np.float32)
+        elif row.axes_table:
+            flat_grid, half = grids.by_rows(grid.rows, grid.columns), len(positions) // 2
+            if max(grid.rows, grid.columns) > half:
+                raise ModelError(
+                    f"picture: {grid.rows} x {grid.columns} patches; the position table has {half} per side"
+                )
+            found = positions[flat_grid.x] + positions[half + flat_grid.y]
+        else:
+            own = self._split(positions)[1] if self._shares_table else positions
+            found = grids.resized(own, grid.rows, grid.columns, row.resize) if callable(row.resize) else own
+            if len(found) != count:
+                raise ModelError(f"picture: {count} patches, and the position table has {len(found)}")
+        return found + self._bias
+
+    @property
+    def _shares_table(self) -> bool:
+        """Whether the position table has rows for the learned rows, too."""
+        return bool(self.row.cls) and self.row.cls_position
+
+    def _split(self, positions: F32) -> tuple[F32, F32]:
+        """Return the positions of the learned rows, and of the patches."""
+        count = len(self._learned)
+        if self.row.cls == "first":
+            return positions[:count], positions[count:]
+        return positions[-count:], positions[:-count]
+
+    def _with_learned(self, rows: F32, learned: F32 | None) -> F32:
+        """Return rows of patches with the learned rows before or after them; None stands for zeros."""
+        if not len(self._learned):
+            return rows
+        own = np.zeros((len(self._learned), rows.shape[1]), np.float32) if learned is None else learned
+        if learned is not None and self._shares_table and self._positions is not None:
+            own = learned + self._split(self._positions)[0]
+        return np.concatenate([own, rows] if self.row.cls == "first" else [rows, own])
+
+    def _without_learned(self, rows: F32) -> F32:
+        count = len(self._learned)
+        if not count:
+            return rows
+        return rows[count:] if self.row.cls == "first" else rows[:-count]
+
+    def _layouts(self, grid: Grid, order: Ints, windows: tuple[int, ...]) -> tuple[Layout, ...]:
+        axes = None
+        if self.row.turn is not None:
+            own = grid.axes("y", "x", shift=self.row.turned_from)[order]
+            zeros = np.zeros((len(self._learned), 2), np.int32)
+            axes = np.concatenate([zeros, own] if self.row.cls == "first" else [own, zeros])
+        whole = Layout((len(order) + len(self._learned),), axes)
+        parts = Layout(windows, axes)
+        return tuple([whole if n in self._global else parts for n in range(self._layer_count)]) or (whole,)
+
+    def _cells(self, x: F32, grid: Grid, order: Ints) -> F32:
+        """Return the cells of rows of patches, which are in the given order of the grid."""
+        row, place = self.row, np.empty(len(order), np.int64)
+        place[grid.index[order]] = np.arange(len(order))
+        return grids.cells(x[place], grid.rows, grid.columns, self.sizes.side, row.channels_first, row.padded)
+
+    def _finished(self, y: F32, lines: int) -> F32:
+        """Return the embeddings with the learned rows between lines and at both ends."""
+        row = self.row
+        between = row.break_row.removeprefix("-")
+        if between and between in self._tensors:
+            own = np.broadcast_to(table(self._tensors, between, 1, y.shape[1]), (lines, 1, y.shape[1]))
+            y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])
+            y = y[:-1] if row.break_row.startswith("-") else y
+        if row.ends is not None:
+            first, last = (table(self._tensors, name, 1, y.shape[1]) for name in row.ends)
+            y = np.concatenate([first, y, last])
+        return y
