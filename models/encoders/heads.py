@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localllm.models import derived
-from localllm.models.encoders.network import Network, Norms, constant, flat
+from localllm.models.encoders.network import Network, Norms, flat
 from localllm.plan import Activation, Value, Weight
 
 Head = Callable[[Network, Value], Value]
@@ -44,8 +44,13 @@ def gemma4(network: Network, x: Value) -> Value:
     x = network.mean(x, x.width // width, width**0.5)
     if "v.std_bias" in network.tensors:
         bias, scale = (derived.values(network.tensors.vector(f"v.std_{of}", width)) for of in ("bias", "scale"))
-        weight, shift = constant("v.std_scale", scale[0]), constant("v.std_shift", -bias[0] * scale[0])
+        weight = network.tensors.numbers("v.std_scale", scale[0].tolist())
+        shift = network.tensors.numbers("v.std_shift", (-bias[0] * scale[0]).tolist())
         x = network.recorder.scale_columns(x, weight, bias=shift)
+    return network.linear(network.unit(x), "mm.input_projection")
+
+
+def unit(network: Network, x: Value) -> Value:
     return network.linear(network.unit(x), "mm.input_projection")
 
 
@@ -85,3 +90,24 @@ def glm_edge(network: Network, x: Value) -> Value:
     own = "adapter.linear."
     x = network.activate(network.norm(network.linear(x, own + "linear"), own + "norm1", "layer"), "gelu")
     return network.gated(x, own + "gate", own + "dense_h_to_4h", own + "dense_4h_to_h")
+
+
+# -- sound -------------------------------------------------------------------------------------------------------------
+
+
+def ultravox(network: Network, x: Value) -> Value:
+    x = network.linear(network.norm(x, "mm.a.norm_pre", "rms", 1e-6), "mm.a.mlp.1")
+    half = x.width // 2
+    gate, up = network.recorder.slice(x, half, 2 * half), network.recorder.slice(x, 0, half)
+    x = network.norm(network.recorder.glu(gate, up, "silu"), "mm.a.norm_mid", "rms", 1e-6)
+    return network.linear(x, "mm.a.mlp.2")
+
+
+def paired(then: Head) -> Head:
+    """Average pairs of frames, and normalize the result."""
+    return lambda network, x: then(network, network.norm(network.mean(x, 2), "a.post_ln"))
+
+
+def meralion(network: Network, x: Value) -> Value:
+    x = network.activate(network.linear(network.norm(x, "mm.a.norm_pre"), "mm.a.mlp.0"), "silu")
+    return network.gated(x, "mm.a.mlp.1", "mm.a.mlp.2", "mm.a.mlp.3")

@@ -174,3 +174,10 @@ def blocks(theta: float, first: int, skipped: int = 0) -> Callable[[int], Turn]:
         return turn
 
     return of
+
+
+def partly(head_dim: int) -> Turn:
+    """Rotate the first half of each head by the frame, in pairs (i, i + a quarter of the head)."""
+    size = head_dim // 2
+    rope = Rope("neox", size, tuple(10000.0 ** (-2 * i / size) for i in range(size // 2)))
+    return lambda network, x, heads: network.recorder.rotate(x, head_dim, rope)

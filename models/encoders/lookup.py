@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from localllm.models.encoders.projectors import VISION
+from localllm.models.encoders.audio import AudioEncoder
+from localllm.models.encoders.conformer import ConformerEncoder
+from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.steps import Encoding, Part
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.errors import ModelError
@@ -27,7 +29,7 @@ class EncoderModel(Protocol):
 
 def supported(kind: Kind) -> tuple[str, ...]:
     """Return the names of the projector types."""
-    return tuple(VISION)
+    return tuple(VISION) if kind == "vision" else (*AUDIO, "gemma4a")
 
 
 def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
@@ -39,4 +41,7 @@ def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind:
         found = f"found {name[:40]!r}" if isinstance(name, str) else "this key is missing"
         raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")
     keys = Keys(metadata, "clip.")
-    return VisionEncoder(VISION[name], keys, Tensors(tensors))
+    own = Tensors(tensors)
+    if kind == "vision":
+        return VisionEncoder(VISION[name], keys, own)
+    return ConformerEncoder(keys, own) if name == "gemma4a" else AudioEncoder(AUDIO[name], keys, own)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from localllm.models.encoders import grids, heads
+from localllm.models.encoders.audio import Audio
 from localllm.models.encoders.heads import mlp
-from localllm.models.encoders.layers import Style, blocks, halves, sides
+from localllm.models.encoders.layers import Style, blocks, halves, partly, sides
 from localllm.models.encoders.vision import Vision
 
 _QWEN = Vision(
@@ -38,6 +39,7 @@ VISION: dict[str, Vision] = {
         head=heads.gemma4, norms="rms", resize="fixed", axes_table=True, turn=blocks(100.0, first=1), side=3, signed=True,
         style=Style(scale=1.0, unit_values=True),
     ),
+    "gemma4uv": Vision(head=heads.unit, norms="layer", resize="fixed", axes_table=True, patch=3),
     "idefics3": _siglip(head=heads.linear("mm.model.fc"), side=2, swaps=True),
     "pixtral": _pixtral(break_row="-v.token_embd.img_break"),
     "lightonocr": _pixtral(side=2),
@@ -64,7 +66,7 @@ VISION: dict[str, Vision] = {
     ),
     "nemotron_v2_vl": _siglip(head=heads.nemotron, cls="first", cls_position=False, side=2, after=""),
     "youtuvl": Vision(
-        head=mlp("mm.0", "mm.2"), order="cells", turn=halves(), side=2, pixels_last=True, window=112,
+        head=mlp("mm.0", "mm.2"), order="cells", turn=halves(), side=2, pixels_last=True, window=112, window_key=True,
         cell_norm="mm.input_norm", cell_norms="rms", cell_eps=1e-6,
     ),
     "minimax_m3": Vision(
@@ -75,5 +77,21 @@ VISION: dict[str, Vision] = {
     "mlp": _siglip(head=heads.llava, cls="first", short=1, after="", swaps=True),
     "adapter": _siglip(
         head=heads.glm_edge, side=2, channels_first=True, ends=("adapter.boi", "adapter.eoi"), swaps=True
+    ),
+}  # fmt: skip
+
+_AFTER = mlp("mm.a.mlp.1", "mm.a.mlp.2", "gelu_erf")
+AUDIO: dict[str, Audio] = {
+    "ultravox": Audio(head=heads.ultravox, stack=8, stack_key=True),
+    # llama.cpp averages pairs of frames first, which halves the tokens; the model does not.
+    "voxtral": Audio(head=_AFTER, stack=4, stack_key=True),
+    "qwen2a": Audio(head=heads.paired(heads.linear("mm.a.fc")), stack=2, after=()),
+    "musicflamingo": Audio(head=heads.paired(_AFTER), stack=2, after=()),
+    "glma": Audio(head=_AFTER, stack=4, after=("a.post_ln", "mm.a.norm_pre"), ends=("v.boi", "v.eoi")),
+    "meralion": Audio(head=heads.meralion, stack=15),
+    "qwen3a": Audio(head=_AFTER, pictures=True, chunk=100),
+    "dots3note_a": Audio(
+        head=mlp("mm.a.mlp.1", "mm.a.mlp.3", "gelu_erf", norm="mm.a.norm_pre", eps=1e-5), pictures=True, norms="rms",
+        activation="silu", turn=partly, positions=False,
     ),
 }  # fmt: skip

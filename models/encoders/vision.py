@@ -43,6 +43,7 @@ class Vision:
     turn: Callable[[int], Turn] | None = None
     turned_from: int = 0  # row and column of the first patch
     style: Style = field(default_factory=Style)
+    patch: int = 1  # factor on the patch size of the file
     side: int = 1  # patches per side of a cell, unless a key says otherwise
     channels_first: bool = False  # the values of a cell are ordered by channel
     padded: bool = False  # incomplete cells are filled with zeros
@@ -55,6 +56,7 @@ class Vision:
     signed: bool = False  # pixels from 0 to 1 become -1 to 1
     pixels_last: bool = False  # the values of a patch are ordered by row, column, channel
     window: int = 0  # pixels per side of a window; 0: every layer attends to the whole picture
+    window_key: bool = False  # a key gives the size of windows
     break_row: str = ""  # learned row after each row of tokens; "-" before the name: but not after the last
     ends: tuple[str, str] | None = None  # learned rows before and after the tokens
     short: int = 0  # layers at the end that are not used
@@ -70,17 +72,21 @@ class VisionEncoder:
     """The encoder of a picture: plans, and a generator of their runs."""
 
     def __init__(self, row: Vision, keys: Keys, tensors: Tensors) -> None:
-        self.row, self.sizes = row, read_sizes(keys, "vision", row.side)
+        sizes = read_sizes(keys, "vision", row.side)
+        self.row, self.sizes = row, replace(sizes, patch=row.patch * sizes.patch)
         shape = self.sizes.shape
         self._tensors = swapped(tensors, shape.width) if row.swaps else tensors
         self._norms: Norms = row.norms or ("layer" if "v.blk.0.ln1.bias" in tensors else "rms")
         self._layer_count = shape.layers - row.short
         if self._layer_count < 0:
             raise ModelError(f"clip.vision.block_count: expected at least {row.short} layers, found {shape.layers}")
+        self._window = row.window // self.sizes.patch
+        if row.window_key:
+            self._window = keys.integer("vision.window_size", 1, 1 << 12, row.window) // self.sizes.patch
         self._global = self._global_layers(keys)
         self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
         self._learned, self._positions, self._bias = self._tables()
-        least = row.window // self.sizes.patch * self.sizes.side
+        least = self._window * self.sizes.side
         self.parts = {
             "layers": Part(self._layers(), MOST, least),
             "head": Part(self._head(), max(64, MOST // self.sizes.side**2)),
@@ -161,6 +167,8 @@ class VisionEncoder:
             if self.row.cls or "v.patch_embd.bias" not in network.tensors
             else flat(network.tensors, "v.patch_embd.bias", (width,))
         )
+        if "v.patch_norm.1.weight" in network.tensors:
+            patches = [network.norm(patch, "v.patch_norm.1", eps=1e-5) for patch in patches]
         x = None
         for patch, name in zip(patches, names, strict=False):
             y = recorder.linear(patch, flat(network.tensors, name, (width, patch.width)), bias if x is None else None)
@@ -168,7 +176,10 @@ class VisionEncoder:
         assert x is not None
         if "v.norm_embd.weight" in network.tensors:
             x = network.norm(x, "v.norm_embd")
-        return x if added is None else recorder.add(x, added)
+        if "v.patch_norm.2.weight" in network.tensors:
+            x = network.norm(x, "v.patch_norm.2", eps=1e-5)
+        x = x if added is None else recorder.add(x, added)
+        return network.norm(x, "v.patch_norm.3", eps=1e-5) if "v.patch_norm.3.weight" in network.tensors else x
 
     def _head(self) -> Plan:
         """Record the projector over cells of patches, and the projectors of tapped layers."""
@@ -191,8 +202,8 @@ class VisionEncoder:
         row, side = self.row, self.sizes.side
         grid = self._grid(pictures[0])
         order, windows = np.arange(len(grid.y)), (len(grid.y),)
-        if row.window and len(self._global) < self._layer_count:
-            order, windows = grid.windows(row.window // self.sizes.patch)
+        if self._window and len(self._global) < self._layer_count:
+            order, windows = grid.windows(self._window)
         index = grid.index[order]
         received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
         if self._added:
