@@ -76,7 +76,8 @@ class Running:
         layout = layouts[min(number, len(layouts) - 1)]
         if not number or layout is not layouts[min(number - 1, len(layouts) - 1)]:
             executable.begin(_batch(layout, executable.limits), number)
-        self._values = executable.run(self._values)
+        last = number and number == executable.stages - 1
+        self._values = executable.run(run.later if last and run.later else self._values)
         self._stage += 1
         if self._stage == executable.stages:
             self._resume([np.array(value) for value in self._values])

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
+from localllm.models.encoders.resampler import ResamplerEncoder
 from localllm.models.encoders.steps import Encoding, Part
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.errors import ModelError
@@ -29,7 +30,7 @@ class EncoderModel(Protocol):
 
 def supported(kind: Kind) -> tuple[str, ...]:
     """Return the names of the projector types."""
-    return tuple(VISION) if kind == "vision" else (*AUDIO, "gemma4a")
+    return (*VISION, "resampler") if kind == "vision" else (*AUDIO, "gemma4a")
 
 
 def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
@@ -42,6 +43,8 @@ def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind:
         raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")
     keys = Keys(metadata, "clip.")
     own = Tensors(tensors)
+    if name == "resampler":
+        return ResamplerEncoder(keys, own)
     if kind == "vision":
         return VisionEncoder(VISION[name], keys, own)
     return ConformerEncoder(keys, own) if name == "gemma4a" else AudioEncoder(AUDIO[name], keys, own)

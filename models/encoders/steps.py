@@ -38,12 +38,13 @@ class Layout:
 class Run:
     """Run the stages of a part. `received` is the input of the first stage; the last stage's results are returned.
 
-    There is one layout per stage, or one for all stages.
+    There is one layout per stage, or one for all stages. If the last stage has other rows, `later` is its input.
     """
 
     part: str
     received: tuple[F32, ...]
     layouts: tuple[Layout, ...]
+    later: tuple[F32, ...] = ()
 
 
 Encoding: TypeAlias = Generator[Run, list[F32], F32]

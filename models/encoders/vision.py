@@ -77,7 +77,8 @@ class VisionEncoder:
         shape = self.sizes.shape
         self._tensors = swapped(tensors, shape.width) if row.swaps else tensors
         self._norms: Norms = row.norms or ("layer" if "v.blk.0.ln1.bias" in tensors else "rms")
-        self._layer_count = shape.layers - row.short
+        self._features = self._feature_layers(keys)
+        self._layer_count = max(self._features) if self._features else shape.layers - row.short
         if self._layer_count < 0:
             raise ModelError(f"clip.vision.block_count: expected at least {row.short} layers, found {shape.layers}")
         self._window = row.window // self.sizes.patch
@@ -103,6 +104,14 @@ class VisionEncoder:
             return frozenset(keys.integers("vision.wa_layer_indexes", count, 0, 511))
         period = keys.integer("vision.n_wa_pattern", 0, 512, 0)
         return frozenset([n for n in layers if not self.row.window or not period or (n + 1) % period == 0])
+
+    def _feature_layers(self, keys: Keys) -> tuple[int, ...]:
+        """Return the numbers of layers, counted from 1, whose outputs stand side by side; () means only the last."""
+        if not keys.holds("vision.feature_layer"):
+            return ()
+        listed = keys.metadata["clip.vision.feature_layer"]
+        count = len(listed) if hasattr(listed, "__len__") and 1 <= len(listed) <= 16 else 1
+        return keys.integers("vision.feature_layer", count, 1, max(1, self.sizes.shape.layers))
 
     def _tables(self) -> tuple[F32, F32 | None, F32]:
         """Return what is added to the patches: learned rows, positions and, with learned rows, the bias."""
@@ -136,14 +145,20 @@ class VisionEncoder:
         if f"{row.before}.weight" in network.tensors:
             x = network.norm(x, row.before)
         layers, taps = Layers(network, shape, row.style_of(shape.head_dim)), []
+        features: list[Value] = []
         for number in range(self._layer_count):
             if number:
                 network.end()
             x = layers.layer(x, number)
             if number in self._taps:
                 taps.append(x)
-        if f"{row.after}.weight" in network.tensors:
-            x = network.norm(x, row.after)
+            if number + 1 in self._features:
+                features.append(x)
+        after = "v.post_ln" if features else row.after
+        if f"{after}.weight" in network.tensors:
+            x = network.norm(x, after)
+        for earlier in reversed(features[:-1]):
+            x = recorder.concat(earlier, x)
         if row.cell_norm and f"{row.cell_norm}.weight" in network.tensors:
             x = network.norm(x, row.cell_norm, row.cell_norms, row.cell_eps)
         if row.per_patch is not None:

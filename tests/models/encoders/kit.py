@@ -81,9 +81,55 @@ class Case:
                     arrays = tuple(np.asarray(each, np.float32) for each in group)
                     yield Chunk(name, number, "audio" if kind == "audio" else "vision", arrays, own_flags)
 
+    def original(self, chunk: Chunk) -> np.ndarray | None:
+        """Return the embeddings of the original model, where llama.cpp's differ and the kit has no others."""
+        reference, make = module("reference_rest"), module("make_mmproj")
+        program = module("reference_numpy")
+        assert reference is not None
+        assert make is not None
+        if self.name not in ("voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features"):
+            return None
+        with self.stored() as z:
+            seed = int(z["seed"])
+        net = program.Net(*program.load(str(FOLDER / f"{self.name}.npz"), seed), chunk.kind)
+        x, w = chunk.tensors[0].astype(np.float64), net.w
+        if self.name == "voxtral":
+            y = net.norm(program.whisper(net, x), "a.post_ln")
+            y = y[: len(y) // 4 * 4].reshape(-1, 4 * net.e)
+            return np.asarray(net.mlp(y, "mm.a.mlp.1", "mm.a.mlp.2", program.gelu_erf))
+        if self.name == "internvl-qknorm":
+            blocks = net.blocks
+
+            def normed(q: Any, k: Any, v: Any, b: str) -> tuple[Any, Any, Any]:
+                own = (
+                    program.layer_norm(y, w[f"{b}attn_{n}_norm.weight"], None, net.eps) for n, y in (("q", q), ("k", k))
+                )
+                return *own, v  # type: ignore[return-value]
+
+            net.blocks = lambda y: blocks(y, qk=normed)
+            return np.asarray(program.internvl(net, x, hf=True))
+        if self.name == "llava-swapped":
+            return np.asarray(program.llava(net, x, hf=True))
+        y = np.concatenate([w["v.class_embd"][None], net.patches(x).reshape(-1, net.e)]) + w["v.position_embd.weight"]
+        y = net.norm(y, "v.pre_ln")
+        if self.name == "llava-yi":
+            y = net.blocks(y, last=net.n - 1)[1:]
+            y = program.gelu(net.norm(net.lin(y, "mm.0"), "mm.1"))
+            return np.asarray(net.norm(net.lin(y, "mm.3"), "mm.4"))
+        listed, found = net.m["clip.vision.feature_layer"], {}
+        net.blocks(y, last=max(listed), after=lambda i, z: found.__setitem__(i + 1, z))
+        found[max(listed)] = net.norm(found[max(listed)], "v.post_ln")
+        return np.asarray(net.mlp(np.concatenate([found[i] for i in listed], -1)[1:], "mm.0", "mm.2"))
+
     def errors(self, chunk: Chunk, embeddings: np.ndarray) -> dict[str, float]:
         """Return `rows` and `centered`; where the kit has the original model's order, that is what counts."""
         make = module("make_mmproj")
+        truth = self.original(chunk)
+        if truth is not None:
+            assert embeddings.shape == truth.shape, f"{embeddings.shape}, not {truth.shape}"
+            square = float(((embeddings - truth) ** 2).sum())
+            spread = float(((truth - truth.mean(0)) ** 2).sum())
+            return {"rows": square / float((truth**2).sum()), "centered": square / spread}
         with self.stored() as z:
             base = f"{chunk.name}.{chunk.number}"
             if f"{base}.hf.rows" in z:
