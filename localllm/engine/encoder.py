@@ -95,7 +95,8 @@ class Running:
 def _limits(part: Part) -> Limits:
     """Return the limits of a part; windows shorter than a cache block take one each."""
     rows = -(-part.rows // BLOCK) * BLOCK
-    blocks = rows // min(BLOCK, part.window or BLOCK) + 2
+    each = min(part.window or rows, rows)
+    blocks = -(-rows // each) * -(-each // BLOCK) + 2
     return Limits(rows, 1, blocks, rows + BLOCK)
 
 

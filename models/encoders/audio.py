@@ -46,7 +46,7 @@ def windows(x: F32, taps: int, stride: int) -> F32:
 
 
 def squares(x: F32, side: int = 3, stride: int = 2, pad: tuple[int, int] = (1, 1)) -> F32:
-    """Return the inputs of a convolution over a picture (rows, columns, channels), (rows', columns', channels * side^2)."""
+    """Return the inputs of a convolution over a picture (rows, columns, channels), a row of channels * side^2 each."""
     wide = np.pad(x, (pad, pad, (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(wide, (side, side), axis=(0, 1))[::stride, ::stride]
     return np.ascontiguousarray(seen).reshape(*seen.shape[:2], -1)

@@ -109,7 +109,7 @@ class ConformerEncoder:
         return derived.vector(f"{name}query_scale", factors.tolist())
 
     def _distances(self, name: str) -> F32:
-        """Return the matrix (WINDOW * heads, width) that gives the terms of all distances, for each distance by head."""
+        """Return the matrix (WINDOW * heads, width) that gives the terms of a query, by distance and head."""
         shape, found = self.sizes.shape, np.zeros((WINDOW, self.sizes.shape.heads, self.sizes.shape.width), np.float32)
         half = shape.width // 2
         rate = np.exp(-np.arange(half) * math.log(10000.0) / max(half - 1, 1))

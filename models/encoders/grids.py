@@ -109,7 +109,7 @@ def _spread(side: int, count: int, positions: Weights) -> Weights:
 
 def corners(side: int, count: int) -> Weights:
     """Interpolate linearly; the first and the last positions coincide with the table's."""
-    return _spread(side, count, np.arange(count) * ((side - 1) / max(count - 1, 1)))
+    return _spread(side, count, np.arange(count, dtype=np.float64) * ((side - 1) / max(count - 1, 1)))
 
 
 def linear(side: int, count: int) -> Weights:
@@ -124,7 +124,8 @@ def antialiased(side: int, count: int) -> Weights:
         centre = (row + 0.5) * side / count
         for at in range(max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), side)):
             found[row, at] = max(0.0, 1 - abs((at - centre + 0.5) / support))
-    return found / found.sum(axis=1, keepdims=True)
+    found /= found.sum(axis=1, keepdims=True)
+    return found
 
 
 def cubic(side: int, count: int) -> Weights:

@@ -148,7 +148,7 @@ def sides(theta: float = 10000.0, first: int = 1, offset: bool = False) -> Calla
 
 
 def blocks(theta: float, first: int, skipped: int = 0) -> Callable[[int], Turn]:
-    """Rotate pairs (i, i + half a block) in two blocks of each head: the first by axis `first`, the second by the other.
+    """Rotate pairs (i, i + half a block) in two blocks of each head: one by axis `first`, then one by the other.
 
     The blocks are the halves of the head; with `skipped`, a third of a head each, after a block that is not rotated.
     """
@@ -161,11 +161,11 @@ def blocks(theta: float, first: int, skipped: int = 0) -> Callable[[int], Turn]:
 
         def turn(network: Network, x: Value, heads: int) -> Value:
             recorder = network.recorder
-            parts = [
+            a, b = (
                 recorder.rotate(recorder.slice(x, at, at + size, heads), size, rope)
                 for at, rope in zip((start, start + size), ropes, strict=True)
-            ]
-            y = recorder.concat(*parts, groups=heads)
+            )
+            y = recorder.concat(a, b, heads)
             if start:
                 y = recorder.concat(recorder.slice(x, 0, start, heads), y, heads)
             end = start + 2 * size

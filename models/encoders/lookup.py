@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder
+from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.resampler import ResamplerEncoder
 from localllm.models.encoders.steps import Encoding, Part
@@ -28,13 +29,19 @@ class EncoderModel(Protocol):
     def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding: ...
 
 
+_OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
+    "vision": {"resampler": ResamplerEncoder, "deepseekocr": DeepSeekOcrEncoder},
+    "audio": {"gemma4a": ConformerEncoder},
+}
+
+
 def supported(kind: Kind) -> tuple[str, ...]:
     """Return the names of the projector types."""
-    return (*VISION, "resampler") if kind == "vision" else (*AUDIO, "gemma4a")
+    return (*(VISION if kind == "vision" else AUDIO), *_OTHERS[kind])
 
 
 def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
-    """Return the encoder of pictures or of sound. Raises ModelError if the file has none, or one that is not supported."""
+    """Return the encoder of pictures or of sound. Raises ModelError if the file has none that is supported."""
     key = f"clip.{kind}.projector_type"
     key = key if key in metadata else "clip.projector_type"
     name, known = metadata.get(key), supported(kind)
@@ -43,8 +50,8 @@ def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind:
         raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")
     keys = Keys(metadata, "clip.")
     own = Tensors(tensors)
-    if name == "resampler":
-        return ResamplerEncoder(keys, own)
+    if name in _OTHERS[kind]:
+        return _OTHERS[kind][name](keys, own)
     if kind == "vision":
         return VisionEncoder(VISION[name], keys, own)
-    return ConformerEncoder(keys, own) if name == "gemma4a" else AudioEncoder(AUDIO[name], keys, own)
+    return AudioEncoder(AUDIO[name], keys, own)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.models.encoders import grids
-from localllm.models.encoders.network import Network, table
+from localllm.models.encoders.network import table
 from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.encoders.vision import MOST, Vision, VisionEncoder
 from localllm.models.errors import ModelError

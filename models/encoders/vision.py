@@ -214,9 +214,9 @@ class VisionEncoder:
 
     def encode(self, pictures: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
         """Yield the runs of a picture (height, width, 3), or of two pictures of equal size, the frames of a video."""
-        row, side = self.row, self.sizes.side
-        grid = self._grid(pictures[0])
-        order, windows = np.arange(len(grid.y)), (len(grid.y),)
+        side, grid = self.sizes.side, self._grid(pictures[0])
+        order = np.arange(len(grid.y))
+        windows: tuple[int, ...] = (len(order),)
         if self._window and len(self._global) < self._layer_count:
             order, windows = grid.windows(self._window)
         index = grid.index[order]

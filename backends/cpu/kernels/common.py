@@ -303,8 +303,8 @@ def _gelu(f: Function, x: Value) -> Value:
     return x * sigmoid(f, f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308)
 
 
-# The complementary error function as a polynomial in t = 1 / (1 + _ERFC_T z), times e^-z^2, with an absolute error below
-# 1.5e-7 (Abramowitz and Stegun 7.1.26).
+# The complementary error function as a polynomial in t = 1 / (1 + _ERFC_T z), times e^-z^2 (Abramowitz and Stegun
+# 7.1.26). Its absolute error is below 1.5e-7.
 _ERFC_T = 0.3275911
 _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
