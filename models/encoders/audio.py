@@ -56,7 +56,7 @@ class AudioEncoder:
     """The encoder of a mel spectrogram: plans, and a generator of their runs."""
 
     def __init__(self, row: Audio, keys: Keys, tensors: Tensors) -> None:
-        self.row, self.sizes, self._tensors = row, read_sizes(keys, "audio"), tensors
+        self.row, self.sizes, self._tensors = row, read_sizes(keys, "audio", turned=row.turn is not None), tensors
         self._bins = keys.integer("audio.num_mel_bins", 1, 1024)
         self._stack = keys.integer("audio.projector.stack_factor", 1, 64, row.stack) if row.stack_key else row.stack
         self._positions: F32 | None = None

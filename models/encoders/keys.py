@@ -21,13 +21,16 @@ class Sizes:
     image: int  # pixels per side of a picture of the usual size; 0 for sound
 
 
-def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1) -> Sizes:
-    """Read the sizes. `keys` are those with the prefix "clip."; `side` is the default of a cell's side."""
+def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turned: bool = False) -> Sizes:
+    """Read the sizes. `keys` are those with the prefix "clip."; `side` is the default of a cell's side.
+
+    If heads are `turned`, each half of a head consists of pairs.
+    """
     width = keys.integer(f"{kind}.embedding_length", 1, 1 << 14)
     heads = keys.integer(f"{kind}.attention.head_count", 1, 256)
     kv_heads = keys.integer(f"{kind}.attention.head_count_kv", 1, 256, heads)
     head_dim = keys.integer(f"{kind}.attention.key_length", 2, 1024, max(2, width // heads))
-    if heads % kv_heads or head_dim % 2:
+    if heads % kv_heads or head_dim % (4 if turned else 2):
         problem = f"{heads} heads of {head_dim} values with {kv_heads} key-value heads are not supported"
         raise ModelError(f"clip.{kind}.attention.head_count: {problem}")
     layers = keys.integer(f"{kind}.block_count", 0, 512)

@@ -12,19 +12,27 @@ from localllm.models.encoders.vision import Vision
 
 _QWEN = Vision(
     head=mlp("mm.0", "mm.2"), order="cells", kernels=2, norms=None, turn=halves(), side=2, swaps=True,
+    after="v.post_ln",
 )  # fmt: skip
-_qwen = partial(Vision, order="cells", kernels=2, turn=halves(), side=2)
-_siglip = partial(Vision, resize="fixed")
+_qwen = partial(Vision, order="cells", kernels=2, turn=halves(), side=2, after="v.post_ln")
+_siglip = partial(Vision, resize="fixed", after="v.post_ln")
 _pixtral = partial(
     Vision, head=heads.pixtral, norms="rms", turn=sides(first=0, offset=True), channels_first=True,
-    cell_norm="mm.input_norm", cell_norms="rms",
+    before="v.pre_ln", cell_norm="?mm.input_norm", cell_norms="rms",
 )  # fmt: skip
 _glm = partial(
     Vision, head=heads.glm4v(), norms="rms", order="cells", kernels=2, turn=halves(), side=2, channels_first=True,
-    resize=grids.cubic, optional_table=True,
+    resize=grids.cubic, optional_table=True, after="v.post_ln",
 )  # fmt: skip
 _kimi = partial(
-    Vision, head=mlp("mm.1", "mm.2"), turn=sides(), side=2, cell_norm="mm.input_norm", cell_eps=1e-5, padded=True
+    Vision,
+    head=mlp("mm.1", "mm.2"),
+    turn=sides(),
+    side=2,
+    after="v.post_ln",
+    cell_norm="mm.input_norm",
+    cell_eps=1e-5,
+    padded=True,
 )
 
 VISION: dict[str, Vision] = {
@@ -46,35 +54,39 @@ VISION: dict[str, Vision] = {
     # Here llama.cpp puts the class row last although the position table begins with its position, so that each patch
     # has its neighbour's position. The models have it first.
     "internvl": _siglip(
-        head=mlp("mm.model.mlp.1", "mm.model.mlp.3", norm="mm.model.mlp.0", eps=1e-5), norms=None, cls="first", side=2
+        head=mlp("mm.model.mlp.1", "mm.model.mlp.3", norm="mm.model.mlp.0", eps=1e-5), norms=None, cls="first", side=2,
+        after="",
     ),
     "lfm2": Vision(
-        head=mlp("mm.1", "mm.2", norm="mm.input_norm", eps=1e-5), resize=grids.antialiased, side=2, padded=True
+        head=mlp("mm.1", "mm.2", norm="mm.input_norm", eps=1e-5), resize=grids.antialiased, side=2, padded=True,
+        after="v.post_ln",
     ),
     "paddleocr": Vision(
-        head=mlp("mm.1", "mm.2", None), resize=grids.antialiased, turn=halves(), side=2, cell_norm="mm.input_norm",
-        cell_eps=1e-5, padded=True,
+        head=mlp("mm.1", "mm.2", None), resize=grids.antialiased, turn=halves(), side=2, after="v.post_ln",
+        cell_norm="mm.input_norm", cell_eps=1e-5, padded=True,
     ),
-    "phi4": Vision(head=mlp("mm.0", "mm.2"), resize=grids.antialiased),
+    "phi4": Vision(head=mlp("mm.0", "mm.2"), resize=grids.antialiased, after="v.post_ln"),
     "janus_pro": _siglip(head=mlp("mm.0", "mm.1")),
     "kimivl": _kimi(resize=grids.antialiased),
     "kimik25": _kimi(resize=grids.cubic),
     "glm4v": _glm(),
     "dots_ocr": Vision(
-        head=mlp("mm.0", "mm.2", "gelu_erf"), norms="rms", turn=halves(), side=2, after="mm.post_norm",
+        head=mlp("mm.0", "mm.2", "gelu_erf"), norms="rms", turn=halves(), side=2, before="v.pre_ln",
+        after="mm.post_norm",
         cell_norm="mm.input_norm", cell_norms="layer", cell_eps=1e-6, padded=True,
     ),
     "nemotron_v2_vl": _siglip(head=heads.nemotron, cls="first", cls_position=False, side=2, after=""),
     "youtuvl": Vision(
         head=mlp("mm.0", "mm.2"), order="cells", turn=halves(), side=2, pixels_last=True, window=112, window_key=True,
-        cell_norm="mm.input_norm", cell_norms="rms", cell_eps=1e-6,
+        after="v.post_ln", cell_norm="mm.input_norm", cell_norms="rms", cell_eps=1e-6,
     ),
     "minimax_m3": Vision(
         head=mlp("mm.merger.fc1", "mm.merger.fc2", "gelu_erf"), order="cells", kernels=2, activation="gelu_erf",
-        turn=blocks(10000.0, first=0, skipped=1), side=2, per_patch=mlp("mm.1", "mm.2", "gelu_erf"),
+        turn=blocks(10000.0, first=0, skipped=1), side=2, before="v.pre_ln",
+        per_patch=mlp("mm.1", "mm.2", "gelu_erf"),
     ),
     # llama.cpp's order of the class row is wrong as for internvl; here its row 0, the first patch, is dropped, too.
-    "mlp": _siglip(head=heads.llava, cls="first", short=1, after="", swaps=True),
+    "mlp": _siglip(head=heads.llava, cls="first", short=1, before="v.pre_ln", after="", swaps=True),
     "adapter": _siglip(
         head=heads.glm_edge, side=2, channels_first=True, ends=("adapter.boi", "adapter.eoi"), swaps=True
     ),

@@ -16,7 +16,7 @@ from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan
 
 HEAD = 128  # width of a head of the resampler
-ROW = Vision(head=lambda network, x: x, resize=grids.buckets, swaps=True)
+ROW = Vision(head=lambda network, x: x, resize=grids.buckets, swaps=True, after="v.post_ln")
 
 
 class ResamplerEncoder(VisionEncoder):

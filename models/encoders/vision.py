@@ -48,9 +48,9 @@ class Vision:
     channels_first: bool = False  # the values of a cell are ordered by channel
     padded: bool = False  # incomplete cells are filled with zeros
     per_patch: Head | None = None  # after the layers
-    before: str = "v.pre_ln"  # norms, if the file has them: before the layers, after them,
-    after: str = "v.post_ln"
-    cell_norm: str = ""  # and of each patch before it becomes part of a cell
+    before: str = ""  # norms before the layers,
+    after: str = ""  # after them,
+    cell_norm: str = ""  # and of each patch before it becomes part of a cell; after "?": if the file has it
     cell_eps: float = 0.0
     cell_norms: Norms | None = None
     signed: bool = False  # pixels from 0 to 1 become -1 to 1
@@ -72,7 +72,7 @@ class VisionEncoder:
     """The encoder of a picture: plans, and a generator of their runs."""
 
     def __init__(self, row: Vision, keys: Keys, tensors: Tensors) -> None:
-        sizes = read_sizes(keys, "vision", row.side)
+        sizes = read_sizes(keys, "vision", row.side, row.turn is not None)
         self.row, self.sizes = row, replace(sizes, patch=row.patch * sizes.patch)
         shape = self.sizes.shape
         self._tensors = swapped(tensors, shape.width) if row.swaps else tensors
@@ -142,7 +142,7 @@ class VisionEncoder:
         (*patches,) = recorder.receive_all(inputs)
         added = patches.pop() if self._added else None
         x = self._embedded(network, patches, added)
-        if f"{row.before}.weight" in network.tensors:
+        if row.before:
             x = network.norm(x, row.before)
         layers, taps = Layers(network, shape, row.style_of(shape.head_dim)), []
         features: list[Value] = []
@@ -155,12 +155,13 @@ class VisionEncoder:
             if number + 1 in self._features:
                 features.append(x)
         after = "v.post_ln" if features else row.after
-        if f"{after}.weight" in network.tensors:
+        if after:
             x = network.norm(x, after)
         for earlier in reversed(features[:-1]):
             x = recorder.concat(earlier, x)
-        if row.cell_norm and f"{row.cell_norm}.weight" in network.tensors:
-            x = network.norm(x, row.cell_norm, row.cell_norms, row.cell_eps)
+        cell_norm = row.cell_norm.removeprefix("?")
+        if cell_norm == row.cell_norm != "" or f"{cell_norm}.weight" in network.tensors:
+            x = network.norm(x, cell_norm, row.cell_norms, row.cell_eps)
         if row.per_patch is not None:
             x = row.per_patch(network, x)
         self._columns = x.width
@@ -233,7 +234,8 @@ class VisionEncoder:
     def _grid(self, picture: F32) -> Grid:
         rows, columns = (n // self.sizes.patch for n in picture.shape[:2])
         side = self.sizes.side
-        exact = rows % side == columns % side == 0 or self.row.padded
+        exact = all(n % self.sizes.patch == 0 for n in picture.shape[:2])
+        exact = exact and (rows % side == columns % side == 0 or self.row.padded)
         if not rows or not columns or not exact or picture.shape[2:] != (3,):
             raise ModelError(
                 f"picture: {picture.shape} is not a whole number of cells of {side * self.sizes.patch} pixels"
