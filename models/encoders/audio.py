@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from localllm.plan import F32, Activation, Plan, Value
 
 Head = Callable[[Network, Value], Value]
 MOST = 4096  # frames of the layers, by default; 30 seconds are 1500
-CONVOLVED = 1 << 15  # rows of a convolution over a picture of the spectrogram
+CONVOLVED = 1 << 12  # rows of a convolution over a picture that run together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,21 @@ def windows(x: F32, taps: int, stride: int) -> F32:
     return np.ascontiguousarray(seen).reshape(len(seen), -1)
 
 
-def squares(x: F32, side: int = 3, stride: int = 2, pad: tuple[int, int] = (1, 1)) -> F32:
-    """Return the inputs of a convolution over a picture (rows, columns, channels), a row of channels * side^2 each."""
-    wide = np.pad(x, (pad, pad, (0, 0)))
+def convolved(part: str, picture: F32, stride: int = 2, side: int = 3) -> Generator[Run, list[F32], F32]:
+    """Yield the runs of a convolution over a picture (rows, columns, channels), and return its result.
+
+    The inputs of the products are many times as large as the picture, so that rows run one group after the other.
+    """
+    wide = np.pad(picture, ((side // 2, side // 2), (side // 2, side // 2), (0, 0)))
     seen = np.lib.stride_tricks.sliding_window_view(wide, (side, side), axis=(0, 1))[::stride, ::stride]
-    return np.ascontiguousarray(seen).reshape(*seen.shape[:2], -1)
+    rows, columns = seen.shape[:2]
+    step, found = max(1, CONVOLVED // columns), []
+    for start in range(0, rows, step):
+        own = seen[start : start + step]
+        inputs = np.ascontiguousarray(own).reshape(len(own) * columns, -1)
+        (x,) = yield Run(part, (inputs,), (Layout((len(inputs),)),))
+        found.append(x.reshape(len(own), columns, -1))
+    return np.concatenate(found)
 
 
 class AudioEncoder:
@@ -92,7 +102,7 @@ class AudioEncoder:
     def _record_pictures(self) -> None:
         channels, bins = 1, self._bins
         for number in (1, 2, 3):
-            channels = self._record(f"conv {number}", CONVOLVED // 4**number, channels * 9, f"a.conv2d.{number}")
+            channels = self._record(f"conv {number}", CONVOLVED, channels * 9, f"a.conv2d.{number}")
             bins = -(-bins // 2)
         self._inputs = channels * bins
 
@@ -164,9 +174,5 @@ class AudioEncoder:
             return windows(x, 3, 2)
         picture = mel[:, :, None]
         for number in (1, 2, 3):
-            seen = squares(picture)
-            (x,) = yield Run(
-                f"conv {number}", (seen.reshape(-1, seen.shape[2]),), (Layout((seen.shape[0] * seen.shape[1],)),)
-            )
-            picture = x.reshape(*seen.shape[:2], -1)
+            picture = yield from convolved(f"conv {number}", picture)
         return np.ascontiguousarray(picture.transpose(1, 2, 0)).reshape(picture.shape[1], -1)

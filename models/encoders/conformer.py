@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.models import derived
-from localllm.models.encoders.audio import squares
+from localllm.models.encoders.audio import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.network import Network, constant, table
 from localllm.models.encoders.steps import Encoding, Layout, Part, Run
@@ -35,23 +35,23 @@ class ConformerEncoder:
     def __init__(self, keys: Keys, tensors: Tensors) -> None:
         self.sizes, self._tensors = read_sizes(keys, "audio"), tensors
         self._bins = keys.integer("audio.num_mel_bins", 1, 1024)
-        self.parts, columns, bins, rows = {}, 9, self._bins, MOST // 2 * -(-self._bins // 2)
+        self.parts: dict[str, Part] = {}
+        channels, bins = 1, self._bins
         for number in (0, 1):
-            channels = self._record(number, rows, columns)
-            columns, bins, rows = 9 * channels, -(-bins // 2), rows // 4
+            channels, bins = self._record(number, 9 * channels), -(-bins // 2)
         self._inputs = channels * bins
         self.parts["layers"] = Part(self._layers(), MOST // 4)
 
     def _network(self) -> Network:
         return Network(self._tensors, EPS, "silu", "rms")
 
-    def _record(self, number: int, rows: int, columns: int) -> int:
+    def _record(self, number: int, columns: int) -> int:
         network, name = self._network(), f"a.conv1d.{number}"
         channels = max(1, self._tensors.values(f"{name}.weight") // columns)
         x = network.kernel(network.recorder.receive(columns, "squares"), name, channels, bias=False)
         x = network.recorder.layer_norm(x, self._tensors.vector(f"{name}.norm.weight", channels), None, EPS)
         network.end(network.activate(x, "relu"))
-        self.parts[f"conv {number}"] = Part(network.plan(), rows)
+        self.parts[f"conv {number}"] = Part(network.plan(), CONVOLVED)
         return channels
 
     # -- layers --------------------------------------------------------------------------------------------------------
@@ -139,10 +139,7 @@ class ConformerEncoder:
             raise ModelError(f"sound: {mel.shape} is not ({self._bins}, 1 to {MOST}), the shape of a spectrogram")
         picture = np.ascontiguousarray(mel.T)[:, :, None]
         for number in (0, 1):
-            seen = squares(picture)
-            count = seen.shape[0] * seen.shape[1]
-            (x,) = yield Run(f"conv {number}", (seen.reshape(count, -1),), (Layout((count,)),))
-            picture = x.reshape(*seen.shape[:2], -1)
+            picture = yield from convolved(f"conv {number}", picture)
         frames = picture.reshape(len(picture), -1)
         at = np.arange(len(frames))
         place = np.eye(PERIOD, dtype=np.float32)[at % PERIOD]  # (T, PERIOD)
@@ -150,4 +147,23 @@ class ConformerEncoder:
         turns = (distance[:, :, None] == np.arange(WINDOW)).astype(np.float32)
         received = frames, turns.reshape(len(at), -1), np.tile(place, (1, shape.heads))
         (y,) = yield Run("layers", received, (Layout((len(at),)),))
+        return y
+
+
+class UnifiedEncoder:
+    """Gemma 4's projector of sound without an encoder: frames of samples (samples, frames) become tokens."""
+
+    def __init__(self, keys: Keys, tensors: Tensors) -> None:
+        network, name = Network(tensors, EPS, "silu", "rms"), "mm.a.input_projection"
+        self._samples = max(1, tensors.width(f"{name}.weight"))
+        y = network.linear(network.unit(network.recorder.receive(self._samples, "frames")), name)
+        network.end(y)
+        self.width, self.parts = y.width, {"head": Part(network.plan(), MOST)}
+
+    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
+        """Yield the only run."""
+        frames = np.ascontiguousarray(np.asarray(inputs[0], np.float32).T)
+        if frames.ndim != 2 or frames.shape[1] != self._samples or not 1 <= len(frames) <= MOST:
+            raise ModelError(f"sound: {inputs[0].shape} is not ({self._samples}, 1 to {MOST}), the shape of frames")
+        (y,) = yield Run("head", (frames,), (Layout((len(frames),)),))
         return y

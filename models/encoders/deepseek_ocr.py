@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.models import derived
 from localllm.models.encoders import grids
-from localllm.models.encoders.audio import squares
+from localllm.models.encoders.audio import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import Network, flat, table
@@ -113,7 +113,7 @@ class DeepSeekOcrEncoder:
 
     def _record_neck(self) -> None:
         """Record the convolutions behind SAM: 1 x 1 and 3 x 3 with norms, then two that halve the grid."""
-        columns, rows = self._sam, SIDES[1024] ** 2
+        columns = self._sam
         for name, norm, factor in (
             ("neck.0", "neck.1", 1),
             ("neck.2", "neck.3", 9),
@@ -121,11 +121,11 @@ class DeepSeekOcrEncoder:
             ("net_3", "", 9),
         ):
             network, own = self._network(), f"v.sam.{name}"
-            columns, rows = columns * factor, rows if norm else rows // 4
+            columns *= factor
             channels = max(1, self._tensors.values(f"{own}.weight") // columns)
             x = network.kernel(network.recorder.receive(columns, "squares"), own, channels, bias=False)
             network.end(network.norm(x, f"v.sam.{norm}") if norm else x)
-            self.parts[name] = Part(network.plan(), rows)
+            self.parts[name] = Part(network.plan(), CONVOLVED)
             columns = channels
         if columns != self.sizes.shape.width:
             raise ModelError(f"v.sam.net_3.weight: expected {self.sizes.shape.width} channels, found {columns}")
@@ -186,9 +186,10 @@ class DeepSeekOcrEncoder:
         assert x is not None
         for name, stride in (("neck.0", 0), ("neck.2", 1), ("net_2", 2), ("net_3", 2)):
             if stride:
-                seen = squares(x.reshape(side, side, -1), 3, stride)
-                side, x = len(seen), seen.reshape(-1, seen.shape[2])
-            (x,) = yield Run(name, (x,), (Layout((len(x),)),))
+                picture = yield from convolved(name, x.reshape(side, side, -1), stride)
+                side, x = len(picture), picture.reshape(-1, picture.shape[2])
+            else:
+                (x,) = yield Run(name, (x,), (Layout((len(x),)),))
         # Here llama.cpp resizes the table of positions for tiles with channels and positions as the two axes, and takes
         # the position of the class row from a wrong place. The model resizes the grid of positions of each channel.
         own = grids.resized(self._positions[1:], side, side, grids.cubic)

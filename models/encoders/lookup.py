@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from localllm.models.encoders.audio import AudioEncoder
-from localllm.models.encoders.conformer import ConformerEncoder
+from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.resampler import ResamplerEncoder
@@ -31,7 +31,7 @@ class EncoderModel(Protocol):
 
 _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
     "vision": {"resampler": ResamplerEncoder, "deepseekocr": DeepSeekOcrEncoder},
-    "audio": {"gemma4a": ConformerEncoder},
+    "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }
 
 
