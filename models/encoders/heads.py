@@ -60,13 +60,26 @@ def pixtral(network: Network, x: Value) -> Value:
     return network.mlp(x, "mm.1", "mm.2", "gelu")
 
 
-def glm4v(limit: bool = False) -> Head:
+def glm4v(network: Network, x: Value) -> Value:
+    rows = network.tensors.width("mm.model.fc.weight") or 1
+    merger = flat(network.tensors, "mm.patch_merger.weight", (rows, x.width))
+    x = network.recorder.linear(x, merger, network.tensors.optional("mm.patch_merger.bias", rows))
+    x = network.activate(network.norm(network.linear(x, "mm.model.fc"), "mm.post_norm", "layer", 1e-5), "gelu_erf")
+    return network.gated(x, "mm.gate", "mm.up", "mm.down")
+
+
+def cogvlm(network: Network, x: Value) -> Value:
+    x = network.norm(network.linear(x, "mm.model.fc"), "mm.post_fc_norm", "layer", 1e-5)
+    return network.gated(network.activate(x, "gelu"), "mm.gate", "mm.up", "mm.down")
+
+
+def chain(*names: str, activation: Activation = "gelu") -> Head:
+    """Return products with an activation after each but the last."""
+
     def head(network: Network, x: Value) -> Value:
-        rows = network.tensors.width("mm.model.fc.weight") or 1
-        merger = flat(network.tensors, "mm.patch_merger.weight", (rows, x.width))
-        x = network.recorder.linear(x, merger, network.tensors.optional("mm.patch_merger.bias", rows))
-        x = network.activate(network.norm(network.linear(x, "mm.model.fc"), "mm.post_norm", "layer", 1e-5), "gelu_erf")
-        return network.gated(x, "mm.gate", "mm.up", "mm.down", limit=network.limit)
+        for name in names[:-1]:
+            x = network.activate(network.linear(x, name), activation)
+        return network.linear(x, names[-1])
 
     return head
 

@@ -30,7 +30,6 @@ class Style:
     turn: Turn | None = None
     scale: float = 0.0  # of attention scores; 0: one over the root of the head width
     unit_values: bool = False  # RMS norm of the values of each head
-    limit: float = 0.0  # bounds of the gated unit
     post_norm: bool = False  # ln1 and ln2 come after attention and feed-forward
 
 
@@ -112,7 +111,7 @@ class Layers:
         network = self.network
         gate, up, down = (f"{name}ffn_{part}" for part in ("gate", "up", "down"))
         if f"{gate}.weight" in network.tensors:
-            return network.gated(x, gate, up, down, network.activation, self.style.limit)
+            return network.gated(x, gate, up, down, network.activation)
         return network.mlp(x, up, down)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
-from localllm.models.encoders.resampler import ResamplerEncoder
 from localllm.models.encoders.steps import Encoding, Part
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.errors import ModelError
@@ -30,7 +30,7 @@ class EncoderModel(Protocol):
 
 
 _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
-    "vision": {"resampler": ResamplerEncoder, "deepseekocr": DeepSeekOcrEncoder},
+    "vision": {"resampler": ResamplerEncoder, "minicpmv4_6": MergingEncoder, "deepseekocr": DeepSeekOcrEncoder},
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }
 

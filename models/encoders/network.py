@@ -21,7 +21,7 @@ class Network:
     def __init__(self, tensors: Tensors, eps: float, activation: Activation = "gelu", norms: Norms = "layer") -> None:
         self.tensors, self.eps, self.activation, self.norms = tensors, eps, activation, norms
         self.recorder = Recorder()
-        self.limit = 0.0  # bounds of gated units
+        self.limit = 0.0  # bounds of gated units with SiLU; 0: none
 
     # -- products ------------------------------------------------------------------------------------------------------
 
@@ -90,11 +90,9 @@ class Network:
     def mlp(self, x: Value, first: str, second: str, activation: Activation | None = None) -> Value:
         return self.linear(self.activate(self.linear(x, first), activation), second)
 
-    def gated(
-        self, x: Value, gate: str, up: str, down: str, activation: Activation = "silu", limit: float = 0.0
-    ) -> Value:
-        kind: Literal["swiglu_clamp"] | Activation = "swiglu_clamp" if limit else activation
-        return self.linear(self.recorder.glu(self.linear(x, gate), self.linear(x, up), kind, limit), down)
+    def gated(self, x: Value, gate: str, up: str, down: str, activation: Activation = "silu") -> Value:
+        kind: Literal["swiglu_clamp"] | Activation = "swiglu_clamp" if self.limit else activation
+        return self.linear(self.recorder.glu(self.linear(x, gate), self.linear(x, up), kind, self.limit), down)
 
     def end(self, *sent: Value) -> None:
         self.recorder.end_stage(*sent)

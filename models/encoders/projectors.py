@@ -21,7 +21,7 @@ _pixtral = partial(
     before="v.pre_ln", cell_norm="?mm.input_norm", cell_norms="rms",
 )  # fmt: skip
 _glm = partial(
-    Vision, head=heads.glm4v(), norms="rms", order="cells", kernels=2, turn=halves(), side=2, channels_first=True,
+    Vision, head=heads.glm4v, norms="rms", order="cells", kernels=2, turn=halves(), side=2, channels_first=True,
     resize=grids.cubic, optional_table=True, after="v.post_ln",
 )  # fmt: skip
 _kimi = partial(
@@ -70,6 +70,7 @@ VISION: dict[str, Vision] = {
     "kimivl": _kimi(resize=grids.antialiased),
     "kimik25": _kimi(resize=grids.cubic),
     "glm4v": _glm(),
+    "glm5v": _glm(),
     "dots_ocr": Vision(
         head=mlp("mm.0", "mm.2", "gelu_erf"), norms="rms", turn=halves(), side=2, before="v.pre_ln",
         after="mm.post_norm",
@@ -87,6 +88,19 @@ VISION: dict[str, Vision] = {
     ),
     # llama.cpp's order of the class row is wrong as for internvl; here its row 0, the first patch, is dropped, too.
     "mlp": _siglip(head=heads.llava, cls="first", short=1, before="v.pre_ln", after="", swaps=True),
+    "cogvlm": _siglip(  # with the class row first, as for internvl
+        head=heads.cogvlm, cls="first", style=Style(post_norm=True), after="", ends=("v.boi", "v.eoi")
+    ),
+    # Here llama.cpp orders the tokens of a tile by column; the model orders them by row.
+    "llama4": _siglip(
+        head=heads.chain("mm.model.mlp.1", "mm.model.mlp.2", "mm.model.fc"), cls="last", before="v.pre_ln",
+        turn=sides(), turned_from=1, side=2,
+    ),
+    "muse-glimmer": Vision(
+        head=heads.chain("mm.0", "mm.1", "mm.2", activation="gelu_erf"), activation="gelu_erf", resize=grids.linear,
+        turn=sides(), turned_from=1, side=2, channels_first=True, table_window=True, period=4, before="v.pre_ln",
+        after="v.post_ln",
+    ),
     "adapter": _siglip(
         head=heads.glm_edge, side=2, channels_first=True, ends=("adapter.boi", "adapter.eoi"), swaps=True
     ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -57,6 +58,8 @@ class Vision:
     pixels_last: bool = False  # the values of a patch are ordered by row, column, channel
     window: int = 0  # pixels per side of a window; 0: every layer attends to the whole picture
     window_key: bool = False  # a key gives the size of windows
+    table_window: bool = False  # a window is as large as the position table
+    period: int = 0  # every such layer, and the last, attends to the whole picture, unless keys say otherwise
     break_row: str = ""  # learned row after each row of tokens; "-" before the name: but not after the last
     ends: tuple[str, str] | None = None  # learned rows before and after the tokens
     short: int = 0  # layers at the end that are not used
@@ -84,9 +87,12 @@ class VisionEncoder:
         self._window = row.window // self.sizes.patch
         if row.window_key:
             self._window = keys.integer("vision.window_size", 1, 1 << 12, row.window) // self.sizes.patch
-        self._global = self._global_layers(keys)
         self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
         self._learned, self._positions, self._bias = self._tables()
+        if row.table_window and self._positions is not None:
+            self._window = max(1, math.isqrt(len(self._positions)))
+        self._global = self._global_layers(keys)
+        self._limit = keys.real("vision.swiglu_clamp", 0.0, 1e6, 0.0)
         least = self._window * self.sizes.side
         self.parts = {
             "layers": Part(self._layers(), MOST, least),
@@ -102,8 +108,9 @@ class VisionEncoder:
             listed = keys.metadata["clip.vision.wa_layer_indexes"]
             count = len(listed) if hasattr(listed, "__len__") and len(listed) <= 512 else 1
             return frozenset(keys.integers("vision.wa_layer_indexes", count, 0, 511))
-        period = keys.integer("vision.n_wa_pattern", 0, 512, 0)
-        return frozenset([n for n in layers if not self.row.window or not period or (n + 1) % period == 0])
+        period = keys.integer("vision.n_wa_pattern", 0, 512, self.row.period)
+        last = self._layer_count - 1 if self.row.period else -1
+        return frozenset([n for n in layers if not self._window or not period or (n + 1) % period == 0 or n == last])
 
     def _feature_layers(self, keys: Keys) -> tuple[int, ...]:
         """Return the numbers of layers, counted from 1, whose outputs stand side by side; () means only the last."""
@@ -130,7 +137,9 @@ class VisionEncoder:
 
     def _network(self) -> Network:
         row, sizes = self.row, self.sizes
-        return Network(self._tensors, sizes.eps, row.activation or sizes.activation, self._norms)
+        network = Network(self._tensors, sizes.eps, row.activation or sizes.activation, self._norms)
+        network.limit = self._limit
+        return network
 
     def _layers(self) -> Plan:
         """Record the layers, one stage each. Tapped layers are results, too."""

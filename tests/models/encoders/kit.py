@@ -16,7 +16,7 @@ import numpy as np
 from tests.models.support import MemoryWeight
 
 # Cases for which the kit stores only llama.cpp's results, which differ from the model's.
-ORIGINAL = ("voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features")
+ORIGINAL = ("voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features", "cogvlm", "llama4")
 FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "multimodal"
 
 
@@ -113,6 +113,21 @@ class Case:
 
             net.blocks = lambda y: blocks(y, qk=normed)
             return np.asarray(program.internvl(net, x, hf=True))
+        if self.name == "cogvlm":
+            y = np.concatenate([w["v.class_embd"][None], (net.patches(x) + w["v.patch_embd.bias"]).reshape(-1, net.e)])
+            y = y + w["v.position_embd.weight"]
+            for i in range(net.n):
+                b = f"v.blk.{i}."
+                parts = np.split(net.lin(y, b + "attn_qkv"), 3, -1)
+                y = y + net.norm(net.lin(net.attention(*parts), b + "attn_out"), b + "ln1")
+                y = y + net.norm(net.mlp(y, b + "ffn_up", b + "ffn_down", net.act), b + "ln2")
+            y = program.gelu(net.norm(net.lin(y[1:], "mm.model.fc"), "mm.post_fc_norm", eps=1e-5))
+            y = net.lin(program.silu(net.lin(y, "mm.gate")) * net.lin(y, "mm.up"), "mm.down")
+            return np.concatenate([w["v.boi"][None], y, w["v.eoi"][None]])
+        if self.name == "llama4":
+            y = program.llama4(net, x)
+            side = round(len(y) ** 0.5)
+            return np.asarray(y.reshape(side, side, -1).transpose(1, 0, 2).reshape(len(y), -1))
         if self.name == "llava-swapped":
             return np.asarray(program.llava(net, x, hf=True))
         y = np.concatenate([w["v.class_embd"][None], net.patches(x).reshape(-1, net.e)]) + w["v.position_embd.weight"]

@@ -38,7 +38,9 @@ SHAPES = {
     "minicpmv-2.5": Shape(56, 84), "minicpmv-2.6": Shape(56, 84), "minicpmo-4.5": Shape(56, 84),
     "ultravox": Shape(80, 80, True), "voxtral": Shape(128, 80, True), "qwen2a": Shape(128, 80, True),
     "musicflamingo": Shape(128, 80, True), "glma": Shape(128, 80, True), "meralion": Shape(80, 120, True),
-    "qwen3a": Shape(128, 200, True), "dots3note_a": Shape(128, 120, True), "gemma4a": Shape(128, 120, True), "gemma4ua": Shape(640, 5, True),
+    "qwen3a": Shape(128, 200, True), "dots3note_a": Shape(128, 120, True), "gemma4a": Shape(128, 120, True),
+    "gemma4ua": Shape(640, 5, True), "glm5v": Shape(56, 84), "cogvlm": Shape(112, 112), "llama4": Shape(112, 112),
+    "muse-glimmer": Shape(112, 168), "minicpmv4_6-4": Shape(112, 112), "minicpmv4_6-2": Shape(84, 56),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(
