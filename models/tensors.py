@@ -77,7 +77,7 @@ class Tensors:
         return math.prod(found) if found else 0
 
     def any_shape(self, name: str, values: int) -> Weight | None:
-        """Return a tensor with this number of values, whatever its shape; None if the GGUF does not contain it."""
+        """Return a tensor of any shape with this number of values; None if the GGUF does not contain it."""
         found = self._shape(name)
         if not found:
             return None

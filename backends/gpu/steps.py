@@ -43,7 +43,7 @@ def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
 
 
 def step_words(limits: Limits, axes: int) -> int:
-    """Return the number of words in the step buffer of a plan with so many axes; see `fill_step`."""
+    """Return the number of words in the step buffer; see `fill_step`."""
     return HEADER + (7 + axes) * limits.rows + limits.logit_rows
 
 

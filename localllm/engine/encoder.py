@@ -8,8 +8,8 @@ import numpy as np
 
 from localllm.backends.base import Backend, BackendError, CacheTypes, Limits
 from localllm.backends.shell import Shell
-from localllm.models.encoders import EncoderModel, Encoding, Layout, Part, Run
 from localllm.plan import BLOCK, F32, Batch
+from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run
 
 EXACT = CacheTypes("f32", "f32")
 

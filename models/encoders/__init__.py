@@ -6,12 +6,11 @@
 An encoder is a row of data (`projectors`) over shared building blocks. `localllm.engine.encoder` runs it on a backend.
 
 May import: base (printable, notices, files), quant, plan, and the other modules of models.
-Begin with: steps.py, then projectors.py and vision.py.
+Begin with: projectors.py and vision.py; `plan.runs` says how an encoder runs.
 """
 
 from __future__ import annotations
 
-from localllm.models.encoders.lookup import EncoderModel, encoder_of, supported
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
+from localllm.models.encoders.lookup import encoder_of, supported
 
-__all__ = ["EncoderModel", "Encoding", "Layout", "Part", "Run", "encoder_of", "supported"]
+__all__ = ["encoder_of", "supported"]

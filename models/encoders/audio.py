@@ -10,11 +10,11 @@ import numpy as np
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style, Turn
 from localllm.models.encoders.network import Network, Norms, table
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Activation, Plan, Value
+from localllm.plan.runs import Encoding, Layout, Part, Run
 
 Head = Callable[[Network, Value], Value]
 MOST = 4096  # frames of the layers, by default; 30 seconds are 1500

@@ -11,25 +11,25 @@ from localllm.models import derived
 from localllm.models.encoders.audio import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.network import Network, constant, table
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Value
+from localllm.plan.runs import Encoding, Layout, Part, Run
 
 MOST = 4096  # frames of the spectrogram: 30 seconds are 3000
 WINDOW = 12  # frames that a frame attends to: itself and those before
 PERIOD = 16  # at least the window
 CAP = 50.0  # of scores
-EPS = 1e-6  # whatever the file says
+EPS = 1e-6  # of all norms; the key is ignored, as in llama.cpp
 
 
 class ConformerEncoder:
     """The encoder of a mel spectrogram.
 
     A score has a term that depends on the query and the distance, q[i] . p[i - j]. It becomes part of the ordinary
-    product: a key has PERIOD more values, of which number j modulo PERIOD is one, and a query has the terms of the
-    distances in the same places. Within the window, no two keys share a place.
+    product. A key gets PERIOD more values: value j modulo PERIOD is one, the others are zero. A query gets the terms
+    of the distances in the same places. Within the window, no two keys share a place.
     """
 
     def __init__(self, keys: Keys, tensors: Tensors) -> None:

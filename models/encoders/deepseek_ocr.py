@@ -18,11 +18,11 @@ from localllm.models.encoders.audio import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import Network, flat, table
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Rope, Weight
+from localllm.plan.runs import Encoding, Layout, Part, Run
 
 PATCH = 16
 SIDES = {1024: 64, 640: 40}  # pixels and patches per side of the overview and of a tile
@@ -53,7 +53,7 @@ class DeepSeekOcrEncoder:
         self._record_clip()
 
     def _span(self, layer: int, side: int) -> int:
-        """Return the patches per side of what a layer of SAM attends to."""
+        """Return the side of the squares of patches within which a layer of SAM attends."""
         return side if layer in WHOLE else min(self._window, side)
 
     # -- SAM -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def mlp(
     first: str, second: str, activation: Activation | None = "gelu", norm: str = "", eps: float = 0.0,
     norms: Norms = "layer",
 ) -> Head:  # fmt: skip
-    """Return two products with an activation between, after a norm; activation None is that of the layers."""
+    """Return two products with an activation between, after a norm; with None, the activation of the layers."""
 
     def head(network: Network, x: Value) -> Value:
         x = network.norm(x, norm, norms, eps) if norm else x

@@ -131,9 +131,9 @@ def halves(theta: float = 10000.0) -> Callable[[int], Turn]:
 
 
 def sides(theta: float = 10000.0, first: int = 1, offset: bool = False) -> Callable[[int], Turn]:
-    """Rotate adjacent pairs: those of the first half of a head by axis `first`, the others by the other axis.
+    """Rotate adjacent pairs: the first half of a head by axis `first`, the second half by the other axis.
 
-    With an `offset`, the frequencies of the other axis lie between those of the first.
+    With an `offset`, the second half has frequencies between the first half's.
     """
 
     def of(head_dim: int) -> Turn:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
-from localllm.models.encoders.steps import Encoding, Part
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
-from localllm.plan import F32, Tensor
+from localllm.plan import Tensor
+from localllm.plan.runs import EncoderModel
 
 Kind = Literal["vision", "audio"]
-
-
-class EncoderModel(Protocol):
-    """An encoder: its plans by name, and the runs that compute the embeddings (tokens, width) of an input."""
-
-    parts: dict[str, Part]
-    width: int
-
-    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding: ...
 
 
 _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
@@ -41,7 +32,7 @@ def supported(kind: Kind) -> tuple[str, ...]:
 
 
 def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
-    """Return the encoder of pictures or of sound. Raises ModelError if the file has none that is supported."""
+    """Return the encoder of pictures or of sound. Raises ModelError if the projector is unsupported."""
     key = f"clip.{kind}.projector_type"
     key = key if key in metadata else "clip.projector_type"
     name, known = metadata.get(key), supported(kind)

@@ -1,6 +1,6 @@
 """The encoders of MiniCPM-V: with a resampler, or from version 4.6 on with layers that merge patches.
 
-In a resampler, learned queries read the patches by attention, so that each picture has as many tokens.
+In a resampler, learned queries read the patches by attention. So every picture has the same number of tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from localllm.models.encoders import grids
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import table
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.encoders.vision import MOST, Vision, VisionEncoder
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan
+from localllm.plan.runs import Encoding, Layout, Part, Run
 
 HEAD = 128  # width of a head of the resampler
 ROW = Vision(head=lambda network, x: x, resize=grids.buckets, swaps=True, after="v.post_ln")

@@ -49,7 +49,7 @@ VISION: dict[str, Vision] = {
     ),
     "gemma4uv": Vision(head=heads.unit, norms="layer", resize="fixed", axes_table=True, patch=3),
     "idefics3": _siglip(head=heads.linear("mm.model.fc"), side=2, swaps=True),
-    "pixtral": _pixtral(break_row="-v.token_embd.img_break"),
+    "pixtral": _pixtral(break_row="v.token_embd.img_break"),
     "lightonocr": _pixtral(side=2),
     # Here llama.cpp puts the class row last although the position table begins with its position, so that each patch
     # has its neighbour's position. The models have it first.

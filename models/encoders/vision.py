@@ -17,11 +17,11 @@ from localllm.models.encoders.grids import Grid, Ints, Resize
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style, Turn
 from localllm.models.encoders.network import Network, Norms, flat, swapped, table
-from localllm.models.encoders.steps import Encoding, Layout, Part, Run
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Activation, Plan, Value
+from localllm.plan.runs import Encoding, Layout, Part, Run
 
 Head = Callable[[Network, Value], Value]
 MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
@@ -60,10 +60,10 @@ class Vision:
     window_key: bool = False  # a key gives the size of windows
     table_window: bool = False  # a window is as large as the position table
     period: int = 0  # every such layer, and the last, attends to the whole picture, unless keys say otherwise
-    break_row: str = ""  # learned row after each row of tokens; "-" before the name: but not after the last
+    break_row: str = ""  # learned row between the rows of tokens, if the file has it
     ends: tuple[str, str] | None = None  # learned rows before and after the tokens
     short: int = 0  # layers at the end that are not used
-    deep: bool = False  # outputs of some layers are projected, too, and stand beside the embedding
+    deep: bool = False  # outputs of some layers are projected, too, and follow the embedding
     swaps: bool = False  # in old files the names of ffn_up and ffn_down are swapped
 
     def style_of(self, head_dim: int) -> Style:
@@ -293,7 +293,7 @@ class VisionEncoder:
         return positions[-count:], positions[:-count]
 
     def _with_learned(self, rows: F32, learned: F32 | None) -> F32:
-        """Return rows of patches with the learned rows before or after them; None stands for zeros."""
+        """Return rows of patches with the learned rows before or after them, or zeros in their place."""
         if not len(self._learned):
             return rows
         own = np.zeros((len(self._learned), rows.shape[1]), np.float32) if learned is None else learned
@@ -326,11 +326,9 @@ class VisionEncoder:
     def _finished(self, y: F32, lines: int) -> F32:
         """Return the embeddings with the learned rows between lines and at both ends."""
         row = self.row
-        between = row.break_row.removeprefix("-")
-        if between and between in self._tensors:
-            own = np.broadcast_to(table(self._tensors, between, 1, y.shape[1]), (lines, 1, y.shape[1]))
-            y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])
-            y = y[:-1] if row.break_row.startswith("-") else y
+        if row.break_row and row.break_row in self._tensors:
+            own = np.broadcast_to(table(self._tensors, row.break_row, 1, y.shape[1]), (lines, 1, y.shape[1]))
+            y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])[:-1]
         if row.ends is not None:
             first, last = (table(self._tensors, name, 1, y.shape[1]) for name in row.ends)
             y = np.concatenate([first, y, last])

@@ -61,7 +61,7 @@ def bound(backend: Backend, plan: Plan) -> Executable:
 def check_axes(backend: Backend, style: RopeStyle) -> None:
     """Compare with the reference for few and many rows, and with a wider `Batch.axes`.
 
-    Without `Batch.axes`, the bits are those of a rotation without axes.
+    Without `Batch.axes`, the bits equal a rotation without axes.
     """
     for make in (turned, attended):
         ours, theirs, plain = bound(backend, make(style)), bound(ReferenceBackend(), make(style)), make(style, ())

@@ -31,7 +31,7 @@ def module(name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An input of the encoder, and what is expected."""
+    """An input of the encoder."""
 
     name: str
     number: int  # in the layout
@@ -142,7 +142,7 @@ class Case:
         return np.asarray(net.mlp(np.concatenate([found[i] for i in listed], -1)[1:], "mm.0", "mm.2"))
 
     def errors(self, chunk: Chunk, embeddings: np.ndarray) -> dict[str, float]:
-        """Return `rows` and `centered`; where the kit has the original model's order, that is what counts."""
+        """Return `rows` and `centered`; the original model's results, if the kit has them, count."""
         make = module("make_mmproj")
         truth = self.original(chunk)
         if truth is not None:

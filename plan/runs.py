@@ -1,4 +1,4 @@
-"""What an encoder asks of the executable that runs it: a part of the encoder, its inputs, and the layout of its rows.
+"""Encoders of pictures and sound: plans, runs of plans, and the layout of the rows in a run.
 
 An encoder is a generator: it yields runs, receives their results, and returns the embeddings. Between runs it
 rearranges rows with NumPy.
@@ -6,14 +6,15 @@ rearranges rows with NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan import F32, Plan
+from localllm.plan.plan import Plan
+from localllm.plan.values import F32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,3 +58,12 @@ class Part:
     plan: Plan
     rows: int  # maximum number of rows
     window: int = 0  # minimum number of rows per sequence, if sequences are windows
+
+
+class EncoderModel(Protocol):
+    """An encoder: its plans by name, and the runs that compute the embeddings (tokens, width) of an input."""
+
+    parts: dict[str, Part]
+    width: int
+
+    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding: ...
