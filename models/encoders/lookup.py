@@ -20,6 +20,7 @@ from localllm.plan.runs import EncoderModel
 Kind = Literal["vision", "audio"]
 
 
+_BOTH = {"qwen2.5o": {"vision": "qwen2.5vl_merger", "audio": "qwen2a"}}  # one name for two encoders
 _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
     "vision": {"resampler": ResamplerEncoder, "minicpmv4_6": MergingEncoder, "deepseekocr": DeepSeekOcrEncoder},
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
@@ -36,6 +37,7 @@ def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind:
     key = f"clip.{kind}.projector_type"
     key = key if key in metadata else "clip.projector_type"
     name, known = metadata.get(key), supported(kind)
+    name = _BOTH[name][kind] if isinstance(name, str) and name in _BOTH else name
     if not isinstance(name, str) or name not in known:
         found = f"found {name[:40]!r}" if isinstance(name, str) else "this key is missing"
         raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")

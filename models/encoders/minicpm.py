@@ -14,7 +14,7 @@ from localllm.models.encoders import grids
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import table
-from localllm.models.encoders.vision import MOST, Vision, VisionEncoder
+from localllm.models.encoders.vision import Vision, VisionEncoder
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
@@ -31,7 +31,7 @@ class ResamplerEncoder(VisionEncoder):
     def __init__(self, keys: Keys, tensors: Tensors) -> None:
         self._queries = np.zeros((0, 0), np.float32)
         super().__init__(ROW, keys, tensors)
-        self.parts["head"] = Part(self.parts["head"].plan, MOST + len(self._queries))
+        self.parts["head"] = Part(self.parts["head"].plan, self.most + len(self._queries))
 
     def _head(self) -> Plan:
         """Record the keys and values of the patches in one stage, and the queries in another."""
@@ -85,8 +85,8 @@ class MergingEncoder(VisionEncoder):
         if self._merges:
             if self._early >= self._layer_count:
                 raise ModelError(f"clip.vision.wa_layer_indexes: no layer follows layer {self._early - 1}")
-            self.parts["layers"] = Part(self._first_layers(), MOST, 4)
-            self.parts["rest"] = Part(self._last_layers(), MOST // 4)
+            self.parts["layers"] = Part(self._first_layers(), self.most, 4)
+            self.parts["rest"] = Part(self._last_layers(), max(64, self.most // 4))
 
     def _first_layers(self) -> Plan:
         """Record the layers before the merge, and the attention within the cells."""

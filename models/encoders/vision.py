@@ -93,10 +93,10 @@ class VisionEncoder:
             self._window = max(1, math.isqrt(len(self._positions)))
         self._global = self._global_layers(keys)
         self._limit = keys.real("vision.swiglu_clamp", 0.0, 1e6, 0.0)
-        least = self._window * self.sizes.side
+        least, self.most = self._window * self.sizes.side, self._most_patches(keys)
         self.parts = {
-            "layers": Part(self._layers(), MOST, least),
-            "head": Part(self._head(), max(64, MOST // self.sizes.side**2)),
+            "layers": Part(self._layers(), self.most + len(self._learned), least),
+            "head": Part(self._head(), max(64, self.most // self.sizes.side**2)),
         }
 
     # -- what the file says --------------------------------------------------------------------------------------------
@@ -111,6 +111,13 @@ class VisionEncoder:
         period = keys.integer("vision.n_wa_pattern", 0, 512, self.row.period)
         last = self._layer_count - 1 if self.row.period else -1
         return frozenset([n for n in layers if not self._window or not period or (n + 1) % period == 0 or n == last])
+
+    def _most_patches(self, keys: Keys) -> int:
+        """Return the largest number of patches of a picture, which bounds the memory."""
+        if self._positions is not None and self.row.resize == "fixed" and not self.row.axes_table:
+            return min(MOST, len(self._positions))
+        pixels = keys.integer("vision.image_max_pixels", 0, 1 << 40, 0)
+        return max(64, min(MOST, pixels // self.sizes.patch**2)) if pixels else MOST
 
     def _feature_layers(self, keys: Keys) -> tuple[int, ...]:
         """Return the numbers of layers, counted from 1, whose outputs stand side by side; () means only the last."""
@@ -249,8 +256,8 @@ class VisionEncoder:
             raise ModelError(
                 f"picture: {picture.shape} is not a whole number of cells of {side * self.sizes.patch} pixels"
             )
-        if rows * columns > MOST:
-            raise ModelError(f"picture: {rows} x {columns} patches are more than {MOST}; use a smaller picture")
+        if rows * columns > self.most:
+            raise ModelError(f"picture: {rows} x {columns} patches are more than {self.most}; use a smaller picture")
         return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
 
     def _patches(self, pictures: Sequence[F32]) -> list[F32]:

@@ -17,6 +17,7 @@ from tests.models.support import MemoryWeight
 
 # Cases for which the kit stores only llama.cpp's results, which differ from the model's.
 ORIGINAL = ("voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features", "cogvlm", "llama4")
+BOTH = {"qwen2.5o": ("qwen2.5vl", "qwen2a"), "gemma4va": ("gemma4v", "gemma4a")}  # files with both encoders
 FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "multimodal"
 
 
@@ -63,9 +64,10 @@ class Case:
         make, reference = module("make_mmproj"), module("reference_rest")
         metadata, tensors = self.loaded()
         metadata["tensors"] = {name: tensor.values().astype(np.float64) for name, tensor in tensors.items()}
-        prepare, _ = reference.MODELS[self.name]
+        both = BOTH.get(self.name, (self.name, self.name))
         with self.stored() as z:
             for name, kind, data in make.inputs(z):
+                prepare, _ = reference.MODELS[both[kind == "audio"]]
                 if wanted and name != wanted:
                     continue
                 if kind == "pair":
