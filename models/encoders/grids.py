@@ -89,7 +89,7 @@ Resize = Callable[[int, int], Weights]  # (size of the table, size of the grid) 
 def resized(table: F32, rows: int, columns: int, weights: Resize) -> F32:
     """Return a square table (side * side, width) for a grid, in row-major order, (rows * columns, width)."""
     side = math.isqrt(len(table))
-    if (rows, columns) == (side, side):
+    if (rows, columns) == (side, side) and weights is not enlarged:
         return table
     grid = table.reshape(side, side, -1).astype(np.float64)
     down = np.tensordot(weights(side, rows), grid, 1)  # (rows, side, width)
@@ -115,6 +115,11 @@ def corners(side: int, count: int) -> Weights:
 def linear(side: int, count: int) -> Weights:
     """Interpolate linearly between the centres of cells, without antialiasing."""
     return _spread(side, count, (np.arange(count) + 0.5) * side / count - 0.5)
+
+
+def enlarged(side: int, count: int) -> Weights:
+    """Interpolate like `linear`, but for a grid that is larger by a tenth of a cell, as HunyuanVL does."""
+    return _spread(side, count, (np.arange(count, dtype=np.float64) + 0.5) * side / (count + 0.1) - 0.5)
 
 
 def antialiased(side: int, count: int) -> Weights:

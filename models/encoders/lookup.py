@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, StepEncoder
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
@@ -22,14 +23,21 @@ Kind = Literal["vision", "audio"]
 
 _BOTH = {"qwen2.5o": {"vision": "qwen2.5vl_merger", "audio": "qwen2a"}}  # one name for two encoders
 _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
-    "vision": {"resampler": ResamplerEncoder, "minicpmv4_6": MergingEncoder, "deepseekocr": DeepSeekOcrEncoder},
+    "vision": {
+        "resampler": ResamplerEncoder,
+        "minicpmv4_6": MergingEncoder,
+        "step3vl": StepEncoder,
+        "hunyuanvl": HunyuanEncoder,
+        "deepseek4v": DeepSeek4Encoder,
+        "deepseekocr": DeepSeekOcrEncoder,
+    },
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }
 
 
 def supported(kind: Kind) -> tuple[str, ...]:
     """Return the names of the projector types."""
-    return (*(VISION if kind == "vision" else AUDIO), *_OTHERS[kind])
+    return (*(VISION if kind == "vision" else AUDIO), *_OTHERS[kind], *_BOTH)
 
 
 def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:

@@ -14,7 +14,8 @@ from localllm.models.encoders import grids
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import table
-from localllm.models.encoders.vision import Vision, VisionEncoder
+from localllm.models.encoders.vision import VisionEncoder
+from localllm.models.encoders.vision_row import Vision
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors

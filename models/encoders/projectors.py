@@ -8,7 +8,7 @@ from localllm.models.encoders import grids, heads
 from localllm.models.encoders.audio import Audio
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Style, blocks, halves, partly, sides
-from localllm.models.encoders.vision import Vision
+from localllm.models.encoders.vision_row import Vision
 
 _QWEN = Vision(
     head=mlp("mm.0", "mm.2"), order="cells", kernels=2, norms=None, turn=halves(), side=2, swaps=True,

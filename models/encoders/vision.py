@@ -1,74 +1,29 @@
 """Vision encoders: patches, positions, layers, and a projector over cells of patches.
 
-`Vision` is a row of data about one or more projectors. `VisionEncoder` records its plans and runs them on a picture.
+`VisionEncoder` records the plans of a row of data, `Vision`, and runs them on a picture.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from localllm.models.encoders import grids
-from localllm.models.encoders.grids import Grid, Ints, Resize
+from localllm.models.encoders.grids import Grid, Ints
 from localllm.models.encoders.keys import read_sizes
-from localllm.models.encoders.layers import Layers, Style, Turn
+from localllm.models.encoders.layers import Layers
 from localllm.models.encoders.network import Network, Norms, flat, swapped, table
+from localllm.models.encoders.vision_row import Vision
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
-from localllm.plan import F32, Activation, Plan, Value
+from localllm.plan import F32, Plan, Value
 from localllm.plan.runs import Encoding, Layout, Part, Run
 
-Head = Callable[[Network, Value], Value]
 MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vision:
-    """What the file does not say about the encoder of a projector type."""
-
-    head: Head
-    order: Literal["rows", "cells"] = "rows"  # of patches within the layers
-    kernels: int = 1  # patch kernels: 2 take two pictures, the frames of a video, or one picture twice
-    norms: Norms | None = "layer"  # None: RMS if the norms of the first layer have no bias
-    activation: Activation | None = None  # None: as the keys say
-    resize: Resize | Literal["fixed"] | None = None  # how a position table becomes one for the grid; None: no table
-    optional_table: bool = False
-    axes_table: bool = False  # the position table has a row per column and a row per line, which are added
-    cls: Literal["", "first", "last"] = ""  # where learned rows stand among the patches
-    cls_position: bool = True  # the position table begins with the position of the learned row
-    turn: Callable[[int], Turn] | None = None
-    turned_from: int = 0  # row and column of the first patch
-    style: Style = field(default_factory=Style)
-    patch: int = 1  # factor on the patch size of the file
-    side: int = 1  # patches per side of a cell, unless a key says otherwise
-    channels_first: bool = False  # the values of a cell are ordered by channel
-    padded: bool = False  # incomplete cells are filled with zeros
-    per_patch: Head | None = None  # after the layers
-    before: str = ""  # norms before the layers,
-    after: str = ""  # after them,
-    cell_norm: str = ""  # and of each patch before it becomes part of a cell; after "?": if the file has it
-    cell_eps: float = 0.0
-    cell_norms: Norms | None = None
-    signed: bool = False  # pixels from 0 to 1 become -1 to 1
-    pixels_last: bool = False  # the values of a patch are ordered by row, column, channel
-    window: int = 0  # pixels per side of a window; 0: every layer attends to the whole picture
-    window_key: bool = False  # a key gives the size of windows
-    table_window: bool = False  # a window is as large as the position table
-    period: int = 0  # every such layer, and the last, attends to the whole picture, unless keys say otherwise
-    break_row: str = ""  # learned row between the rows of tokens, if the file has it
-    ends: tuple[str, str] | None = None  # learned rows before and after the tokens
-    short: int = 0  # layers at the end that are not used
-    deep: bool = False  # outputs of some layers are projected, too, and follow the embedding
-    swaps: bool = False  # in old files the names of ffn_up and ffn_down are swapped
-
-    def style_of(self, head_dim: int) -> Style:
-        """Return the style of the layers, with the rotation of heads of this width."""
-        return self.style if self.turn is None else replace(self.style, turn=self.turn(head_dim))
 
 
 class VisionEncoder:
@@ -213,9 +168,13 @@ class VisionEncoder:
         x = x if added is None else recorder.add(x, added)
         return network.norm(x, "v.patch_norm.3", eps=1e-5) if "v.patch_norm.3.weight" in network.tensors else x
 
+    def _cell_columns(self) -> int:
+        """Return the width of a cell, the input of the projector."""
+        return self.sizes.side**2 * self._columns
+
     def _head(self) -> Plan:
         """Record the projector over cells of patches, and the projectors of tapped layers."""
-        network, columns = self._network(), self.sizes.side**2 * self._columns
+        network, columns = self._network(), self._cell_columns()
         names = ["cells", *[f"cells {number}" for number in self._taps]]
         x, *taps = network.recorder.receive_all(dict.fromkeys(names, columns))
         y = self.row.head(network, x)
@@ -231,7 +190,7 @@ class VisionEncoder:
 
     def encode(self, pictures: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
         """Yield the runs of a picture (height, width, 3), or of two pictures of equal size, the frames of a video."""
-        side, grid = self.sizes.side, self._grid(pictures[0])
+        grid = self._grid(pictures[0])
         order = np.arange(len(grid.y))
         windows: tuple[int, ...] = (len(order),)
         if self._window and len(self._global) < self._layer_count:
@@ -242,10 +201,16 @@ class VisionEncoder:
             received.append(self._with_learned(self._base(grid)[index], self._learned))
         layouts = self._layouts(grid, order, windows)
         x, *taps = yield Run("layers", tuple(received), layouts)
-        inputs = [self._cells(self._without_learned(each), grid, order) for each in (x, *taps)]
-        lines = -(-grid.rows // side)
+        inputs = []
+        for each in (x, *taps):
+            inputs.append((yield from self._prepared(self._cells(self._without_learned(each), grid, order), grid)))
         (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
-        return self._finished(y, lines)
+        return (yield from self._finished(y, grid, flags))
+
+    def _prepared(self, x: F32, grid: Grid) -> Encoding:
+        """Return the input of the projector from cells in row-major order."""
+        yield from ()
+        return x
 
     def _grid(self, picture: F32) -> Grid:
         rows, columns = (n // self.sizes.patch for n in picture.shape[:2])
@@ -330,9 +295,10 @@ class VisionEncoder:
         place[grid.index[order]] = np.arange(len(order))
         return grids.cells(x[place], grid.rows, grid.columns, self.sizes.side, row.channels_first, row.padded)
 
-    def _finished(self, y: F32, lines: int) -> F32:
+    def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         """Return the embeddings with the learned rows between lines and at both ends."""
-        row = self.row
+        row, lines = self.row, -(-grid.rows // self.sizes.side)
+        yield from ()
         if row.break_row and row.break_row in self._tensors:
             own = np.broadcast_to(table(self._tensors, row.break_row, 1, y.shape[1]), (lines, 1, y.shape[1]))
             y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])[:-1]

@@ -28,7 +28,7 @@ def expected(name: str) -> np.ndarray:
     _, forward = program.MODELS[name]
     with case.stored() as z:
         net = numpy.Net(*numpy.load(str(FOLDER / f"{name}.npz"), int(z["seed"])), kind)
-    x = tensor.astype(np.float64)
+    x, net.lead_pad = tensor.astype(np.float64), 0
     if forward.__name__ in ("llava", "internvl"):
         return np.asarray(forward(net, x, hf=True))
     return np.asarray(forward(net, [x] if forward.__name__ in ("qwen25", "qwen3", "ling3vl") else x))

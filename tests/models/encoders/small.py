@@ -41,6 +41,7 @@ SHAPES = {
     "qwen3a": Shape(128, 200, True), "dots3note_a": Shape(128, 120, True), "gemma4a": Shape(128, 120, True),
     "gemma4ua": Shape(640, 5, True), "glm5v": Shape(56, 84), "cogvlm": Shape(112, 112), "llama4": Shape(112, 112),
     "muse-glimmer": Shape(112, 168), "minicpmv4_6-4": Shape(112, 112), "minicpmv4_6-2": Shape(84, 56),
+    "step3vl": Shape(112, 112), "hunyuanvl": Shape(64, 96), "deepseek4v": Shape(84, 56),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(
