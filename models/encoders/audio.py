@@ -81,6 +81,7 @@ class AudioEncoder:
             self._inputs = self.sizes.shape.width * 3
         self.parts["layers"] = Part(self._layers(), MOST)
         self.parts["head"] = Part(self._head(), max(64, MOST // self._stack))
+        self._ends = [table(tensors, name, 1, self.width) for name in row.ends or ()]
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
@@ -161,10 +162,7 @@ class AudioEncoder:
             )
         x = x[: stacks * self._stack].reshape(stacks, -1)
         (y,) = yield Run("head", (x,), (Layout((stacks,)),))
-        if row.ends is not None:
-            first, last = (table(self._tensors, name, 1, y.shape[1]) for name in row.ends)
-            y = np.concatenate([first, y, last])
-        return y
+        return np.concatenate([self._ends[0], y, self._ends[1]]) if self._ends else y
 
     def _convolved(self, mel: F32) -> Encoding:
         """Return the inputs of the layers, (frames, columns), of a part of the spectrogram."""

@@ -54,6 +54,11 @@ class VisionEncoder:
             "head": Part(self._head(), max(64, self.most // self.sizes.side**2)),
         }
 
+        self._break: F32 | None = None
+        if row.break_row and row.break_row in tensors:
+            self._break = table(tensors, row.break_row, 1, self.width)
+        self._ends = [table(tensors, name, 1, self.width) for name in row.ends or ()]
+
     # -- what the file says --------------------------------------------------------------------------------------------
 
     def _global_layers(self, keys: Keys) -> frozenset[int]:
@@ -297,12 +302,9 @@ class VisionEncoder:
 
     def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         """Return the embeddings with the learned rows between lines and at both ends."""
-        row, lines = self.row, -(-grid.rows // self.sizes.side)
+        lines = -(-grid.rows // self.sizes.side)
         yield from ()
-        if row.break_row and row.break_row in self._tensors:
-            own = np.broadcast_to(table(self._tensors, row.break_row, 1, y.shape[1]), (lines, 1, y.shape[1]))
+        if self._break is not None:
+            own = np.broadcast_to(self._break, (lines, 1, y.shape[1]))
             y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])[:-1]
-        if row.ends is not None:
-            first, last = (table(self._tensors, name, 1, y.shape[1]) for name in row.ends)
-            y = np.concatenate([first, y, last])
-        return y
+        return np.concatenate([self._ends[0], y, self._ends[1]]) if self._ends else y
