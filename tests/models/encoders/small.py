@@ -45,7 +45,7 @@ SHAPES = {
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(
-    r"position_embd|class_embd|pos_emb|query|image_newline|view_seperator|token_embd\.|\.boi$|\.eoi$"
+    r"position_embd|class_embd|pos_emb|query|image_newline|view_seperator|image_begin|image_end|token_embd\.|\.boi$|\.eoi$"
 )
 _ATTENDED = re.compile(r"attn[._](q|k|qkv)\.|attn_(q|k|qkv)\.")
 
