@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.models.encoders.network import Network
+from localllm.models.errors import ModelError
 from localllm.plan import Rope, Value
 
 Turn = Callable[[Network, Value, int], Value]  # (network, queries or keys, heads) -> rotated
@@ -154,6 +155,8 @@ def blocks(theta: float, first: int, skipped: int = 0) -> Callable[[int], Turn]:
 
     def of(head_dim: int) -> Turn:
         size = head_dim // 2 if not skipped else 2 * (head_dim // 2) // 3 // 2 * 2
+        if size < 2:
+            raise ModelError(f"clip.vision.attention.head_count: heads of {head_dim} values are too narrow to rotate")
         own = tuple(theta ** (-2 * i / size) for i in range(size // 2))
         ropes = [Rope("neox", size, own, axes=(axis,) * len(own)) for axis in (first, 1 - first)]
         start = size * skipped
