@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localllm.backends.base import BackendError
 from localllm.backends.reference import ReferenceBackend
+from localllm.engine.encoder import Encoder
 from localllm.models import ModelError
 from localllm.models.encoders import encoder_of
 from tests.models.encoders import small
@@ -89,3 +91,41 @@ def test_inputs(name: str, shape: tuple[int, ...], problem: str) -> None:
         pytest.raises(ModelError, match=problem),
     ):
         encoder.encode([np.zeros(shape, np.float32)])
+
+
+VALUES = (0, 1, 2, 3, 7, 16, 64, 1 << 20, -1, 1 << 40, 0.5, float("nan"), "x", None, [1, 2], True, [], 12)
+
+
+def mutated(name: str, random: np.random.RandomState) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
+    """Return a case with up to three changes: other values of keys, missing tensors, and other shapes."""
+    metadata, tensors = small.loaded(name)
+    for _ in range(random.randint(1, 4)):
+        change, tensor = random.randint(5), list(tensors)[random.randint(len(tensors))]
+        if change < 2:
+            metadata[list(metadata)[random.randint(len(metadata))]] = VALUES[random.randint(len(VALUES))]
+        elif change == 2 and len(tensors) > 1:
+            del tensors[tensor]
+        else:
+            shape = list(tensors[tensor].shape) or [1]
+            at = random.randint(len(shape))
+            shape[at] = max(1, (1, 2, 2 * shape[at], shape[at] // 2, shape[at] + 1)[random.randint(5)])
+            own = (shape, shape[::-1], [int(np.prod(shape))])[random.randint(3)]
+            tensors[tensor] = MemoryWeight.of(tensor, np.zeros(own, np.float32), tensors[tensor].format)
+    return metadata, tensors
+
+
+def test_mutated_files() -> None:
+    """An encoder of a damaged file is refused in one line, or runs."""
+    random, names = np.random.RandomState(5), list(small.SHAPES)
+    refusals: list[str] = []
+    for number in range(120):
+        name = names[random.randint(len(names))]
+        try:
+            model = encoder_of(*mutated(name, random), small.kind_of(name))  # type: ignore[arg-type]
+            if number % 10 == 0:
+                encoder = Encoder(ReferenceBackend(), model)
+                encoder.encode([small.input_of(name)])
+        except (ModelError, BackendError) as error:
+            refusals.append(str(error))
+    assert 60 < len(refusals) < 120
+    assert not any("\n" in text for text in refusals)
