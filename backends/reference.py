@@ -70,8 +70,9 @@ class ReferenceExecutable(Shell):
     def _take_in(self, batch: Batch) -> None:
         cache = self._cache
         every = [layer.every if isinstance(layer, CacheLayer) else 1 for layer in self._plan.layers]
+        values = self._last.values if self._stage and self._last is not None else {}
         self._last = ReferenceState(
-            batch, {}, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed, every
+            batch, values, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed, every
         )
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:

@@ -58,6 +58,7 @@ from localllm.plan import (
 )
 
 F64 = NDArray[np.float64]
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _embed(state: ReferenceState, op: Embed) -> None:
@@ -101,7 +102,11 @@ def _head_linear(state: ReferenceState, op: HeadLinear) -> None:
 def _rotate(state: ReferenceState, op: Rotate) -> None:
     x = state.read(op.x)
     heads = x.reshape(len(x), -1, op.head_dim)
-    cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.rows(op.x).positions))  # (T, 1, n_rot/2)
+    batch = state.rows(op.x)
+    positions = batch.positions
+    if op.rope.axes and batch.axes is not None:
+        positions = batch.axes[:, op.rope.axes]  # (T, n_rot/2)
+    cos, sin = (table[:, None, :] for table in rope_table(op.rope, positions))  # (T, 1, n_rot/2)
     n = op.rope.n_rot
     first, second = (
         (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "interleaved" else (slice(n // 2), slice(n // 2, n))
@@ -119,6 +124,14 @@ def _silu(x: F64) -> F64:
 def _gelu(x: F64) -> F64:
     """Return GELU in its tanh form, which ggml uses and with which GELU models are trained."""
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x))))
+
+
+def _gelu_erf(x: F64) -> F64:
+    return np.asarray(0.5 * x * (1.0 + _ERF(x / math.sqrt(2.0))))
+
+
+def _gelu_quick(x: F64) -> F64:
+    return x * _sigmoid(1.702 * x)
 
 
 def _sigmoid(x: F64) -> F64:
@@ -141,6 +154,8 @@ def _softplus(x: F64) -> F64:
 _ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
     "silu": _silu,
     "gelu": _gelu,
+    "gelu_erf": _gelu_erf,
+    "gelu_quick": _gelu_quick,
     "sigmoid": _sigmoid,
     "relu": _relu,
     "relu2": lambda x: _relu(x) ** 2,
@@ -151,6 +166,8 @@ _ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
 _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "silu": lambda gate, up, limit: _silu(gate) * up,
     "gelu": lambda gate, up, limit: _gelu(gate) * up,
+    "gelu_erf": lambda gate, up, limit: _gelu_erf(gate) * up,
+    "gelu_quick": lambda gate, up, limit: _gelu_quick(gate) * up,
     "sigmoid": lambda gate, up, limit: _sigmoid(gate) * up,
     "relu": lambda gate, up, limit: _relu(gate) * up,
     "relu2": lambda gate, up, limit: _relu(gate) ** 2 * up,
@@ -183,7 +200,7 @@ def _xielu(state: ReferenceState, op: Xielu) -> None:
 
 
 def _clamp(state: ReferenceState, op: Clamp) -> None:
-    state.write(op.out, np.clip(state.read(op.x), -op.bound, op.bound))
+    state.write(op.out, np.clip(state.read(op.x), op.low, op.high))
 
 
 def _softcap(state: ReferenceState, op: Softcap) -> None:

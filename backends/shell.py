@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, Limits, Memory, Routing
 from localllm.backends.checks import (
+    check_axes,
     check_batch,
     check_blocks,
     check_content,
@@ -83,7 +84,7 @@ class Shell(ABC):
         self._plan, self.limits = plan, limits
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
-        self._looks_up = bool(plan.lookups)
+        self._looks_up, self._axes = bool(plan.lookups), plan.axes
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # number of rows in the last batch
         self._last_position = 0  # largest position of the last batch
         self._stage, self._stage_count = 0, len(plan.stages)  # the stage to run next, and the number of stages
@@ -137,11 +138,17 @@ class Shell(ABC):
         self._stage = self._stage_count - heads + head
         self.run([hidden])
 
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self._stage_count
+
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, stage: int = 0) -> None:
         self._check(batch)
+        self._stage = stage
         self._take_in(batch)
 
     def _turns(self, batch: Batch) -> list[tuple[int, Batch]]:
@@ -159,7 +166,11 @@ class Shell(ABC):
             check_histories(batch)
         positions = batch.positions
         self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
-        self._ropes.reach(self._last_position + 1)
+        furthest = self._last_position
+        if self._axes and batch.axes is not None:
+            check_axes(batch.axes, len(positions), self._axes, self.limits)
+            furthest = max(furthest, int(batch.axes.max()))
+        self._ropes.reach(furthest + 1)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
         self._stage = 0
 

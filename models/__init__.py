@@ -5,7 +5,8 @@ config = read_config(metadata, architecture.name)
 plan = record(config, architecture, tensors)
 
 May import: base (printable, notices, files), quant, plan.
-Begin with: architectures.py (one row each), then forward.py and layers.py; families/ has what one family needs.
+Begin with: architectures.py (one row each), then forward.py and layers.py; families/ has what one family needs, and
+encoders/ the encoders of pictures and sound.
 """
 
 from __future__ import annotations

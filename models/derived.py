@@ -77,6 +77,35 @@ def shaped(weight: Weight, shape: tuple[int, ...]) -> Derived:
     return Derived(weight.name, shape, lambda start, stop: values(weight).reshape(-1, shape[-1])[start:stop])
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A tensor whose values are divided into other rows, in their stored format."""
+
+    stored: Weight
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def format(self) -> str:
+        return self.stored.format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        size = quant.row_bytes(self.format, self.shape[-1])
+        of_stored = quant.row_bytes(self.format, self.stored.shape[-1])
+        first, last = start * size // of_stored, -(-stop * size // of_stored)
+        found = self.stored.read(first, last).reshape(-1)
+        at = start * size - first * of_stored
+        return found[at : at + (stop - start) * size].reshape(stop - start, size)
+
+
+def folded(weight: Weight, shape: tuple[int, ...]) -> Folded | Weight:
+    """Return a tensor with other rows of the same values."""
+    return weight if weight.shape == shape else Folded(weight, shape)
+
+
 def repeated(weight: Weight, width: int, factor: float) -> Derived:
     """Return one value per head, (heads,) or (heads, 1), times `factor` and broadcast to `width` values."""
     name = f"{weight.name} x {width}" + (f" times {factor:g}" if factor != 1.0 else "")

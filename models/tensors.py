@@ -5,6 +5,7 @@ The class records the names that were used, so that `show` can list tensors that
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,18 @@ class Tensors:
         found = self._shape(name) or shape
         same = [n for n in found if n != 1] == [n for n in shape if n != 1] and found[-1] == shape[-1]
         return replace(self._checked(name, found if same else shape), shape=shape)
+
+    def values(self, name: str) -> int:
+        """Return the number of values of a tensor; 0 if it is missing."""
+        found = self._shape(name)
+        return math.prod(found) if found else 0
+
+    def any_shape(self, name: str, values: int) -> Weight | None:
+        """Return a tensor of any shape with this number of values; None if the GGUF does not contain it."""
+        found = self._shape(name)
+        if not found:
+            return None
+        return self._checked(name, found if math.prod(found) == values else (values,))
 
     def column(self, name: str, width: int) -> Weight:
         """Return a vector, which some GGUFs store as a column (width, 1)."""

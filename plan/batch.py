@@ -26,6 +26,9 @@ class Batch:
 
     `histories[s]` contains the tokens of sequence s from position 0, at least up to its last token in the batch. Only
     plans with lookups need it.
+
+    `axes[t]` has the positions of token t for rotations with several axes (`Rope.axes`); for text models t, y, x and z.
+    Without it, every axis has the token's position. `positions` alone determines slots and attention.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -38,6 +41,7 @@ class Batch:
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
     borders: NDArray[np.int32] | None = None  # (sequences,): first position after the encoder's text
     histories: Sequence[Sequence[int]] | None = None  # (sequences,): tokens of each sequence
+    axes: NDArray[np.int32] | None = None  # (T, axes)
 
     def ends(self) -> NDArray[np.int32]:
         """Return the last position that each non-causal token attends to, (T,): the end of its
@@ -69,6 +73,7 @@ class Batch:
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
             sequence=self.sequence[rows], logit_rows=at[wanted],
             window_slots=None if self.window_slots is None else self.window_slots[rows],
+            axes=None if self.axes is None else self.axes[rows],
         )  # fmt: skip
         return piece, wanted
 
@@ -95,4 +100,5 @@ class Batch:
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
             sequence=self.sequence[rows], logit_rows=np.arange(len(rows), dtype=np.int32),
             window_slots=None if self.window_slots is None else self.window_slots[rows],
+            axes=None if self.axes is None else self.axes[rows],
         )  # fmt: skip

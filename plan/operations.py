@@ -13,10 +13,11 @@ from localllm.plan.operation import Operation, Producer, Read, Unary
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight, given
 
-Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: tanh form; relu2: relu squared
+# gelu: tanh form; gelu_erf: exact form; gelu_quick: x * sigmoid(1.702 x); relu2: relu squared
+Activation = Literal["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid", "relu", "relu2", "softplus"]
 GluActivation = Literal[
-    "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp",
-    "situ", "gelu_alone",
+    "silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai",
+    "swiglu_clamp", "silu_clamp", "situ", "gelu_alone",
 ]  # fmt: skip
 NormKind = Literal["rms", "layer", "none"]
 
@@ -144,9 +145,10 @@ class Xielu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Unary):
-    """out = min(max(x, -bound), bound); NaN stays NaN."""
+    """out = min(max(x, low), high); NaN stays NaN."""
 
-    bound: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -90,10 +90,15 @@ class Recorder:
         """Return a value (T, width) from another plan or stage, passed to `Executable.run`. Must be the first operation
         of its stage.
         """
-        assert not self._operations or isinstance(self._operations[-1], Send), f"{name}: received after the stage began"
-        out = self._value(width, "batch", name)
-        self._operations.append(Receive((out,)))
-        return out
+        return self.receive_all({name: width})[0]
+
+    def receive_all(self, widths: Mapping[str, int]) -> tuple[Value, ...]:
+        """Return several values (T, width) as `receive` does, by name and width."""
+        began = bool(self._operations) and not isinstance(self._operations[-1], Send)
+        assert not began, f"{', '.join(widths)}: received after the stage began"
+        values = tuple([self._value(width, "batch", name) for name, width in widths.items()])
+        self._operations.append(Receive(values))
+        return values
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float, groups: int = 1) -> Value:
         out = self._value(x.width, x.rows, weight.name)
@@ -105,10 +110,10 @@ class Recorder:
         self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
         return out
 
-    def scale_columns(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
-        """Return x times per-column weights: a norm of kind "none"."""
+    def scale_columns(self, x: Value, weight: Tensor, groups: int = 1, bias: Tensor | None = None) -> Value:
+        """Return x times per-column weights, plus a bias: a norm of kind "none"."""
         out = self._value(x.width, x.rows, weight.name)
-        self._operations.append(Norm(out, x, Weight.of(weight), None, 0.0, groups, "none"))
+        self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), 0.0, groups, "none"))
         return out
 
     def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:
@@ -128,6 +133,14 @@ class Recorder:
         out = self._value(x.width, x.rows, x.name + ".rope")
         self._operations.append(Rotate(out, x, head_dim, rope))
         return out
+
+    def append_again(self, k: Value, v: Value, layer: int) -> None:
+        """Append keys and values to a cache layer that earlier layers no longer read, in place of theirs."""
+        stored = self._layers[layer]
+        assert isinstance(stored, CacheLayer)
+        widths = stored.kv_heads * stored.head_dim, stored.kv_heads * stored.value_dim
+        assert (k.width, v.width) == widths, f"{k.name}: {k.width} and {v.width} numbers, not {widths}"
+        self._operations.append(Append(layer, k, v))
 
     def append(self, k: Value, v: Value, kv_heads: int, every: int = 1, prefix: bool = False) -> int:
         """Append keys and values to a new cache layer, and return its index.
@@ -305,9 +318,10 @@ class Recorder:
         self._operations.append(Xielu(out, x, positive, negative, beta, eps))
         return out
 
-    def clamp(self, x: Value, bound: float) -> Value:
+    def clamp(self, x: Value, bound: float, low: float | None = None) -> Value:
+        """Return x limited to low..bound, by default to -bound..bound."""
         out = self._value(x.width, x.rows, x.name + ".clamped")
-        self._operations.append(Clamp(out, x, bound))
+        self._operations.append(Clamp(out, x, -bound if low is None else low, bound))
         return out
 
     def softcap(self, x: Value, cap: float) -> Value:
@@ -390,14 +404,23 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
-    def end_stage(self) -> None:
-        """End the operations of a stage; the following operations run on other tokens."""
-        self._operations.append(Send(()))
+    def end_stage(self, *sent: Value) -> None:
+        """End the operations of a stage; the following operations run on other tokens, or later.
+
+        The values `sent` are the results of the stage.
+        """
+        self._operations.append(Send(sent))
 
     def end_encoder(self) -> None:
         """End the encoder's operations; the following operations run on decoder tokens."""
         self.end_stage()
         self._encodes = True
+
+    def finish_stages(self, tensors: Collection[str] = ()) -> Plan:
+        """Return the plan, whose last stage has ended. It has no logits; its stages send their results."""
+        assert isinstance(self._operations[-1], Send), "the last stage has not ended"
+        nothing = self._value(1, "logits", "nothing")
+        return self.finish(nothing, tensors)
 
     def finish(
         self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None, normed: Value | None = None

@@ -167,6 +167,8 @@ NONE: dict[str, Build] = {
     "sigmoid": lambda r, x: r.activate(x, "sigmoid"),
     "softcap": lambda r, x: r.softcap(x, 3.0),
     "clamp": lambda r, x: r.clamp(x, 3.0),
+    "gelu, exact": lambda r, x: r.activate(x, "gelu_erf"),
+    "gelu, quick": lambda r, x: r.activate(x, "gelu_quick"),
     "relu": lambda r, x: r.activate(x, "relu"),
     "relu2": lambda r, x: r.activate(x, "relu2"),
     "exp": lambda r, x: r.activate(x, "exp"),

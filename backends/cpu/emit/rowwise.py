@@ -7,7 +7,7 @@ from localllm.backends.cpu.kernels import append, rowwise
 from localllm.backends.cpu.kernels import rotate as rotate_
 from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector_of
-from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.places import AxesOf, CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.plan import (
     Activate,
@@ -51,9 +51,10 @@ def _rotate(low: Lowering, x: Value, out: Value, op: Rotate, first: int) -> None
     target = low.make(out)
     arguments = rotate_.RotateArguments(
         step=StepOf(rows=x.rows), x=rows_in(source), y=output_to(target), heads=x.width // head_dim,
-        table=RopeOf(op.rope),
+        table=RopeOf(op.rope), axes=AxesOf(op.rope) if op.rope.axes else 0,
     )  # fmt: skip
-    kernel = rotate_.rotate(op.rope.style, head_dim, op.rope.n_rot, first, copied=source is not target)
+    shape = op.rope.style, head_dim, op.rope.n_rot, first
+    kernel = rotate_.rotate(*shape, copied=source is not target, axes=bool(op.rope.axes))
     low.call(kernel, arguments, x.rows, "rotate")
 
 
@@ -98,7 +99,13 @@ def scale(low: Lowering, op: Scale) -> None:
 
 
 def clamp(low: Lowering, op: Clamp) -> None:
-    _factor(low, rowwise.clamp(), op, op.bound, "clamp")
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = rowwise.ClampArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows), low=op.low,
+        high=op.high,
+    )  # fmt: skip
+    low.call(rowwise.clamp(), arguments, op.out.rows, "clamp")
 
 
 def softcap(low: Lowering, op: Softcap) -> None:
@@ -106,7 +113,7 @@ def softcap(low: Lowering, op: Softcap) -> None:
 
 
 def _factor(
-    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Clamp | Scale | Softcap, factor: float, label: str
+    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Scale | Softcap, factor: float, label: str
 ) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)

@@ -65,6 +65,9 @@ class Step(Struct):
     runs: Int64  # number of sequences in the batch
     run_starts: Address  # int32 (runs + 1,): the first row of each sequence, then the number of rows
     ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal attention
+    axes: Address  # int32: the positions of rows on the axes of rotations
+    axes_row: Int64  # stride between rows of `axes` in bytes
+    axes_stride: Int64  # stride between the axes of a row in bytes; 0: all axes have the row's position
 
 
 Arguments = TypeVar("Arguments", bound=Struct)
@@ -304,6 +307,27 @@ def _gelu(f: Function, x: Value) -> Value:
     return x * sigmoid(f, f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308)
 
 
+# The complementary error function as a polynomial in t = 1 / (1 + _ERFC_T z), times e^-z^2 (Abramowitz and Stegun
+# 7.1.26). Its absolute error is below 1.5e-7.
+_ERFC_T = 0.3275911
+_ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+def _gelu_erf(f: Function, x: Value) -> Value:
+    """Return GELU in its exact form: x - x h above 0, else x h, where h is half of erfc(|x| / sqrt(2))."""
+
+    def c(number: float) -> Value:
+        return f.constant(x.type, number)
+
+    z = f.abs(x) * math.sqrt(0.5)
+    t = c(1.0) / f.fma(z, c(_ERFC_T), c(1.0))
+    p = c(_ERFC[0])
+    for coefficient in _ERFC[1:]:
+        p = f.fma(p, t, c(coefficient))
+    y = x * (p * t * exp(f, c(0.0) - z * z) * 0.5)
+    return f.select(x > 0.0, x - y, y)
+
+
 def _relu(f: Function, x: Value) -> Value:
     return f.fmax(f.zeros(x.type), x)  # this operand order propagates NaN
 
@@ -322,6 +346,8 @@ def _signed_root(f: Function, x: Value) -> Value:
 _ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
     "silu": lambda f, x: x * sigmoid(f, x),
     "gelu": _gelu,
+    "gelu_erf": _gelu_erf,
+    "gelu_quick": lambda f, x: x * sigmoid(f, x * 1.702),
     "sigmoid": sigmoid,
     "relu": _relu,
     "relu2": _relu2,

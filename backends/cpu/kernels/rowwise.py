@@ -285,15 +285,19 @@ def xielu() -> PlanKernel[XieluArguments]:
     return kernel("xielu", XieluArguments, body)
 
 
-def clamp() -> PlanKernel[FactorArguments]:
-    """Emit y = x clamped to +-factor."""
+class ClampArguments(MapArguments):
+    low: Float32
+    high: Float32
 
-    def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
-        bound = f.splat(a.factor)
-        least = f.constant(f32x16, 0.0) - bound
-        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # this operand order propagates NaN
 
-    return kernel("clamp", FactorArguments, body)
+def clamp() -> PlanKernel[ClampArguments]:
+    """Emit y = x limited to low..high."""
+
+    def body(f: Function, a: ClampArguments, thread: Value, threads: Value) -> None:
+        low, high = f.splat(a.low), f.splat(a.high)
+        _map(f, a, thread, threads, lambda x: f.fmin(high, f.fmax(low, x)))  # this operand order propagates NaN
+
+    return kernel("clamp", ClampArguments, body)
 
 
 def softcap() -> PlanKernel[FactorArguments]:

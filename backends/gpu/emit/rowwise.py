@@ -75,7 +75,7 @@ def rotate(low: Lowering, op: Rotate) -> None:
     low.program.ropes.add(op.rope)
     kernel = rowwise.RotateHeads(
         MAX_ROWS=low.rows[rows], WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
-        NEOX=op.rope.style == "neox",
+        NEOX=op.rope.style == "neox", AXES=bool(op.rope.axes) or None,
     )  # fmt: skip
     launch = kernel.launch(by_value(op.x.width, rows), x=x, step=low.step(rows), table=RopeTableOf(op.rope), y=y)
     low.dispatch("rotate", rows, [launch])
@@ -136,7 +136,7 @@ def xielu(low: Lowering, op: Xielu) -> None:
 
 
 def clamp(low: Lowering, op: Clamp) -> None:
-    _elements(low, "clamp", "bounded(a, FACTOR)", op.out, op.x, op.x, float(op.bound))
+    _elements(low, "clamp", "between(a, FACTOR, FACTOR1)", op.out, op.x, op.x, float(op.low), float(op.high))
 
 
 def softcap(low: Lowering, op: Softcap) -> None:

@@ -170,6 +170,17 @@ DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 DEVICE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 DEVICE float silu(float x) { return x * sigmoid(x); }
 DEVICE float gelu(float x) { return x * sigmoid(FMA(x * x * x, 0.044715f, x) * 1.5957691216057308f); }
+DEVICE float gelu_quick(float x) { return x * sigmoid(1.702f * x); }
+// Exact GELU: x - x h above 0, else x h, where h is half of erfc(|x| / sqrt(2)) (Abramowitz and Stegun 7.1.26).
+DEVICE float gelu_erf(float x) {
+  float z = (x < 0.0f ? -x : x) * 0.70710678f, t = 1.0f / FMA(z, 0.3275911f, 1.0f), p = 1.061405429f;
+  p = FMA(p, t, -1.453152027f);
+  p = FMA(p, t, 1.421413741f);
+  p = FMA(p, t, -0.284496736f);
+  p = FMA(p, t, 0.254829592f);
+  float y = x * (p * t * exponential(-z * z) * 0.5f);
+  return x > 0.0f ? x - y : y;
+}
 DEVICE float identity(float x) { return x; }
 DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 DEVICE float relu2(float x) { return relu(x) * relu(x); }
@@ -198,6 +209,7 @@ DEVICE float xielu(float x, float positive, float negative, float beta, float ep
   return FMA(beta, x, x > 0.0f ? positive * x * x : below);
 }
 // Activations with limits. With this operand order, NaN propagates.
+DEVICE float between(float x, float low, float high) { return x > high ? high : x < low ? low : x; }
 DEVICE float bounded(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 DEVICE float swiglu_clamp(float gate, float up, float limit) {
   return silu(gate > limit ? limit : gate) * bounded(up, limit);
@@ -216,7 +228,8 @@ DEVICE float swiglu_oai(float gate, float up) {
 }
 
 // The step buffer: device memory that changes in every step. It holds 8 ints (rows, logit rows, blocks per row of the
-// block tables and of the sliding window's tables), then arrays of MAX_ROWS ints.
+// block tables and of the sliding window's tables; offset, row stride and axis stride of positions on several axes),
+// then arrays of MAX_ROWS ints.
 #define TOKENS_OF(step) ((step) + 8)
 #define POSITIONS_OF(step) ((step) + 8 + MAX_ROWS)
 #define SEQUENCE_OF(step) ((step) + 8 + 3 * MAX_ROWS)

@@ -96,6 +96,7 @@ class RotateHeads(Kernel):
     HEAD: Shape
     N_ROT: Shape
     NEOX: bool
+    AXES: bool | None = None
 
 
 class SliceColumns(Kernel):

@@ -1,0 +1,118 @@
+"""Runs the encoder of pictures or sound on a backend, segment by segment, so that other work can run in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localllm.backends.base import Backend, BackendError, CacheTypes, Limits
+from localllm.backends.shell import Shell
+from localllm.plan import BLOCK, F32, Batch
+from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run
+
+EXACT = CacheTypes("f32", "f32")
+
+
+class Encoder:
+    """An encoder whose plans are bound to a backend. One input runs at a time."""
+
+    def __init__(self, backend: Backend, model: EncoderModel) -> None:
+        self.model = model
+        self._bound: dict[str, Shell] = {}
+        try:
+            for name, part in model.parts.items():
+                executable = backend.bind(part.plan, _limits(part), EXACT)
+                assert isinstance(executable, Shell), f"{backend.name} does not run stages"
+                self._bound[name] = executable
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def width(self) -> int:
+        return self.model.width
+
+    def begin(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Running:
+        """Return the encoding of an input, to be advanced. Begin the next one after it is done."""
+        return Running(self._bound, self.model.encode(inputs, flags))
+
+    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> F32:
+        """Return the embeddings (tokens, width) of an input."""
+        running = self.begin(inputs, flags)
+        while not running.advance():
+            pass
+        return running.result
+
+    def close(self) -> None:
+        for executable in self._bound.values():
+            executable.close()
+        self._bound.clear()
+
+
+class Running:
+    """The encoding of one input."""
+
+    def __init__(self, bound: dict[str, Shell], encoding: Encoding) -> None:
+        self._bound, self._encoding = bound, encoding
+        self._result: F32 | None = None
+        self._stage = 0
+        self._values: Sequence[F32] = ()
+        self._run: Run | None = None
+        self._resume(None)
+
+    @property
+    def result(self) -> F32:
+        """The embeddings (tokens, width), once `advance` has returned True."""
+        assert self._result is not None, "the encoder is not done"
+        return self._result
+
+    def advance(self) -> bool:
+        """Run the next segment. Return whether the embeddings are complete."""
+        if self._run is None:
+            return True
+        run, number = self._run, self._stage
+        executable, layouts = self._bound[run.part], run.layouts
+        layout = layouts[min(number, len(layouts) - 1)]
+        if not number or layout is not layouts[min(number - 1, len(layouts) - 1)]:
+            executable.begin(_batch(layout, executable.limits), number)
+        last = number and number == executable.stages - 1
+        self._values = executable.run(run.later if last and run.later else self._values)
+        self._stage += 1
+        if self._stage == executable.stages:
+            self._resume([np.array(value) for value in self._values])
+        return self._run is None
+
+    def _resume(self, results: list[F32] | None) -> None:
+        """Continue to the next run, or to the result."""
+        try:
+            self._run = next(self._encoding) if results is None else self._encoding.send(results)
+            self._stage, self._values = 0, self._run.received
+        except StopIteration as end:
+            self._run, self._values, self._result = None, (), np.ascontiguousarray(end.value, np.float32)
+
+
+def _limits(part: Part) -> Limits:
+    """Return the limits of a part; windows shorter than a cache block take one each."""
+    rows = -(-part.rows // BLOCK) * BLOCK
+    each = min(part.window or rows, rows)
+    blocks = -(-rows // each) * -(-each // BLOCK) + 2
+    return Limits(rows, 1, blocks, rows + BLOCK)
+
+
+def _batch(layout: Layout, limits: Limits) -> Batch:
+    """Return the batch of a layout; each sequence has its own cache blocks."""
+    lengths = np.array(layout.lengths, np.int32)
+    rows, ends = int(lengths.sum()), lengths + layout.start
+    needed = -(-ends // BLOCK)
+    if rows > limits.rows or int(needed.sum()) > limits.blocks:
+        raise BackendError(f"encoder: {rows} rows in {len(lengths)} windows, bound for {limits.rows} rows")
+    firsts = np.cumsum(needed) - needed
+    tables = np.minimum(firsts[:, None] + np.arange(int(needed.max())), limits.blocks - 1).astype(np.int32)
+    sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = (np.arange(rows) - starts + layout.start).astype(np.int32)
+    slots = (tables[sequence, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32)
+    borders = np.full(len(lengths), layout.border, np.int32) if layout.border else None
+    tokens, nothing = np.zeros(rows, np.int32), np.zeros(0, np.int32)
+    return Batch(tokens, positions, slots, sequence, tables, nothing, borders=borders, axes=layout.axes)

@@ -1,0 +1,58 @@
+"""Finds the encoder of an mmproj file by its projector type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, StepEncoder
+from localllm.models.encoders.audio import AudioEncoder
+from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
+from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
+from localllm.models.encoders.projectors import AUDIO, VISION
+from localllm.models.encoders.vision import VisionEncoder
+from localllm.models.errors import ModelError
+from localllm.models.reading import Keys
+from localllm.models.tensors import Tensors
+from localllm.plan import Tensor
+from localllm.plan.runs import EncoderModel
+
+Kind = Literal["vision", "audio"]
+
+
+_BOTH = {"qwen2.5o": {"vision": "qwen2.5vl_merger", "audio": "qwen2a"}}  # one name for two encoders
+_OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
+    "vision": {
+        "resampler": ResamplerEncoder,
+        "minicpmv4_6": MergingEncoder,
+        "step3vl": StepEncoder,
+        "hunyuanvl": HunyuanEncoder,
+        "deepseek4v": DeepSeek4Encoder,
+        "deepseekocr": DeepSeekOcrEncoder,
+    },
+    "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
+}
+
+
+def supported(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the projector types."""
+    return (*(VISION if kind == "vision" else AUDIO), *_OTHERS[kind], *_BOTH)
+
+
+def encoder_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: Kind = "vision") -> EncoderModel:
+    """Return the encoder of pictures or of sound. Raises ModelError if the projector is unsupported."""
+    key = f"clip.{kind}.projector_type"
+    key = key if key in metadata else "clip.projector_type"
+    name, known = metadata.get(key), supported(kind)
+    name = _BOTH[name][kind] if isinstance(name, str) and name in _BOTH else name
+    if not isinstance(name, str) or name not in known:
+        found = f"found {name[:40]!r}" if isinstance(name, str) else "this key is missing"
+        raise ModelError(f"{key}: {found}; supported {kind} projectors: {', '.join(known)}")
+    keys = Keys(metadata, "clip.")
+    own = Tensors(tensors)
+    if name in _OTHERS[kind]:
+        return _OTHERS[kind][name](keys, own)
+    if kind == "vision":
+        return VisionEncoder(VISION[name], keys, own)
+    return AudioEncoder(AUDIO[name], keys, own)

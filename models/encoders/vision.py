@@ -1,0 +1,310 @@
+"""Vision encoders: patches, positions, layers, and a projector over cells of patches.
+
+`VisionEncoder` records the plans of a row of data, `Vision`, and runs them on a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.models.encoders import grids
+from localllm.models.encoders.grids import Grid, Ints
+from localllm.models.encoders.keys import read_sizes
+from localllm.models.encoders.layers import Layers
+from localllm.models.encoders.network import Network, Norms, flat, swapped, table
+from localllm.models.encoders.vision_row import Vision
+from localllm.models.errors import ModelError
+from localllm.models.reading import Keys
+from localllm.models.tensors import Tensors
+from localllm.plan import F32, Plan, Value
+from localllm.plan.runs import Encoding, Layout, Part, Run
+
+MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
+
+
+class VisionEncoder:
+    """The encoder of a picture: plans, and a generator of their runs."""
+
+    def __init__(self, row: Vision, keys: Keys, tensors: Tensors) -> None:
+        sizes = read_sizes(keys, "vision", row.side, row.turn is not None)
+        self.row, self.sizes = row, replace(sizes, patch=row.patch * sizes.patch)
+        shape = self.sizes.shape
+        self._tensors = swapped(tensors, shape.width) if row.swaps else tensors
+        self._norms: Norms = row.norms or ("layer" if "v.blk.0.ln1.bias" in tensors else "rms")
+        self._features = self._feature_layers(keys)
+        self._layer_count = max(self._features) if self._features else shape.layers - row.short
+        if self._layer_count < 0:
+            raise ModelError(f"clip.vision.block_count: expected at least {row.short} layers, found {shape.layers}")
+        self._window = row.window // self.sizes.patch
+        if row.window_key:
+            self._window = keys.integer("vision.window_size", 1, 1 << 12, row.window) // self.sizes.patch
+        self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
+        self._learned, self._positions, self._bias = self._tables()
+        if row.table_window and self._positions is not None:
+            self._window = max(1, math.isqrt(len(self._positions)))
+        self._global = self._global_layers(keys)
+        self._limit = keys.real("vision.swiglu_clamp", 0.0, 1e6, 0.0)
+        least, self.most = self._window * self.sizes.side, self._most_patches(keys)
+        self.parts = {
+            "layers": Part(self._layers(), self.most + len(self._learned), least),
+            "head": Part(self._head(), max(64, self.most // self.sizes.side**2)),
+        }
+
+        self._break: F32 | None = None
+        if row.break_row and row.break_row in tensors:
+            self._break = table(tensors, row.break_row, 1, self.width)
+        self._ends = [table(tensors, name, 1, self.width) for name in row.ends or ()]
+
+    # -- what the file says --------------------------------------------------------------------------------------------
+
+    def _global_layers(self, keys: Keys) -> frozenset[int]:
+        """Return the layers that attend to the whole picture; the others attend to windows."""
+        layers = range(self._layer_count)
+        if keys.holds("vision.wa_layer_indexes"):
+            listed = keys.metadata["clip.vision.wa_layer_indexes"]
+            count = len(listed) if hasattr(listed, "__len__") and len(listed) <= 512 else 1
+            return frozenset(keys.integers("vision.wa_layer_indexes", count, 0, 511))
+        period = keys.integer("vision.n_wa_pattern", 0, 512, self.row.period)
+        last = self._layer_count - 1 if self.row.period else -1
+        return frozenset([n for n in layers if not self._window or not period or (n + 1) % period == 0 or n == last])
+
+    def _most_patches(self, keys: Keys) -> int:
+        """Return the largest number of patches of a picture, which bounds the memory."""
+        if self._positions is not None and self.row.resize == "fixed" and not self.row.axes_table:
+            return min(MOST, len(self._positions))
+        pixels = keys.integer("vision.image_max_pixels", 0, 1 << 40, 0)
+        return max(64, min(MOST, pixels // self.sizes.patch**2)) if pixels else MOST
+
+    def _feature_layers(self, keys: Keys) -> tuple[int, ...]:
+        """Return the numbers of layers, counted from 1, whose outputs stand side by side; () means only the last."""
+        if not keys.holds("vision.feature_layer"):
+            return ()
+        listed = keys.metadata["clip.vision.feature_layer"]
+        count = len(listed) if hasattr(listed, "__len__") and 1 <= len(listed) <= 16 else 1
+        return keys.integers("vision.feature_layer", count, 1, max(1, self.sizes.shape.layers))
+
+    def _tables(self) -> tuple[F32, F32 | None, F32]:
+        """Return what is added to the patches: learned rows, positions and, with learned rows, the bias."""
+        tensors, width, row = self._tensors, self.sizes.shape.width, self.row
+        learned, bias = np.zeros((0, width), np.float32), np.zeros((1, width), np.float32)
+        if row.cls:
+            learned = table(tensors, "v.class_embd", tensors.values("v.class_embd") // width or 1, width)
+            if "v.patch_embd.bias" in tensors:
+                bias = table(tensors, "v.patch_embd.bias", 1, width)
+        name = "v.position_embd.weight"
+        if row.resize is None or (row.optional_table and name not in tensors):
+            return learned, None, bias
+        return learned, table(tensors, name, tensors.values(name) // width or 1, width), bias
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    def _network(self) -> Network:
+        row, sizes = self.row, self.sizes
+        network = Network(self._tensors, sizes.eps, row.activation or sizes.activation, self._norms)
+        network.limit = self._limit
+        return network
+
+    def _layers(self) -> Plan:
+        """Record the layers, one stage each. Tapped layers are results, too."""
+        network, row, shape, size = self._network(), self.row, self.sizes.shape, self.sizes.patch
+        recorder = network.recorder
+        inputs = {f"patches {number}": 3 * size * size for number in range(row.kernels)}
+        if self._added:
+            inputs["positions"] = shape.width
+        (*patches,) = recorder.receive_all(inputs)
+        added = patches.pop() if self._added else None
+        x = self._embedded(network, patches, added)
+        if row.before:
+            x = network.norm(x, row.before)
+        layers, taps = Layers(network, shape, row.style_of(shape.head_dim)), []
+        features: list[Value] = []
+        for number in range(self._layer_count):
+            if number:
+                network.end()
+            x = layers.layer(x, number)
+            if number in self._taps:
+                taps.append(x)
+            if number + 1 in self._features:
+                features.append(x)
+        after = "v.post_ln" if features else row.after
+        if after:
+            x = network.norm(x, after)
+        for earlier in reversed(features[:-1]):
+            x = recorder.concat(earlier, x)
+        cell_norm = row.cell_norm.removeprefix("?")
+        if cell_norm == row.cell_norm != "" or f"{cell_norm}.weight" in network.tensors:
+            x = network.norm(x, cell_norm, row.cell_norms, row.cell_eps)
+        if row.per_patch is not None:
+            x = row.per_patch(network, x)
+        self._columns = x.width
+        network.end(x, *taps)
+        return network.plan()
+
+    @property
+    def _added(self) -> bool:
+        return bool(self.row.cls) or self._positions is not None
+
+    def _embedded(self, network: Network, patches: Sequence[Value], added: Value | None) -> Value:
+        recorder, width, names = (
+            network.recorder,
+            self.sizes.shape.width,
+            ("v.patch_embd.weight", "v.patch_embd.weight.1"),
+        )
+        bias = (
+            None
+            if self.row.cls or "v.patch_embd.bias" not in network.tensors
+            else flat(network.tensors, "v.patch_embd.bias", (width,))
+        )
+        if "v.patch_norm.1.weight" in network.tensors:
+            patches = [network.norm(patch, "v.patch_norm.1", eps=1e-5) for patch in patches]
+        x = None
+        for patch, name in zip(patches, names, strict=False):
+            y = recorder.linear(patch, flat(network.tensors, name, (width, patch.width)), bias if x is None else None)
+            x = y if x is None else recorder.add(x, y)
+        assert x is not None
+        if "v.norm_embd.weight" in network.tensors:
+            x = network.norm(x, "v.norm_embd")
+        if "v.patch_norm.2.weight" in network.tensors:
+            x = network.norm(x, "v.patch_norm.2", eps=1e-5)
+        x = x if added is None else recorder.add(x, added)
+        return network.norm(x, "v.patch_norm.3", eps=1e-5) if "v.patch_norm.3.weight" in network.tensors else x
+
+    def _cell_columns(self) -> int:
+        """Return the width of a cell, the input of the projector."""
+        return self.sizes.side**2 * self._columns
+
+    def _head(self) -> Plan:
+        """Record the projector over cells of patches, and the projectors of tapped layers."""
+        network, columns = self._network(), self._cell_columns()
+        names = ["cells", *[f"cells {number}" for number in self._taps]]
+        x, *taps = network.recorder.receive_all(dict.fromkeys(names, columns))
+        y = self.row.head(network, x)
+        for number, tap in zip(self._taps, taps, strict=True):
+            name = f"v.deepstack.{number}."
+            deep = network.mlp(network.norm(tap, name + "norm", "layer"), name + "fc1", name + "fc2", "gelu")
+            y = network.recorder.concat(y, deep)
+        network.end(y)
+        self.width = y.width
+        return network.plan()
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def encode(self, pictures: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
+        """Yield the runs of a picture (height, width, 3), or of two pictures of equal size, the frames of a video."""
+        grid = self._grid(pictures[0])
+        order = np.arange(len(grid.y))
+        windows: tuple[int, ...] = (len(order),)
+        if self._window and len(self._global) < self._layer_count:
+            order, windows = grid.windows(self._window)
+        index = grid.index[order]
+        received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
+        if self._added:
+            received.append(self._with_learned(self._base(grid)[index], self._learned))
+        layouts = self._layouts(grid, order, windows)
+        x, *taps = yield Run("layers", tuple(received), layouts)
+        inputs = []
+        for each in (x, *taps):
+            inputs.append((yield from self._prepared(self._cells(self._without_learned(each), grid, order), grid)))
+        (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
+        return (yield from self._finished(y, grid, flags))
+
+    def _prepared(self, x: F32, grid: Grid) -> Encoding:
+        """Return the input of the projector from cells in row-major order."""
+        yield from ()
+        return x
+
+    def _grid(self, picture: F32) -> Grid:
+        rows, columns = (n // self.sizes.patch for n in picture.shape[:2])
+        side = self.sizes.side
+        exact = all(n % self.sizes.patch == 0 for n in picture.shape[:2])
+        exact = exact and (rows % side == columns % side == 0 or self.row.padded)
+        if not rows or not columns or not exact or picture.shape[2:] != (3,):
+            raise ModelError(
+                f"picture: {picture.shape} is not a whole number of cells of {side * self.sizes.patch} pixels"
+            )
+        if rows * columns > self.most:
+            raise ModelError(f"picture: {rows} x {columns} patches are more than {self.most}; use a smaller picture")
+        return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
+
+    def _patches(self, pictures: Sequence[F32]) -> list[F32]:
+        """Return the patches of each kernel in row-major order. A single picture is read by all kernels."""
+        row = self.row
+        own = [picture * 2 - 1 if row.signed else picture for picture in pictures]
+        found = [grids.patch_rows(each, self.sizes.patch, row.pixels_last) for each in own[: row.kernels]]
+        return found * (row.kernels // len(found))
+
+    def _base(self, grid: Grid) -> F32:
+        """Return what is added to the patches, in row-major order: positions and, with learned rows, the bias."""
+        count = grid.rows * grid.columns
+        positions, row = self._positions, self.row
+        if positions is None:
+            found = np.zeros((count, self.sizes.shape.width), np.float32)
+        elif row.axes_table:
+            flat_grid, half = grids.by_rows(grid.rows, grid.columns), len(positions) // 2
+            if max(grid.rows, grid.columns) > half:
+                raise ModelError(
+                    f"picture: {grid.rows} x {grid.columns} patches; the position table has {half} per side"
+                )
+            found = positions[flat_grid.x] + positions[half + flat_grid.y]
+        else:
+            own = self._split(positions)[1] if self._shares_table else positions
+            found = grids.resized(own, grid.rows, grid.columns, row.resize) if callable(row.resize) else own
+            if len(found) != count:
+                raise ModelError(f"picture: {count} patches, and the position table has {len(found)}")
+        return found + self._bias
+
+    @property
+    def _shares_table(self) -> bool:
+        """Whether the position table has rows for the learned rows, too."""
+        return bool(self.row.cls) and self.row.cls_position
+
+    def _split(self, positions: F32) -> tuple[F32, F32]:
+        """Return the positions of the learned rows, and of the patches."""
+        count = len(self._learned)
+        if self.row.cls == "first":
+            return positions[:count], positions[count:]
+        return positions[-count:], positions[:-count]
+
+    def _with_learned(self, rows: F32, learned: F32 | None) -> F32:
+        """Return rows of patches with the learned rows before or after them, or zeros in their place."""
+        if not len(self._learned):
+            return rows
+        own = np.zeros((len(self._learned), rows.shape[1]), np.float32) if learned is None else learned
+        if learned is not None and self._shares_table and self._positions is not None:
+            own = learned + self._split(self._positions)[0]
+        return np.concatenate([own, rows] if self.row.cls == "first" else [rows, own])
+
+    def _without_learned(self, rows: F32) -> F32:
+        count = len(self._learned)
+        if not count:
+            return rows
+        return rows[count:] if self.row.cls == "first" else rows[:-count]
+
+    def _layouts(self, grid: Grid, order: Ints, windows: tuple[int, ...]) -> tuple[Layout, ...]:
+        axes = None
+        if self.row.turn is not None:
+            own = grid.axes("y", "x", shift=self.row.turned_from)[order]
+            zeros = np.zeros((len(self._learned), 2), np.int32)
+            axes = np.concatenate([zeros, own] if self.row.cls == "first" else [own, zeros])
+        whole = Layout((len(order) + len(self._learned),), axes)
+        parts = Layout(windows, axes)
+        return tuple([whole if n in self._global else parts for n in range(self._layer_count)]) or (whole,)
+
+    def _cells(self, x: F32, grid: Grid, order: Ints) -> F32:
+        """Return the cells of rows of patches, which are in the given order of the grid."""
+        row, place = self.row, np.empty(len(order), np.int64)
+        place[grid.index[order]] = np.arange(len(order))
+        return grids.cells(x[place], grid.rows, grid.columns, self.sizes.side, row.channels_first, row.padded)
+
+    def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
+        """Return the embeddings with the learned rows between lines and at both ends."""
+        lines = -(-grid.rows // self.sizes.side)
+        yield from ()
+        if self._break is not None:
+            own = np.broadcast_to(self._break, (lines, 1, y.shape[1]))
+            y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])[:-1]
+        return np.concatenate([self._ends[0], y, self._ends[1]]) if self._ends else y
