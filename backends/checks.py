@@ -68,10 +68,10 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
+def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0, media: bool = False) -> None:
     """Raise BackendError if a row would access cache rows of other sequences.
 
-    `window` is the plan's largest sliding window.
+    `window` is the plan's largest sliding window. `media`: the plan takes media tokens, whose ids are negative.
     """
     rows = len(batch.tokens)
     if rows == 1 and not (window and limits.window_blocks) and _is_one_row(batch, limits, vocabulary):
@@ -84,6 +84,8 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
     ):
         if array.ndim != 1 or (name != "logit_rows" and len(array) != rows):
             raise BackendError(f"batch: {name} must be a vector of one number per row, found shape {array.shape}")
+        if name == "tokens" and media and array.ndim == 1:
+            array = array[array >= 0]
         if not check_within(array, limit):
             raise BackendError(f"batch: {name} must be from 0 to {limit - 1}, found {array.min()} to {array.max()}")
     if not 1 <= rows <= limits.rows:
@@ -127,6 +129,14 @@ def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
         and check_within(tables[sequence, : column + 1], limits.blocks)
         and tables.item(sequence, column) * BLOCK + offset == batch.slots.item()
     )
+
+
+def check_media(batch: Batch, width: int) -> None:
+    """Raise BackendError unless the batch has a row of embeddings of this width for every media token."""
+    count = int(np.count_nonzero(batch.tokens < 0))
+    shape = (0, width) if batch.media is None else batch.media.shape
+    if shape != (count, width):
+        raise BackendError(f"batch: {count} media tokens need embeddings of shape {(count, width)}, found {shape}")
 
 
 def check_texts(batch: Batch) -> None:

@@ -95,6 +95,7 @@ class Plan:
     normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
     drafts: tuple[DraftHead, ...] = ()  # the multi-token-prediction heads, each a stage after the model's
+    media: int = 0  # width of the embeddings of media tokens, whose ids are negative; 0: takes none
 
     @property
     def window(self) -> int:

@@ -10,6 +10,7 @@ from localllm.plan.attention import Append, Attention, IndexerTopK, Rotate
 from localllm.plan.batch import BLOCK
 from localllm.plan.connections import HyperConnection, hyper_connection_width
 from localllm.plan.experts import Experts, Gating, Stack
+from localllm.plan.media import EmbedMedia, Splice
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
@@ -58,6 +59,7 @@ class Recorder:
         self._starts: list[int] = []
         self._read: set[int] = set()  # cache layers that an attention reads
         self._encodes = False
+        self._media = 0  # width of the media embeddings
 
     def begin_layer(self) -> None:
         """Begin the next layer, or the output after the last layer."""
@@ -84,6 +86,22 @@ class Recorder:
         self._operations.append(
             EmbedNgrams(out, Weight.of(table), tuple(multipliers), tuple(sizes), tuple(firsts), end)
         )
+        return out
+
+    def embed_media(self, width: int) -> Value:
+        """Return the embeddings of media tokens (T, width), which `splice` reads."""
+        assert not self._media, "the plan has its media embeddings already"
+        out = self._value(width, "batch", "media")
+        self._operations.append(EmbedMedia(out))
+        self._media = width
+        return out
+
+    def splice(self, x: Value, media: Value, start: int = 0, add: bool = False) -> Value:
+        """Return x with the rows of media tokens replaced, or increased if `add`, by columns of their embeddings."""
+        assert x.rows == media.rows, f"{x.name}: rows of another kind than the media's"
+        assert 0 <= start <= media.width - x.width, f"{x.name}: no columns {start}..{start + x.width} of {media.width}"
+        out = self._value(x.width, x.rows, x.name + ".spliced")
+        self._operations.append(Splice(out, x, media, start, add))
         return out
 
     def receive(self, width: int, name: str) -> Value:
@@ -408,7 +426,7 @@ class Recorder:
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden
-        return Plan(operations, *made, normed, encodes=self._encodes)
+        return Plan(operations, *made, normed, encodes=self._encodes, media=self._media)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

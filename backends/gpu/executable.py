@@ -145,7 +145,7 @@ class GpuExecutable(Shell):
     def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
         drafts = self._plan.drafts
         assert head < len(drafts), "the plan has no such head"
-        self._check(batch)
+        self._check(batch, drafting=True)
         self._upload(batch)
         stage = self._program.stages[self._stage_count - len(drafts) + head]
         ((_, buffer),) = stage.received
@@ -185,7 +185,8 @@ class GpuExecutable(Shell):
     def _supply(self, stage: Stage[Buffer], rows: NDArray[np.intp]) -> None:
         """Upload the looked-up rows of a stage for some rows of the batch."""
         for value, buffer in stage.looked_up:
-            self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(self._lookups[value][rows]))
+            if len(found := self._lookups[value]):
+                self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(found[rows]))
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
         """Launch a stage for the sent rows, then the top-k search if requested. Return the number of search passes."""

@@ -128,6 +128,8 @@ def _rows(s: Sheet) -> Value:
     x = r.mul(r.gaussian_top_k(r.match(x, y, 1e-5, 4), 1.0), s.weight(320))
     x = r.blend(r.concat(x, r.slice(y, 0, 320)), y, s.weight(320), 1e-5)
     x = r.slice(r.concat(x, y, 4), 7, 100, 4)
+    media = r.embed_media(2 * x.width + 8)
+    x = r.splice(r.splice(x, media, 8), media, x.width + 3, add=True)
     streams = s.rows(4 * 96)
     for parts in (1, 2, 3):
         width = hyper_connection_width(4, parts)

@@ -247,6 +247,8 @@ class _Check:
 
     def _tokens(self, at: int, count: int) -> NDArray[np.int32]:
         tables = [op.table.shape[0] for op in self._flat if isinstance(op, Embed) and not op.positions]
+        if self._segment.plan.media:  # every third token is a media token
+            return np.where(np.arange(at, at + count) % 3 == 0, -1, 0).astype(np.int32)
         if not tables:
             return np.zeros(count, np.int32)
         random = np.random.RandomState(at)
