@@ -158,6 +158,14 @@ def check_texts(batch: Batch) -> None:
         raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
 
 
+def check_axes(axes: NDArray[Any], rows: int, needed: int, limits: Limits) -> None:
+    """Raise BackendError unless `axes` has at least `needed` valid positions for every row."""
+    if axes.ndim != 2 or axes.dtype.kind not in "iu" or len(axes) != rows or axes.shape[1] < needed:
+        raise BackendError(f"batch: axes must hold {needed} positions for each of {rows} rows, found {axes.shape}")
+    if not check_within(axes.reshape(-1), limits.positions):
+        raise BackendError(f"batch: axes must be from 0 to {limits.positions - 1}, found {axes.min()} to {axes.max()}")
+
+
 def check_histories(batch: Batch) -> None:
     """Raise BackendError unless the batch has the token history of every sequence.
 

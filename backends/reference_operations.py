@@ -105,7 +105,11 @@ def _head_linear(state: ReferenceState, op: HeadLinear) -> None:
 def _rotate(state: ReferenceState, op: Rotate) -> None:
     x = state.read(op.x)
     heads = x.reshape(len(x), -1, op.head_dim)
-    cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.rows(op.x).positions))  # (T, 1, n_rot/2)
+    batch = state.rows(op.x)
+    positions = batch.positions
+    if op.rope.axes and batch.axes is not None:
+        positions = batch.axes[:, op.rope.axes]  # (T, n_rot/2)
+    cos, sin = (table[:, None, :] for table in rope_table(op.rope, positions))  # (T, 1, n_rot/2)
     n = op.rope.n_rot
     first, second = (
         (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "interleaved" else (slice(n // 2), slice(n // 2, n))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, Limits, Memory, Routing
 from localllm.backends.checks import (
+    check_axes,
     check_batch,
     check_blocks,
     check_content,
@@ -84,7 +85,7 @@ class Shell(ABC):
         self._plan, self.limits = plan, limits
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
-        self._looks_up = bool(plan.lookups)
+        self._looks_up, self._axes = bool(plan.lookups), plan.axes
         self._media, self._embeds_media = plan.media, any(isinstance(op, EmbedMedia) for op in plan.operations)
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # number of rows in the last batch
         self._last_position = 0  # largest position of the last batch
@@ -167,7 +168,11 @@ class Shell(ABC):
             check_histories(batch)
         positions = batch.positions
         self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
-        self._ropes.reach(self._last_position + 1)
+        furthest = self._last_position
+        if self._axes and batch.axes is not None:
+            check_axes(batch.axes, len(positions), self._axes, self.limits)
+            furthest = max(furthest, int(batch.axes.max()))
+        self._ropes.reach(furthest + 1)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
         self._stage = 0
 

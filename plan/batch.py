@@ -27,6 +27,9 @@ class Batch:
     `histories[s]` contains the tokens of sequence s from position 0, at least up to its last token in the batch. Only
     plans with lookups need it.
 
+    `axes[t]` has the positions of token t for rotations with several axes (`Rope.axes`); for text models t, y, x and z.
+    Without it, every axis has the token's position. `positions` alone determines slots and attention.
+
     Media tokens (pictures, sound) have negative ids, and in order of the batch one row of `media` each.
     """
 
@@ -40,6 +43,7 @@ class Batch:
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
     borders: NDArray[np.int32] | None = None  # (sequences,): first position after the encoder's text
     histories: Sequence[Sequence[int]] | None = None  # (sequences,): tokens of each sequence
+    axes: NDArray[np.int32] | None = None  # (T, axes)
     media: NDArray[np.float32] | None = None  # (M, width): embeddings of the media tokens
 
     def ends(self) -> NDArray[np.int32]:
@@ -79,6 +83,7 @@ class Batch:
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
             sequence=self.sequence[rows], media=media,
             window_slots=None if self.window_slots is None else self.window_slots[rows],
+            axes=None if self.axes is None else self.axes[rows],
         )  # fmt: skip
 
     def merged(

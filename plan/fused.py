@@ -143,7 +143,8 @@ class Heads:
     def kind(self) -> tuple[object, ...]:
         """A key that is equal for queries and keys if one kernel can process both."""
         rotation, norm = self.rotation, self.norm
-        return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
+        rope = rotation.rope
+        return rotation.head_dim, rope.style, rope.n_rot, rope.axes, norm is not None, norm and norm.eps
 
 
 @dataclass(frozen=True, slots=True)

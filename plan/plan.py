@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan.attention import Attention
+from localllm.plan.attention import Attention, Rotate
 from localllm.plan.batch import BLOCK
 from localllm.plan.fused import flattened
 from localllm.plan.operation import Operation, Read
@@ -106,6 +106,12 @@ class Plan:
     def causal(self) -> bool:
         """Whether attention is causal, so that a sequence may be divided into several batches."""
         return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
+
+    @property
+    def axes(self) -> int:
+        """The number of positions per token that rotations with several axes read; 0 without such rotations."""
+        ropes = [op.rope for op in flattened(self.operations) if isinstance(op, Rotate)]
+        return max((1 + max(rope.axes) for rope in ropes if rope.axes), default=0)
 
     @property
     def attention_layers(self) -> tuple[CacheLayer, ...]:

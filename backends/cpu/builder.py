@@ -171,6 +171,13 @@ class Builder:
         variable.set(value)
         return variable
 
+    def array(self, element: ir.Type, count: int) -> Value:
+        """Return a pointer to `count` uninitialized elements on the stack."""
+        slot = self._entry.alloca(ir.ArrayType(element, count))
+        slot.align = 64
+        # llvmlite stores any type only through an opaque pointer
+        return Value(self, self._entry.inttoptr(self._entry.ptrtoint(slot, I64), POINTER))
+
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
         """Emit the loop `for i in range(start, stop, step)` over int64."""

@@ -17,12 +17,12 @@ class Inputs:
     Between two tokens the weights evict everything else from the CPU caches, so `fill` does as little as possible.
     """
 
-    def __init__(self, limits: Limits, wanted: bool, causal: bool) -> None:
+    def __init__(self, limits: Limits, wanted: bool, causal: bool, axes: int = 0) -> None:
         blocks = -(-limits.positions // BLOCK)
-        self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows, blocks)}
+        self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows, blocks, axes)}
         self._causal = causal
         if wanted:
-            self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows, blocks)
+            self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows, blocks, axes)
 
     def step(self, rows: Rows = "batch", windowed: bool = False) -> NDArray[np.int64]:
         steps = self._steps[rows]
@@ -46,12 +46,13 @@ class _Steps:
     Sliding-window layers with separate cache blocks read `window_step`, which has other slots and block tables.
     """
 
-    def __init__(self, rows: int, logit_rows: int, blocks: int) -> None:
+    def __init__(self, rows: int, logit_rows: int, blocks: int, axes: int) -> None:
         self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
         self._rows = np.zeros((5, rows), np.int32)
         self._logit_rows = np.zeros(logit_rows, np.int32)
         self._run_starts = np.zeros(rows + 2, np.int32)
         self.ends = np.zeros(rows, np.int32)
+        self._axes = np.zeros((rows, axes), np.int32)
         self._tables: list[NDArray[np.int32]] = []  # keeps the block tables alive while kernels read them
         lists = [np.zeros(blocks, np.int32) for _ in range(2)]
         self._table_rows = [(one, address(one)) for one in lists]  # the block table of a single sequence
@@ -69,12 +70,25 @@ class _Steps:
         for target, source in zip(self._rows, (batch.tokens, batch.positions, batch.sequence), strict=False):
             target[:count] = source
         self._logit_rows[:wanted] = batch.logit_rows
+        if self._axes.size:
+            self._fill_axes(batch)
         runs = self._fill_runs(batch.sequence)
         self._tables.clear()
         for (step, slots, tables), target, row in zip(steps, self._rows[3:], self._table_rows, strict=False):
             target[:count] = slots
             step[Step.rows], step[Step.logit_rows], step[Step.runs] = count, wanted, runs
             step[Step.tables], step[Step.table_stride] = self._placed(tables, row), tables.shape[1] * 4
+
+    def _fill_axes(self, batch: Batch) -> None:
+        """Store the positions on the axes, or let all axes read the positions."""
+        axes = self._axes.shape[1]
+        if batch.axes is None:
+            found = address(self._rows[1]), 4, 0
+        else:
+            self._axes[: len(batch.axes)] = batch.axes[:, :axes]
+            found = address(self._axes), 4 * axes, 4
+        for step in (self.step, self.window_step):
+            step[Step.axes], step[Step.axes_row], step[Step.axes_stride] = found
 
     def _placed(self, tables: NDArray[np.int32], row: tuple[NDArray[np.int32], int]) -> int:
         """Return the address at which kernels find the block tables.

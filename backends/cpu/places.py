@@ -139,6 +139,13 @@ class RopeOf(Place):
 
 
 @dataclass(frozen=True, slots=True)
+class AxesOf(Place):
+    """The axis of each pair of a rotation, int32 (n_rot / 2,)."""
+
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
 class StepOf(Place):
     """The `Step` of layers with the usual cache blocks, or of sliding-window layers with separate blocks.
 

@@ -17,6 +17,7 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import LINE, Arena, address
 from localllm.backends.cpu.places import (
+    AxesOf,
     BufferOf,
     CacheOf,
     ColumnsOf,
@@ -53,7 +54,9 @@ class Storage:
         )
         self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
-        self.inputs = Inputs(limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal)
+        self.inputs = Inputs(
+            limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal, plan.axes
+        )
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:
             if isinstance(place, VectorOf):
@@ -64,6 +67,8 @@ class Storage:
                 self._vectors[place] = weights.expert_vectors(place.weight, place.width)
             elif isinstance(place, EdgedOf):
                 self._vectors[place] = weights.edged(place.weight, place.more)
+            elif isinstance(place, AxesOf):
+                self._vectors[place] = np.array(place.rope.axes, np.int32).view(np.float32)
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
         self.sharing = {p: Sharing(p.shape, p.window, limits, threads, p.rows) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
@@ -90,7 +95,7 @@ class Storage:
                 return self._scratch[what].address
             case RepackedOf(weight):
                 return self.panels[weight.name].address
-            case VectorOf() | ColumnsOf() | ExpertVectorsOf() | EdgedOf():
+            case VectorOf() | ColumnsOf() | ExpertVectorsOf() | EdgedOf() | AxesOf():
                 return address(self._vectors[place])
             case RopeOf(rope):
                 return self.ropes[rope].address

@@ -71,10 +71,10 @@ class GpuExecutable(Shell):
         self.max_top_k, self._picked = largest.MOST if program.has_top_k else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
-        self._step = device.staging(steps.step_words(limits))
+        self._step = device.staging(steps.step_words(limits, plan.axes))
         of_wanted = steps.wanted_limits(limits) if Fixed.WANTED in program.scratch else None
         self._wanted_limits = of_wanted
-        self._wanted = device.staging(steps.step_words(of_wanted) if of_wanted else 0)
+        self._wanted = device.staging(steps.step_words(of_wanted, plan.axes) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # block tables that are already on the device
         self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
@@ -173,11 +173,13 @@ class GpuExecutable(Shell):
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Send some rows of the batch to the device. Return the positions of their logits in `logit_rows`."""
-        wanted, self._piece_counts = steps.fill_step(self._step, batch, rows, self.limits, self._causal)
+        known = self._causal, self._axes
+        wanted, self._piece_counts = steps.fill_step(self._step, batch, rows, self.limits, *known)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         if self._wanted_limits is not None and len(wanted):
             own = replace(batch, logit_rows=batch.logit_rows[wanted]).wanted()
-            counts = steps.fill_step(self._wanted, own, np.arange(len(wanted)), self._wanted_limits)[1]
+            every = np.arange(len(wanted))
+            counts = steps.fill_step(self._wanted, own, every, self._wanted_limits, axes=self._axes)[1]
             self._piece_counts[steps.TILES["logits"]] = counts[steps.TILES["batch"]]
             self._device.send(self._buffers[Fixed.WANTED], self._wanted)
         return wanted
@@ -292,7 +294,10 @@ class GpuExecutable(Shell):
     def _fill_rope(self, rope: Rope, start: int, stop: int) -> None:
         positions = np.arange(start, stop, dtype=np.int32)
         values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
-        self._device.upload(self._buffers[RopeTableOf(rope)], 4 * start * rope.n_rot, values)
+        table = self._buffers[RopeTableOf(rope)]
+        self._device.upload(table, 4 * (len(rope.axes) + start * rope.n_rot), values)
+        if rope.axes and not start:
+            self._device.upload(table, 0, np.array(rope.axes, np.int32))
 
     def _fill(self, weight: Tensor) -> None:
         self._buffers.fill(weight)

@@ -45,7 +45,11 @@ class DeviceMemory:
         for buffer in program.buffers:
             self._computed[buffer] = size = 4 * buffer.stride * rows[buffer.rows]
             self._alloc(buffer, size, "the activations")
-        for reference, size in {**program.scratch, Fixed.NOTHING: 64, Fixed.STEP: 4 * step_words(limits)}.items():
+        for reference, size in {
+            **program.scratch,
+            Fixed.NOTHING: 64,
+            Fixed.STEP: 4 * step_words(limits, self._plan.axes),
+        }.items():
             self._alloc(reference, size, "the activations")
         for tables in (Fixed.TABLES, Fixed.WINDOW_TABLES):
             self._alloc(tables, self.tables_size, "block tables")
@@ -56,7 +60,7 @@ class DeviceMemory:
                 if size:  # a convolution has no state
                     self._alloc(own, limits.blocks_of(layer) * size, what)
         for rope in program.ropes:
-            self._alloc(RopeTableOf(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
+            self._alloc(RopeTableOf(rope), 4 * (len(rope.axes) + limits.positions * rope.n_rot), "the rope tables")
         for weight in program.vectors.values():
             numbers = _numbers(weight)
             self._device.upload(self._alloc(VectorOf(weight.name), numbers.nbytes, "the weights"), 0, numbers)

@@ -34,7 +34,7 @@ class CacheOf:
 
 @dataclass(frozen=True, slots=True)
 class RopeTableOf:
-    """The RoPE table of cosines and sines (positions, n_rot)."""
+    """The RoPE table of cosines and sines (positions, n_rot), after the axis of each pair if the rope has axes."""
 
     rope: Rope
 

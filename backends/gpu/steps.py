@@ -42,19 +42,21 @@ def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
     return -(-counts[count] // each) * times + sum(more)
 
 
-def step_words(limits: Limits) -> int:
-    """Return the number of words in the step buffer; see `fill_step`."""
-    return HEADER + 7 * limits.rows + limits.logit_rows
+def step_words(limits: Limits, axes: int) -> int:
+    """Return the number of words in the step buffer of a plan with so many axes; see `fill_step`."""
+    return HEADER + (7 + axes) * limits.rows + limits.logit_rows
 
 
 def fill_step(
-    step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits, causal: bool = True
+    step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits, causal: bool = True, axes: int = 0
 ) -> tuple[NDArray[np.intp], dict[str, int]]:
     """Write some rows of a batch to the step buffer.
 
     The buffer holds a header, then per row tokens, positions, slots and sequences, then tiles (first row, rows), slots
     of sliding windows, and rows of logits. A plan that is not `causal` has no window slots: the last position of the
-    row's sequence takes their place. Return the indices of these rows in `logit_rows`, and the counts that grids need.
+    row's sequence takes their place. At the end are the positions of each row on the `axes` of rotations; the header
+    says where, and the strides of rows and axes. Return the indices of these rows in `logit_rows`, and the counts that
+    grids need.
     """
     place = np.full(len(batch.tokens), -1, np.int32)
     place[rows] = np.arange(len(rows))
@@ -79,6 +81,11 @@ def fill_step(
         step[HEADER + 4 * limit : HEADER + 4 * limit + found.size] = found.reshape(-1)
     at = HEADER + 7 * limit
     step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
+    step[4:7] = HEADER + limit, 1, 0  # all axes have the row's position
+    if axes and batch.axes is not None:
+        at += limits.logit_rows
+        step[4:7] = at, axes, 1
+        step[at : at + axes * len(rows)] = batch.axes[rows, :axes].reshape(-1)
     return wanted, counts
 
 

@@ -7,7 +7,7 @@ from localllm.backends.cpu.kernels import append, rowwise
 from localllm.backends.cpu.kernels import rotate as rotate_
 from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector_of
-from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.places import AxesOf, CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.plan import (
     Activate,
@@ -51,9 +51,10 @@ def _rotate(low: Lowering, x: Value, out: Value, op: Rotate, first: int) -> None
     target = low.make(out)
     arguments = rotate_.RotateArguments(
         step=StepOf(rows=x.rows), x=rows_in(source), y=output_to(target), heads=x.width // head_dim,
-        table=RopeOf(op.rope),
+        table=RopeOf(op.rope), axes=AxesOf(op.rope) if op.rope.axes else 0,
     )  # fmt: skip
-    kernel = rotate_.rotate(op.rope.style, head_dim, op.rope.n_rot, first, copied=source is not target)
+    shape = op.rope.style, head_dim, op.rope.n_rot, first
+    kernel = rotate_.rotate(*shape, copied=source is not target, axes=bool(op.rope.axes))
     low.call(kernel, arguments, x.rows, "rotate")
 
 

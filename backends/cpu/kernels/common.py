@@ -65,6 +65,9 @@ class Step(Struct):
     runs: Int64  # number of sequences in the batch
     run_starts: Address  # int32 (runs + 1,): the first row of each sequence, then the number of rows
     ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal attention
+    axes: Address  # int32: the positions of rows on the axes of rotations
+    axes_row: Int64  # stride between rows of `axes` in bytes
+    axes_stride: Int64  # stride between the axes of a row in bytes; 0: all axes have the row's position
 
 
 Arguments = TypeVar("Arguments", bound=Struct)

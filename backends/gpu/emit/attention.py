@@ -39,7 +39,8 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
     kernel = kernels.AppendRotated(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=low.tables(number).slots_at,
         Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
-        NORMED=None if key.norm is None else True, EPS=None if key.norm is None else float(key.norm.eps),
+        AXES=bool(rope.axes), NORMED=None if key.norm is None else True,
+        EPS=None if key.norm is None else float(key.norm.eps),
     )  # fmt: skip
     launch = kernel.launch(
         by_row(2 * layer.kv_heads + query.x.width // layer.head_dim, "batch"), k=k, v=v,

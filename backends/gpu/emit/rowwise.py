@@ -76,7 +76,7 @@ def rotate(low: Lowering, op: Rotate) -> None:
     low.program.ropes.add(op.rope)
     kernel = rowwise.RotateHeads(
         MAX_ROWS=low.rows[rows], WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
-        NEOX=op.rope.style == "neox",
+        NEOX=op.rope.style == "neox", AXES=bool(op.rope.axes),
     )  # fmt: skip
     launch = kernel.launch(by_value(op.x.width, rows), x=x, step=low.step(rows), table=RopeTableOf(op.rope), y=y)
     low.dispatch("rotate", rows, [launch])

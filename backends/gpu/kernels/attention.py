@@ -125,6 +125,7 @@ class AppendRotated(AppendHeads):
     Q_STRIDE: Shape
     N_ROT: Shape
     NEOX: bool
+    AXES: bool
     NORMED: bool | None = None
     EPS: Factor | None = None
 

@@ -204,7 +204,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   GLOBAL const float *in = (second ? v : k) + ((size_t)GROUP_Y * KV_HEADS + own) * width;
 #if ROTATED
   int query = GROUP_X - 2 * KV_HEADS;
-  size_t of_query = (size_t)GROUP_Y * Q_STRIDE + query * HEAD, angles = (size_t)POSITIONS_OF(step)[GROUP_Y] * N_ROT;
+  size_t of_query = (size_t)GROUP_Y * Q_STRIDE + query * HEAD;
   if (query >= 0) in = q + of_query;
 #if NORMED
   GLOBAL const float *weight = query >= 0 ? query_weight : key_weight;
@@ -213,7 +213,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   float factor = 1.0f / SQRT(group_sum(square, s, 128) / (float)HEAD + EPS);
 #endif
   for (int d = ITEM; query >= 0 && d < HEAD; d += 128)
-    queries[of_query + d] = rotated(SHAPE NUMBER(d), NUMBER(partner(SHAPE d)), d, query_table + angles);
+    queries[of_query + d] = rotated(SHAPE NUMBER(d), NUMBER(partner(SHAPE d)), d, step, query_table, GROUP_Y);
 #else
   int query = -1;
 #endif
@@ -228,7 +228,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   for (int i = ITEM; i < size; i += 128) {
     float number = i < width ? in[i] : 0.0f;
 #if ROTATED
-    if (!second && i < HEAD) number = rotated(SHAPE NUMBER(i), NUMBER(partner(SHAPE i)), i, key_table + angles);
+    if (!second && i < HEAD) number = rotated(SHAPE NUMBER(i), NUMBER(partner(SHAPE i)), i, step, key_table, GROUP_Y);
 #endif
     x[i] = within(number, largest);
   }

@@ -216,7 +216,8 @@ DEVICE float swiglu_oai(float gate, float up) {
 }
 
 // The step buffer: device memory that changes in every step. It holds 8 ints (rows, logit rows, blocks per row of the
-// block tables and of the sliding window's tables), then arrays of MAX_ROWS ints.
+// block tables and of the sliding window's tables; offset, row stride and axis stride of positions on several axes),
+// then arrays of MAX_ROWS ints.
 #define TOKENS_OF(step) ((step) + 8)
 #define POSITIONS_OF(step) ((step) + 8 + MAX_ROWS)
 #define SEQUENCE_OF(step) ((step) + 8 + 3 * MAX_ROWS)

@@ -109,6 +109,7 @@ class RotateHeads(Kernel):
     HEAD: Shape
     N_ROT: Shape
     NEOX: bool
+    AXES: bool
 
 
 class SliceColumns(Kernel):
