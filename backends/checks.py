@@ -158,6 +158,23 @@ def check_texts(batch: Batch) -> None:
         raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
 
 
+def check_spans(batch: Batch) -> None:
+    """Raise BackendError unless every row's span ends in the batch, at its own position or later, and no spans overlap.
+
+    The batch must have passed `check_batch`.
+    """
+    ends, positions, sequence = batch.span_ends, batch.positions, batch.sequence
+    if ends is None:
+        return
+    if ends.shape != positions.shape:
+        raise BackendError(f"batch: span_ends must be a vector of one position per row, found shape {ends.shape}")
+    same = sequence[1:] == sequence[:-1]
+    last = np.append(~same, True)
+    runs = np.diff(np.flatnonzero(last), prepend=-1)
+    if (ends < positions).any() or (ends > np.repeat(positions[last], runs)).any() or (np.diff(ends)[same] < 0).any():
+        raise BackendError("batch: span_ends must be positions from the row's own to its sequence's last, in order")
+
+
 def check_axes(axes: NDArray[Any], rows: int, needed: int, limits: Limits) -> None:
     """Raise BackendError unless `axes` has at least `needed` valid positions for every row."""
     if axes.ndim != 2 or axes.dtype.kind not in "iu" or len(axes) != rows or axes.shape[1] < needed:

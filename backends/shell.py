@@ -24,6 +24,7 @@ from localllm.backends.checks import (
     check_limits,
     check_media,
     check_replacement,
+    check_spans,
     check_texts,
     not_finite,
 )
@@ -85,7 +86,7 @@ class Shell(ABC):
         self._plan, self.limits = plan, limits
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
-        self._looks_up, self._axes = bool(plan.lookups), plan.axes
+        self._looks_up, self._axes, self._spans = bool(plan.lookups), plan.axes, plan.spans
         self._media, self._embeds_media = plan.media, any(isinstance(op, EmbedMedia) for op in plan.operations)
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # number of rows in the last batch
         self._last_position = 0  # largest position of the last batch
@@ -166,6 +167,8 @@ class Shell(ABC):
             check_media(batch, self._media)
         if self._looks_up:
             check_histories(batch)
+        if self._spans:
+            check_spans(batch)
         positions = batch.positions
         self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
         furthest = self._last_position

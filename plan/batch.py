@@ -30,7 +30,9 @@ class Batch:
     `axes[t]` has the positions of token t for rotations with several axes (`Rope.axes`); for text models t, y, x and z.
     Without it, every axis has the token's position. `positions` alone determines slots and attention.
 
-    Media tokens (pictures, sound) have negative ids, and in order of the batch one row of `media` each.
+    Media tokens (pictures, sound) have negative ids, and in order of the batch one row of `media` each. The tokens of a
+    span that see each other are in one batch; `span_ends[t]` is the last position that token t attends to in layers
+    with `Attention.spans`: the last one of its span, or its own.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -45,6 +47,7 @@ class Batch:
     histories: Sequence[Sequence[int]] | None = None  # (sequences,): tokens of each sequence
     axes: NDArray[np.int32] | None = None  # (T, axes)
     media: NDArray[np.float32] | None = None  # (M, width): embeddings of the media tokens
+    span_ends: NDArray[np.int32] | None = None  # (T,); None: every token's own position
 
     def ends(self) -> NDArray[np.int32]:
         """Return the last position that each non-causal token attends to, (T,): the end of its
@@ -84,6 +87,7 @@ class Batch:
             sequence=self.sequence[rows], media=media,
             window_slots=None if self.window_slots is None else self.window_slots[rows],
             axes=None if self.axes is None else self.axes[rows],
+            span_ends=None if self.span_ends is None else self.span_ends[rows],
         )  # fmt: skip
 
     def merged(

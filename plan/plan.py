@@ -108,6 +108,11 @@ class Plan:
         return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
 
     @property
+    def spans(self) -> bool:
+        """Whether the tokens of a span see each other, so that a span is never divided into several batches."""
+        return any(op.spans for op in flattened(self.operations) if isinstance(op, Attention))
+
+    @property
     def axes(self) -> int:
         """The number of positions per token that rotations with several axes read; 0 without such rotations."""
         ropes = [op.rope for op in flattened(self.operations) if isinstance(op, Rotate)]

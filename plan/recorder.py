@@ -204,7 +204,7 @@ class Recorder:
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
-        selection: Value | None = None, slices: int = 1, pools: int | None = None,
+        selection: Value | None = None, slices: int = 1, pools: int | None = None, spans: bool = False,
     ) -> Value:  # fmt: skip
         """Return the attention output; `selection` has `slices` slices: one, or one per KV head."""
         stored = self._layers[layer]
@@ -217,6 +217,13 @@ class Recorder:
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
         both_ways = not causal or after
+        if spans:
+            assert not both_ways, "spans are of causal attention"
+            assert selection is None, "rows that read a selection have no spans"
+            assert pools is None, "rows that read pools have no spans"
+            assert slopes is None, "spans have no slopes"
+            assert distances is None, "spans have no distance biases"
+            assert not chunked, "spans have no chunks"
         if pools is not None:
             self._read_pools(layer, pools, window, selection)
             assert not both_ways, "rows that read pools are causal"
@@ -238,8 +245,9 @@ class Recorder:
         assert slopes is None or distances is None, "only one distance penalty is supported"
         own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
-            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools
-        )
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools,
+            spans,
+        )  # fmt: skip
         self._operations.append(operation)
         return out
 

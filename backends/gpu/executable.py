@@ -71,10 +71,10 @@ class GpuExecutable(Shell):
         self.max_top_k, self._picked = largest.MOST if program.has_top_k else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
-        self._step = device.staging(steps.step_words(limits, plan.axes))
+        self._step = device.staging(steps.step_words(limits, plan))
         of_wanted = steps.wanted_limits(limits) if Fixed.WANTED in program.scratch else None
         self._wanted_limits = of_wanted
-        self._wanted = device.staging(steps.step_words(of_wanted, plan.axes) if of_wanted else 0)
+        self._wanted = device.staging(steps.step_words(of_wanted, plan) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # block tables that are already on the device
         self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
