@@ -19,6 +19,7 @@ from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
 from localllm.models.lookup import architecture_of, read_config
+from localllm.models.media import MediaInput
 from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_heads
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Config",
     "Drafter",
     "ExpertConfig",
+    "MediaInput",
     "ModelError",
     "Pooler",
     "PoolingHead",

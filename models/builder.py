@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from localllm.models.config import Config
 from localllm.models.properties import Properties
 from localllm.models.tensors import Tensors
 from localllm.plan import Recorder, Rope, Value, Weight
+
+if TYPE_CHECKING:
+    from localllm.models.media import MediaInput
 
 T = TypeVar("T")
 
@@ -21,6 +24,7 @@ class Builder:
     row: Properties
     tensors: Tensors
     recorder: Recorder
+    media: MediaInput | None = None  # the embeddings that the model takes besides tokens
 
     def own(self, kind: type[T]) -> T:
         """Return what the family has read, `Config.own`."""

@@ -29,7 +29,9 @@ class RopeConfig:
     score_multiplier: float  # yarn: multiplier of the temperature whose square scales the scores of latent attention
     temperature: float  # Ministral 3: queries are scaled by 1 + temperature * log(1 + position // temperature_length)
     temperature_length: int
-    sections: bool  # M-RoPE: angles also encode image positions; for text, it rotates halves of a head
+    # M-RoPE: number of pairs that turn by each axis of an image position; () without. For text, it rotates halves of a
+    # head.
+    sections: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from localllm.loading.recording import Recording
 from localllm.loading.splitting import Splitter, Whole, check_splitting
 from localllm.models import (
     Config,
+    MediaInput,
     Pooler,
     PoolingHead,
     architecture_of,
@@ -74,13 +75,15 @@ def bind(
     memory: int = 0,
     drafter: GGUFFile | None = None,
     split: Splitter | None = None,
+    media: MediaInput | None = None,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
     context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
-    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes.
+    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes. `media`
+    says which embeddings of pictures and sound the model takes besides tokens.
     """
     if split is not None:
         check_splitting(options)
@@ -92,7 +95,11 @@ def bind(
     speculation = options.speculation
     drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
     heads = speculation.most_drafted if drafts or drafter is not None else 0
-    recording = Recording(context, embeddings, heads)
+    recording = Recording(context, embeddings, heads, media)
+    span = media.span if media is not None else 0
+    if span > context:
+        problem = f"a picture takes up to {span} tokens, but the context holds {context}; raise "
+        raise LocalLLMError(Notice(problem, Setting("ctx_size")))
     plan = recording.plan(file, drafter, weights)
     pooler = None
     if embeddings or architecture.encoder:
@@ -105,7 +112,7 @@ def bind(
             tensor.check_finite()
 
     def limits_at(context: int) -> Limits:
-        return limits_of(context, plan, max(1, sequences), diffuses)
+        return limits_of(context, plan, max(1, sequences), diffuses, span)
 
     limits = limits_at(context)
     weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
@@ -159,7 +166,9 @@ def bind(
             return assembled(line)
     backend = open_backend(options.backend, threads, options.device, checked=not options.force)
     if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
-        plan = Recording(context).plan(file, weights=weights)  # layers on the GPU save more time than drafts
+        plan = Recording(context, media=media).plan(
+            file, weights=weights
+        )  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, threads)
     arranged, executable = bind_to(arranged, bound, not chosen, threads)
@@ -186,10 +195,12 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
+def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False, span: int = 0) -> Limits:
     """Return the limits for binding a model, considering sliding-window and recurrent layers.
 
     A diffusion model (`diffuses`) evaluates its whole canvas in one step, and may need the logits of every position.
+
+    A step holds a picture of `span` tokens that see each other, and decode rows of other sequences.
 
     Recurrent states are large. Models with recurrent layers therefore take fewer rows per step, and their state blocks
     are limited to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
@@ -203,12 +214,14 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
         return Limits(context + 16 * sequences, logit_rows, blocks, positions)
     if not plan.causal:  # bidirectional attention requires a whole text in one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
+    least = span + 16 * sequences if span else 0
     if not plan.window:
-        return Limits(BATCH_ROWS, logit_rows, blocks, positions)
+        return Limits(max(BATCH_ROWS, least), logit_rows, blocks, positions)
     size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))
     rows = BATCH_ROWS
     while rows > LEAST_ROWS and _needed(plan.window, rows) * size > STATE_BYTES:
         rows //= 2
+    rows = max(rows, least)
     own = _needed(plan.window, rows) + (sequences - 1) * _needed(plan.window, 0)
     past = sequences * WINDOW_PAST // BLOCK
     if size:
