@@ -34,7 +34,7 @@ class Lookups:
             self._found[op.out.index] = media_rows(batch, op.out.width)
 
     def __getitem__(self, value: Value) -> F32:
-        """Return a lookup's rows for the last batch, (T, width); (0, width) for media if the batch has none."""
+        """Return a lookup's rows for the last batch, (T, width); (0, width) for media in a batch of text."""
         return self._found[value.index]
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
-from localllm.models.config import Config, ExpertConfig, RopeConfig
+from localllm.models.config import Config, ExpertConfig, MediaInput, RopeConfig
 from localllm.models.draft_architecture import Drafter
 from localllm.models.drafter import check_fit, is_drafter, is_heads, record_with_drafter
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
 from localllm.models.lookup import architecture_of, read_config
-from localllm.models.media import MediaInput
 from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_heads
 
 __all__ = [

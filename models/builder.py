@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from localllm.models.config import Config
+from localllm.models.config import Config, MediaInput
 from localllm.models.properties import Properties
 from localllm.models.tensors import Tensors
 from localllm.plan import Recorder, Rope, Value, Weight
-
-if TYPE_CHECKING:
-    from localllm.models.media import MediaInput
 
 T = TypeVar("T")
 

@@ -112,6 +112,19 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaInput:
+    """The embeddings of media tokens: rows of `streams` slices as wide as the model.
+
+    The first slice replaces the token's embedding, the others are added behind the first layers (deepstack). `span` is
+    the largest number of tokens of a picture whose tokens see each other, in the layers that `Properties.spans` names;
+    0: pictures are causal.
+    """
+
+    streams: int = 1
+    span: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The configuration of a transformer; tuples have one entry per layer."""
 

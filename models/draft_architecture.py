@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from localllm.models.architecture import Architecture
-from localllm.models.config import Config
-from localllm.models.media import MediaInput
+from localllm.models.config import Config, MediaInput
 from localllm.plan import Plan, Tensor, Weight
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.models.architecture import Architecture
+from localllm.models.config import MediaInput
 from localllm.models.draft_architecture import Drafter, Target
 from localllm.models.errors import ModelError
 from localllm.models.families import DRAFTERS
 from localllm.models.lookup import architecture_of, read_config
-from localllm.models.media import MediaInput
 from localllm.models.next_token import has_head, record_with_heads
 from localllm.plan import Plan, Tensor
 

@@ -14,11 +14,11 @@ from localllm.base.notices import FILE, Notice, Setting
 from localllm.models.architecture import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
-from localllm.models.config import Config, RopeConfig
+from localllm.models.config import Config, MediaInput, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.head import PoolingHead
 from localllm.models.latent import LatentAttention
-from localllm.models.media import MediaInput, MediaRecorder, axes_of
+from localllm.models.media import MediaRecorder, axes_of
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value

@@ -1,26 +1,12 @@
-"""What a text model takes besides tokens: the embeddings of pictures and sound, which encoders compute."""
+"""Records how the embeddings of pictures and sound, which encoders compute, enter a text model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from localllm.models.builder import Builder
 from localllm.plan import Value
-
-
-@dataclass(frozen=True, slots=True)
-class MediaInput:
-    """The embeddings of media tokens: rows of `streams` slices as wide as the model.
-
-    The first slice replaces the token's embedding, the others are added behind the first layers (deepstack). `span` is
-    the largest number of tokens of a picture whose tokens see each other, in the layers that `Properties.spans` names;
-    0: pictures are causal.
-    """
-
-    streams: int = 1
-    span: int = 0
 
 
 class MediaRecorder:
@@ -31,7 +17,7 @@ class MediaRecorder:
         self._media = self._recorder.embed_media(self._given.streams * width) if self._given is not None else None
 
     def embedded(self, x: Value) -> Value:
-        """Return the embeddings x of a batch, with those of media tokens in place."""
+        """Return the embeddings x of a batch, in which media tokens have their own."""
         return x if self._media is None else self._recorder.splice(x, self._media)
 
     def behind(self, layer: int, x: Value) -> Value:

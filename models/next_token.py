@@ -16,13 +16,12 @@ from typing import Any
 
 from localllm.models.architecture import Architecture
 from localllm.models.builder import Builder
-from localllm.models.config import Config
+from localllm.models.config import Config, MediaInput
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
 from localllm.models.forward import attention_of, record
 from localllm.models.layers import LayerRecorder
 from localllm.models.lookup import read_config
-from localllm.models.media import MediaInput
 from localllm.models.tensors import Tensors
 from localllm.plan import DraftHead, Plan, Recorder, Tensor, Value
 

@@ -22,7 +22,7 @@ MEDIA = np.random.RandomState(2).standard_normal((90, STREAMS * WIDTH)).astype(n
 
 
 def plan() -> Plan:
-    """Return a plan that scales the embeddings of a text, takes those of media, and adds their other streams."""
+    """Return a plan that scales the embeddings of a text, splices media, and adds their other streams."""
     r = Recorder()
     media = r.embed_media(STREAMS * WIDTH)
     x = r.splice(r.scale(r.embed(MemoryWeight.of("table", TABLE)), 2.0), media)

@@ -55,13 +55,13 @@ def ends_of(spans: Sequence[tuple[int, int]], start: int, stop: int) -> np.ndarr
     return ends
 
 
-def by_hand(h: Heads) -> np.ndarray:
+def by_hand(h: Heads, spans: Sequence[tuple[int, int]] = SPANS) -> np.ndarray:
     rows = table(h).values().astype(np.float64)
     q, k, v = np.split(rows, np.cumsum(h.widths[:2]), axis=1)
     q, k, v = (x.reshape(LENGTH, -1, h.head_dim) for x in (q, k, v))
     k, v = (np.repeat(x, h.heads // h.kv_heads, axis=1) for x in (k, v))
     at = np.arange(LENGTH)
-    seen = at <= ends_of(SPANS, 0, LENGTH)[:, None]
+    seen = at <= ends_of(spans, 0, LENGTH)[:, None]
     if h.window:
         seen &= at > at[:, None] - h.window
     scores = np.einsum("qhd,khd->hqk", q, k) * h.head_dim**-0.5
@@ -74,7 +74,7 @@ def by_hand(h: Heads) -> np.ndarray:
 
 
 def run(driver: Driver, cuts: Sequence[int], crowd: bool = False) -> np.ndarray:
-    """Evaluate the text in parts; with a `crowd`, two other sequences are beside it in every step."""
+    """Evaluate the text in parts; with a `crowd`, every step has two more sequences."""
     found = []
     for part, (start, stop) in enumerate(pairwise(cuts)):
         parts = [(0, list(range(start, stop)))]
@@ -114,6 +114,16 @@ def test_rows_repeat_to_the_bit_whatever_stands_beside_them(backends: list[CpuBa
     for own in backends:
         driver = Driver(bind(own, one, rows=rows, blocks=24), sequences=3)
         np.testing.assert_array_equal(run(driver, PARTS, crowd=True), truth)
+
+
+def test_short_spans_of_several_sequences(backend: Backend) -> None:
+    """A GPU evaluates few rows at a time, but never a part of a span."""
+    h = SHAPES[0]
+    driver = Driver(bind(backend, plan(h), rows=60, blocks=9, cache=CacheTypes("f32", "f32")), sequences=3)
+    expected = by_hand(h, ((0, 9),))[:9]
+    found = driver.step([(s, list(range(9))) for s in range(3)], span_ends=np.full(27, 8, np.int32))
+    slack = attention_slack(table(h).values(), h, 9)
+    np.testing.assert_allclose(found, np.tile(expected, (3, 1)), rtol=0, atol=slack)
 
 
 def test_text_keeps_its_bits(cpu: CpuBackend) -> None:
