@@ -16,7 +16,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.machine.memory import memory
 from localllm.base.machine.processor import threads_for
 from localllm.base.notices import Notice, NotUsed, Setting
-from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
+from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, MediaFacts, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
 from localllm.loading.recording import Recording
@@ -147,6 +147,7 @@ def bind(
         pools = sequences > 0 and opened.name == "cpu" and plan.normed is not None and not plan.encodes
         engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
         engine.draft_heads = plan.drafts
+        engine.media = MediaFacts(plan.media, plan.axes, plan.spans)
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
