@@ -68,10 +68,10 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
+def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0, media: bool = False) -> None:
     """Raise BackendError if a row would access cache rows of other sequences.
 
-    `window` is the plan's largest sliding window.
+    `window` is the plan's largest sliding window. `media`: the plan takes media tokens, whose ids are negative.
     """
     rows = len(batch.tokens)
     if rows == 1 and not (window and limits.window_blocks) and _is_one_row(batch, limits, vocabulary):
@@ -84,6 +84,8 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
     ):
         if array.ndim != 1 or (name != "logit_rows" and len(array) != rows):
             raise BackendError(f"batch: {name} must be a vector of one number per row, found shape {array.shape}")
+        if name == "tokens" and media and array.ndim == 1:
+            array = array[array >= 0]
         if not check_within(array, limit):
             raise BackendError(f"batch: {name} must be from 0 to {limit - 1}, found {array.min()} to {array.max()}")
     if not 1 <= rows <= limits.rows:
@@ -129,6 +131,14 @@ def _is_one_row(batch: Batch, limits: Limits, vocabulary: int) -> bool:
     )
 
 
+def check_media(batch: Batch, width: int) -> None:
+    """Raise BackendError unless the batch has a row of embeddings of this width for every media token."""
+    count = int(np.count_nonzero(batch.tokens < 0))
+    shape = (0, width) if batch.media is None else batch.media.shape
+    if shape != (count, width):
+        raise BackendError(f"batch: {count} media tokens need embeddings of shape {(count, width)}, found {shape}")
+
+
 def check_texts(batch: Batch) -> None:
     """Raise BackendError unless every encoder text is complete and none of its rows requests logits."""
     borders = batch.borders
@@ -146,6 +156,23 @@ def check_texts(batch: Batch) -> None:
         raise BackendError("batch: a text comes in one batch, because its rows see later ones")
     if not check_within(batch.logit_rows, len(of_text)) or of_text[batch.logit_rows].any():
         raise BackendError("batch: logit_rows must be of rows after the text, which has no logits")
+
+
+def check_spans(batch: Batch) -> None:
+    """Raise BackendError unless every row's span ends in the batch, at its own position or later, and no spans overlap.
+
+    The batch must have passed `check_batch`.
+    """
+    ends, positions, sequence = batch.span_ends, batch.positions, batch.sequence
+    if ends is None:
+        return
+    if ends.shape != positions.shape:
+        raise BackendError(f"batch: span_ends must be a vector of one position per row, found shape {ends.shape}")
+    same = sequence[1:] == sequence[:-1]
+    last = np.append(~same, True)
+    runs = np.diff(np.flatnonzero(last), prepend=-1)
+    if (ends < positions).any() or (ends > np.repeat(positions[last], runs)).any() or (np.diff(ends)[same] < 0).any():
+        raise BackendError("batch: span_ends must be positions from the row's own to its sequence's last, in order")
 
 
 def check_axes(axes: NDArray[Any], rows: int, needed: int, limits: Limits) -> None:

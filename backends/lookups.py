@@ -3,6 +3,8 @@
 The rows that a step needs depend only on its tokens and earlier tokens, so they are read before the first kernel runs.
 Each row is read once per step, in order of file offset. Only the operating system caches rows between steps. The thread
 that runs the step reads the rows. Several executables of one model may read at the same time.
+
+The embeddings of media tokens come with the batch, and reach a device in the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan import F32, Batch, EmbedNgrams, Plan, Value
+from localllm.plan import F32, Batch, EmbedMedia, EmbedNgrams, Plan, Value
 from localllm.quant import dequantize
 
 
@@ -19,6 +21,7 @@ class Lookups:
 
     def __init__(self, plan: Plan) -> None:
         self._operations = [op for op in plan.operations if isinstance(op, EmbedNgrams)]
+        self._media = [op for op in plan.operations if isinstance(op, EmbedMedia)]
         self._found: dict[int, F32] = {}  # rows by value index
 
     def fetch(self, batch: Batch) -> None:
@@ -27,10 +30,23 @@ class Lookups:
         Raises the operating system's error if the file cannot be read.
         """
         self._found = {op.out.index: _embedded(op, batch) for op in self._operations}
+        for op in self._media:
+            self._found[op.out.index] = media_rows(batch, op.out.width)
 
     def __getitem__(self, value: Value) -> F32:
-        """Return a lookup's rows for the last batch, (T, width)."""
+        """Return a lookup's rows for the last batch, (T, width); (0, width) for media in a batch of text."""
         return self._found[value.index]
+
+
+def media_rows(batch: Batch, width: int) -> F32:
+    """Return the embeddings of a batch's media tokens at their rows (T, width), zero elsewhere; (0, width) if it has
+    none.
+    """
+    if batch.media is None:
+        return np.empty((0, width), np.float32)
+    found = np.zeros((len(batch.tokens), width), np.float32)
+    found[batch.tokens < 0] = batch.media
+    return found
 
 
 def _embedded(op: EmbedNgrams, batch: Batch) -> F32:

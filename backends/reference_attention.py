@@ -82,6 +82,8 @@ def attention(state: ReferenceState, op: Attention) -> None:
     slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
     distances = None if op.distances is None else state.weight(op.distances).reshape(kv_heads, -1, 2 * op.reach + 1)
     ends = batch.positions if op.causal else batch.ends()
+    if op.spans and batch.span_ends is not None:
+        ends = batch.span_ends
     for row in range(len(q)):
         own = batch.positions[row]
         # a slice of KV heads, and the positions (P,) that these heads attend to

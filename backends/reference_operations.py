@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import Routing
 from localllm.backends.reference_attention import append, attention, indexer_top_k
+from localllm.backends.reference_media import embed_media, splice
 from localllm.backends.reference_ngrams import embed_ngrams
 from localllm.backends.reference_recurrence import convolve, linear_attention, pool, selective_scan, wkv
 from localllm.backends.reference_state import ReferenceState
@@ -29,6 +30,7 @@ from localllm.plan import (
     Concat,
     Convolve,
     Embed,
+    EmbedMedia,
     EmbedNgrams,
     Experts,
     GaussianTopK,
@@ -51,6 +53,7 @@ from localllm.plan import (
     Send,
     Slice,
     Softcap,
+    Splice,
     Stack,
     Wkv,
     Xielu,
@@ -63,7 +66,8 @@ _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 def _embed(state: ReferenceState, op: Embed) -> None:
     table = state.weights[op.table.name]
-    rows = np.minimum(state.batch.positions, len(table) - 1) if op.positions else state.batch.tokens
+    tokens = np.maximum(state.batch.tokens, 0)
+    rows = np.minimum(state.batch.positions, len(table) - 1) if op.positions else tokens
     state.write(op.out, table[rows])
 
 
@@ -324,6 +328,7 @@ def _send(state: ReferenceState, op: Send) -> None:
 
 OPERATIONS: dict[type[Any], Callable[[ReferenceState, Any], None]] = {
     Embed: _embed,
+    EmbedMedia: embed_media,
     EmbedNgrams: embed_ngrams,
     Norm: _norm,
     Linear: _linear,
@@ -343,6 +348,7 @@ OPERATIONS: dict[type[Any], Callable[[ReferenceState, Any], None]] = {
     Xielu: _xielu,
     Clamp: _clamp,
     Softcap: _softcap,
+    Splice: splice,
     Add: _add,
     Scale: _scale,
     Slice: _columns,

@@ -22,11 +22,13 @@ from localllm.backends.checks import (
     check_copy,
     check_histories,
     check_limits,
+    check_media,
     check_replacement,
+    check_spans,
     check_texts,
     not_finite,
 )
-from localllm.plan import F32, Batch, Plan, Rope, Rows, Tensor, Value
+from localllm.plan import F32, Batch, EmbedMedia, Plan, Rope, Rows, Tensor, Value
 
 ROPE_STEP = 1024  # RoPE tables grow by this number of positions
 
@@ -84,7 +86,8 @@ class Shell(ABC):
         self._plan, self.limits = plan, limits
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
-        self._looks_up, self._axes = bool(plan.lookups), plan.axes
+        self._looks_up, self._axes, self._spans = bool(plan.lookups), plan.axes, plan.spans
+        self._media, self._embeds_media = plan.media, any(isinstance(op, EmbedMedia) for op in plan.operations)
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # number of rows in the last batch
         self._last_position = 0  # largest position of the last batch
         self._stage, self._stage_count = 0, len(plan.stages)  # the stage to run next, and the number of stages
@@ -134,7 +137,8 @@ class Shell(ABC):
         """Run a multi-token-prediction head of the plan; see `DraftingExecutable`."""
         heads = len(self._plan.drafts)
         assert head < heads, "the plan has no such head"
-        self.begin(batch)
+        self._check(batch, drafting=True)
+        self._take_in(batch)
         self._stage = self._stage_count - heads + head
         self.run([hidden])
 
@@ -158,12 +162,19 @@ class Shell(ABC):
         check_texts(batch)
         return batch.turns()
 
-    def _check(self, batch: Batch) -> None:
-        """Check the next batch, and prepare everything that is the same for all its pieces."""
+    def _check(self, batch: Batch, drafting: bool = False) -> None:
+        """Check the next batch, and prepare everything that is the same for all its pieces.
+
+        A head for drafting (`drafting`) reads no embeddings of media tokens.
+        """
         self._must_be_open()
-        check_batch(batch, self.limits, self._vocabulary_in, self._window)
+        check_batch(batch, self.limits, self._vocabulary_in, self._window, self._media > 0)
+        if self._embeds_media and not drafting:
+            check_media(batch, self._media)
         if self._looks_up:
             check_histories(batch)
+        if self._spans:
+            check_spans(batch)
         positions = batch.positions
         self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
         furthest = self._last_position

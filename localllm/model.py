@@ -18,7 +18,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.notices import FILE, Notice, Setting
 from localllm.constrained.request import answer_constraint, prompt_tail, text_constraint
 from localllm.embedding import Embedder, TextPooler, normalized, rank_pair
-from localllm.generation.request import LogitsProcessor, Request
+from localllm.generation.request import LogitsProcessor, MediaSpan, Request, text_of
 from localllm.generation.speculation.errors import NoDrafts
 from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
@@ -27,7 +27,7 @@ from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.resolve import resolve
 from localllm.loading.splitting import Splitter
 from localllm.loading.templated import Templated, messages_of
-from localllm.models import ModelError, Pooler, architecture_of
+from localllm.models import MediaInput, ModelError, Pooler, architecture_of
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -123,7 +123,7 @@ class Model(Templated):
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int | MediaSpan],
         options: AnswerOptions | None = ...,
         sampling: SamplingOptions | None = ...,
         *,
@@ -149,7 +149,7 @@ class Model(Templated):
     @takes(AnswerOptions, SamplingOptions, without=CHAT_ONLY)
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        prompt: str | Sequence[int | MediaSpan] | Sequence[str] | Sequence[Sequence[int]],
         options: AnswerOptions | None = None,
         sampling: SamplingOptions | None = None,
         *,
@@ -288,18 +288,18 @@ class Model(Templated):
             return SamplingOptions.given(sampling, given)
         return self.sampling_defaults.options(given)
 
-    def _known(self, ids: list[int]) -> list[int]:
+    def _known(self, ids: list[int | MediaSpan]) -> list[int | MediaSpan]:
         """Return `ids`. Raise LocalLLMError for ids outside the vocabulary, which would fail other requests in the same
         step.
         """
         most = self.vocabulary
-        if (wrong := next((token for token in ids if not 0 <= token < most), None)) is not None:
+        if (wrong := next((token for token in text_of(ids) if not 0 <= token < most), None)) is not None:
             raise LocalLLMError(f"token {wrong} is outside the vocabulary: ids are 0 to {most - 1}")
         return ids
 
     def _request(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int | MediaSpan],
         sampling: SamplingOptions,
         answer: AnswerOptions,
         stops: tuple[str, ...],
@@ -338,6 +338,7 @@ def load(
     sequences: int = 0,
     memory: int = 0,
     split: Splitter | None = None,
+    media: MediaInput | None = None,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF by path, by the name of a model on this computer, or "demo", the bundled model.
@@ -350,9 +351,11 @@ def load(
     (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
     tokens; an encoder-only model always does. `sequences` is for servers: the number of requests that share the KV
     cache (`localllm.generation`); `memory` is the maximum number of bytes for weights and KV cache then. `split` runs
-    the layers in several processes (`localllm.distributed`). A draft model changes the speed, not the distribution of
-    the answers. With a GPU, `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError,
-    TokenizerError, ModelError, BackendError or SpeculationError, each with a one-line message.
+    the layers in several processes (`localllm.distributed`). `media` says which embeddings of pictures and sound the
+    prompts of `generate` may have between their token ids (`localllm.engine.MediaSpan`). A draft model changes the
+    speed, not the distribution of the answers. With a GPU, `Model.placed` describes which layers run on which device.
+    Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with a one-line
+    message.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -372,7 +375,7 @@ def load(
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
-            model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split)
+            model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):
                 model.speculate(chosen, load, progress, sequences)
@@ -382,7 +385,7 @@ def load(
     return model
 
 
-def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
+def _prompts(prompt: Any) -> tuple[list[str | list[int | MediaSpan]], bool]:
     """Return prompts as a list, and whether a list was given. Raise LocalLLMError for anything else."""
     if isinstance(prompt, str):
         return [prompt], False
@@ -390,7 +393,7 @@ def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
         prompt = list(prompt)  # iterated twice below
     if (ids := _token_ids(prompt)) is not None:
         return [ids], False
-    found: list[str | list[int]] = []
+    found: list[str | list[int | MediaSpan]] = []
     for each in prompt if isinstance(prompt, Iterable) and not isinstance(prompt, Mapping) else [None]:
         one = each if isinstance(each, str) else _token_ids(each)
         if one is None:
@@ -400,12 +403,14 @@ def _prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
     return found, True
 
 
-def _token_ids(ids: Any) -> list[int] | None:
-    """Return token ids as a list; None for anything else."""
+def _token_ids(ids: Any) -> list[int | MediaSpan] | None:
+    """Return token ids, with pictures and sounds between them, as a list; None for anything else."""
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes | Mapping):
         return None
     given = list(ids)
-    return [int(token) for token in given] if all(isinstance(token, Integral) for token in given) else None
+    if not all(isinstance(token, Integral | MediaSpan) for token in given):
+        return None
+    return [token if isinstance(token, MediaSpan) else int(token) for token in given]
 
 
 def _refuse_other_kinds(file: GGUFFile) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from localllm.models.architecture import Architecture
 from localllm.models.architectures import ARCHITECTURES
-from localllm.models.config import Config, ExpertConfig, RopeConfig
+from localllm.models.config import Config, ExpertConfig, MediaInput, RopeConfig
 from localllm.models.draft_architecture import Drafter
 from localllm.models.drafter import check_fit, is_drafter, is_heads, record_with_drafter
 from localllm.models.errors import ModelError
@@ -28,6 +28,7 @@ __all__ = [
     "Config",
     "Drafter",
     "ExpertConfig",
+    "MediaInput",
     "ModelError",
     "Pooler",
     "PoolingHead",

@@ -24,7 +24,8 @@ PLAIN = (
     Architecture("bailingmoe", "interleaved", routing=FILE_SOFTMAX),  # Ling
     Architecture("bailingmoe2", "neox", qk_norm=True, routing=FILE_SOFTMAX),  # Ling 2.0
     Architecture(  # Ling 3
-        "bailingmoe3", "interleaved", sections=True, gated="sigmoid", cache="latent", limits="silu_clamp",
+        "bailingmoe3", "interleaved", sections=True, axes="sections", gated="sigmoid", cache="latent",
+        limits="silu_clamp",
         ignored=(*QKV_EXTRAS, "attn_output.scale"), recurrent=Recurrent("kda", "without_heads", bounded="slopes"),
         routing=FILE_SIGMOID,
     ),
@@ -74,8 +75,8 @@ PLAIN = (
         "glm-dsa", "interleaved", ffn_scales=True, cache="latent", yarn_scores=True,
         indexer=Indexer("interleaved", "types"), routing=SCALED_SIGMOID,
     ),
-    Architecture("glm4", "interleaved", sections=True, ffn="fused", post_norms=True),
-    Architecture("glm4moe", "neox", ffn_norm="post_attention_norm", routing=FILE_SIGMOID),
+    Architecture("glm4", "interleaved", sections=True, axes="sections", ffn="fused", post_norms=True),
+    Architecture("glm4moe", "neox", axes="sections", ffn_norm="post_attention_norm", routing=FILE_SIGMOID),
     Architecture(
         "gpt-oss", "neox", ffn_scales=True, ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
         routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
@@ -84,7 +85,7 @@ PLAIN = (
     Architecture("granitemoe", "interleaved", multipliers="divided", attention_scale=True, routing=SOFTMAX),
     Architecture("hunyuan-dense", "neox", norms_rotated=True),
     Architecture("hunyuan-moe", "neox", norms_rotated=True, routing=SOFTMAX),
-    Architecture("hunyuan_vl", "neox", sections=True, norms_rotated=True),  # text part only
+    Architecture("hunyuan_vl", "neox", sections=True, axes="sections", norms_rotated=True),
     Architecture("hy_v3", "neox", ffn_scales=True, qk_norm=True, routing=SCALED_SIGMOID),  # Hunyuan 3
     Architecture("internlm2", "interleaved"),
     Architecture("jais2", "neox", "relu2", norm="layer", ffn="plain"),
@@ -142,7 +143,7 @@ PLAIN = (
     Architecture("olmoe", "neox", qk_norm=True, routing=ExpertGating("softmax", False)),
     Architecture("openelm", "neox", qk_norm=True, ignored=("attn_qkv.scale",)),
     Architecture("orion", "neox", norm="layer"),
-    Architecture("paddleocr", "neox", ignored=("expert_count",)),  # text part only
+    Architecture("paddleocr", "neox", axes="sections", ignored=("expert_count",)),
     Architecture("pangu-embedded", "neox", ignored=("rope_freqs.weight",)),  # openPangu
     Architecture("phi2", "neox", "gelu", norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True),  # Phi 2
     Architecture("phi3", "neox", ffn="fused"),  # Phi 3, 3.5 and 4
@@ -159,8 +160,8 @@ PLAIN = (
     Architecture("qwen2moe", "neox", routing=ExpertGating("softmax", False)),
     Architecture("qwen3", "neox", ffn_scales=True, qk_norm=True),
     Architecture("qwen3moe", "neox", ffn_scales=True, qk_norm=True, routing=SCALED_SOFTMAX),
-    Architecture("qwen3vl", "neox", qk_norm=True),  # text part only
-    Architecture("qwen3vlmoe", "neox", qk_norm=True, routing=SOFTMAX),  # text part only
+    Architecture("qwen3vl", "neox", qk_norm=True, axes="interleaved"),
+    Architecture("qwen3vlmoe", "neox", qk_norm=True, routing=SOFTMAX, axes="interleaved"),
     Architecture("refact", None, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
     Architecture("rnd1", "neox", ffn_scales=True, diffusion=True, qk_norm=True, routing=SOFTMAX),
     Architecture("seed_oss", "neox", ffn_norm="post_attention_norm"),

@@ -57,9 +57,15 @@ class Attention(Part):
         mixed = recorder.attention(
             q, self.stored[config.kv_layer[layer]], heads, config.attention_scale[layer], window,
             config.attention_softcap, sinks, slopes, self.chunked and window > 0, config.causal,
-            self.distances(layer, heads), self.after, selection, slices,
+            self.distances(layer, heads), self.after, selection, slices, spans=self.spans(layer),
         )  # fmt: skip
         return self.gated(x, mixed, layer)
+
+    def spans(self, layer: int) -> bool:
+        """Return whether the tokens of a picture see each other."""
+        media = self.builder.media
+        spans = self.builder.row.spans == "all" or self.config.windows[layer] > 0
+        return media is not None and media.span > 0 and spans
 
     def ropes(self, layer: int) -> Ropes:
         config = self.config

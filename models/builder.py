@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from localllm.models.config import Config
+from localllm.models.config import Config, MediaInput
 from localllm.models.properties import Properties
 from localllm.models.tensors import Tensors
 from localllm.plan import Recorder, Rope, Value, Weight
@@ -21,6 +21,7 @@ class Builder:
     row: Properties
     tensors: Tensors
     recorder: Recorder
+    media: MediaInput | None = None  # the embeddings that the model takes besides tokens
 
     def own(self, kind: type[T]) -> T:
         """Return what the family has read, `Config.own`."""

@@ -29,7 +29,9 @@ class RopeConfig:
     score_multiplier: float  # yarn: multiplier of the temperature whose square scales the scores of latent attention
     temperature: float  # Ministral 3: queries are scaled by 1 + temperature * log(1 + position // temperature_length)
     temperature_length: int
-    sections: bool  # M-RoPE: angles also encode image positions; for text, it rotates halves of a head
+    # M-RoPE: number of pairs that turn by each axis of an image position; () without. For text, it rotates halves of a
+    # head.
+    sections: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,19 @@ class DecoderConfig:
 
     layers: int
     start: int  # decoder start token
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInput:
+    """The embeddings of media tokens: rows of `streams` slices as wide as the model.
+
+    The first slice replaces the token's embedding, the others are added behind the first layers (deepstack). `span` is
+    the largest number of tokens of a picture whose tokens see each other, in the layers that `Properties.spans` names;
+    0: pictures are causal.
+    """
+
+    streams: int = 1
+    span: int = 0
 
 
 @dataclass(frozen=True, slots=True)

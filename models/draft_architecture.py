@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from localllm.models.architecture import Architecture
-from localllm.models.config import Config
+from localllm.models.config import Config, MediaInput
 from localllm.plan import Plan, Tensor, Weight
 
 
@@ -28,7 +28,8 @@ class Target(NamedTuple):
     config: Config
     architecture: Architecture
     tensors: Mapping[str, Tensor]
-    context: int | None  # as in `forward.record`
+    context: int | None  # as in `forward.record`, like the next field
+    media: MediaInput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.models.architecture import Architecture
+from localllm.models.config import MediaInput
 from localllm.models.draft_architecture import Drafter, Target
 from localllm.models.errors import ModelError
 from localllm.models.families import DRAFTERS
@@ -34,7 +35,7 @@ def is_heads(drafter: Drafter) -> bool:
 
 def record_with_drafter(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], drafter: Drafter,
-    context: int | None = None, most: int = 1,
+    context: int | None = None, most: int = 1, media: MediaInput | None = None,
 ) -> Plan:  # fmt: skip
     """Record a model and, as further stages, a drafter: at most `most` of its heads, as in `record_with_heads`.
 
@@ -42,12 +43,12 @@ def record_with_drafter(
     """
     own = DRAFTERS.get(str(drafter.metadata.get("general.architecture")))
     if own is not None:
-        target = Target(read_config(metadata, architecture.name), architecture, tensors, context)
+        target = Target(read_config(metadata, architecture.name), architecture, tensors, context, media)
         return own.record(target, drafter)
     layers = check_fit(metadata, architecture, drafter)
     both = {name: tensor for name, tensor in tensors.items() if not _later(name, layers)}
     both |= {name: tensor for name, tensor in drafter.tensors.items() if _later(name, layers)}
-    return record_with_heads(metadata, architecture, both, context, most, drafter.metadata)
+    return record_with_heads(metadata, architecture, both, context, most, drafter.metadata, media)
 
 
 def check_fit(metadata: Mapping[str, Any], architecture: Architecture, drafter: Drafter) -> int:

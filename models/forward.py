@@ -14,10 +14,11 @@ from localllm.base.notices import FILE, Notice, Setting
 from localllm.models.architecture import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
-from localllm.models.config import Config, RopeConfig
+from localllm.models.config import Config, MediaInput, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.head import PoolingHead
 from localllm.models.latent import LatentAttention
+from localllm.models.media import MediaRecorder, axes_of
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
@@ -40,6 +41,7 @@ def record(
     every_row: bool = False,
     recorder: Recorder | None = None,
     parts: Parts | None = None,
+    media: MediaInput | None = None,
 ) -> Plan:
     """Record the plan of this model's forward pass; raise ModelError for a missing or unsuitable tensor.
 
@@ -47,14 +49,16 @@ def record(
     frequency factors, `context` selects one. Encoders return embeddings (T, width) instead of logits; other models do
     so with `embeddings`. With `every_row`, the plan's hidden states cover all tokens of a batch, as
     multi-token-prediction heads need, and not only the tokens whose logits are requested. `recorder` receives the
-    operations (default: a new one), and `parts` the parts of the model that a drafter reads.
+    operations (default: a new one), and `parts` the parts of the model that a drafter reads. With `media`, the plan
+    takes embeddings of media tokens.
     """
     _check_layers(config, tensors)
     context = context or config.context_length
     checked = Tensors(tensors, architecture.ignored, partial(architecture.layers.stored, config))
     recorder = recorder or Recorder()
-    builder = Builder(config, architecture, checked, recorder)
-    x = _embedded(builder, context)
+    builder = Builder(config, architecture, checked, recorder, media)
+    spliced = MediaRecorder(builder)
+    x = _embedded(builder, context, spliced)
     attention, recurrence = attention_of(builder, architecture, context), architecture.recurrence(builder)
     layers = architecture.layers(
         builder, attention, recurrence, architecture.feed_forward(builder), every_row, embeddings
@@ -64,7 +68,7 @@ def record(
         recorder.begin_layer()
         if parts is not None:
             parts.states.append(x)
-        x = layers.layer(x, layer)
+        x = spliced.behind(layer, layers.layer(x, layer))
     recorder.begin_layer()
     if parts is not None:
         parts.states.append(x)
@@ -87,12 +91,19 @@ def _check_layers(config: Config, tensors: Mapping[str, Tensor]) -> None:
         raise ModelError(Notice(problem, Setting("model_draft", FILE), " for this one"))
 
 
-def _embedded(builder: Builder, context: int) -> Value:
-    """Return token embeddings, plus type and position embeddings if the GGUF has them."""
+def _embedded(builder: Builder, context: int, media: MediaRecorder) -> Value:
+    """Return token embeddings, plus type and position embeddings if the GGUF has them.
+
+    A scale in the GGUF (Granite, MiniCPM) applies to media too, the scale of Gemma only to the text.
+    """
     config, recorder = builder.config, builder.recorder
     x = recorder.embed(builder.tensors.matrix("token_embd.weight", config.vocabulary, config.width))
+    if builder.row.multipliers:
+        x = media.embedded(x)
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
+    if not builder.row.multipliers:
+        x = media.embedded(x)
     x = _with_positions(builder, _with_type(builder, x), context)
     # LFM2's output norm has this name
     return x if builder.row.output_norm == "token_embd_norm" else builder.optional_norm("token_embd_norm", x)
@@ -103,8 +114,9 @@ def attention_of(builder: Builder, architecture: Architecture, context: int) -> 
     config = builder.config
     kind = LatentAttention if config.latent else architecture.attention
     factors = _factors(config, builder.tensors, context)
-    full = _ropes(config, architecture, config.rope, factors)
-    sliding = _ropes(config, architecture, config.window_rope, factors if kind.sliding_factors else None)
+    media = builder.media is not None
+    full = _ropes(config, architecture, config.rope, factors, media)
+    sliding = _ropes(config, architecture, config.window_rope, factors if kind.sliding_factors else None, media)
     selector = None
     if config.indexer is not None and architecture.indexer is not None:
         selector = architecture.selector(builder, config.indexer, architecture.indexer, context)
@@ -145,8 +157,13 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
     return None
 
 
-def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
-    """Return the rotations of queries and of keys, which differ at most by the query temperature."""
+def _ropes(
+    config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None, media: bool
+) -> Ropes:
+    """Return the rotations of queries and of keys, which differ at most by the query temperature.
+
+    If the model takes `media`, pairs turn by several positions per token (M-RoPE).
+    """
     if rope.temperature and config.latent is None and {rope.n_rot} != set(config.head_dim):
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
@@ -154,7 +171,10 @@ def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors
         )
     style = "neox" if rope.sections and architecture.sections else architecture.rope_style or "interleaved"
     own = None if factors is None else factors[: rope.n_rot // 2]
-    keys = Rope(style, rope.n_rot, inverse_frequencies(rope, own), magnitude(rope))
+    axes: tuple[int, ...] = ()
+    if media and rope.sections and architecture.axes:
+        axes = axes_of(rope.sections, rope.n_rot // 2, architecture.axes == "interleaved")
+    keys = Rope(style, rope.n_rot, inverse_frequencies(rope, own), magnitude(rope), axes=axes)
     if not rope.temperature:
         return Ropes(keys, keys)
     return Ropes(replace(keys, temperature=rope.temperature, temperature_length=rope.temperature_length), keys)

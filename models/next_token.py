@@ -16,7 +16,7 @@ from typing import Any
 
 from localllm.models.architecture import Architecture
 from localllm.models.builder import Builder
-from localllm.models.config import Config
+from localllm.models.config import Config, MediaInput
 from localllm.models.connections import ConnectionRecorder
 from localllm.models.errors import ModelError
 from localllm.models.forward import attention_of, record
@@ -46,17 +46,18 @@ def has_head(config: Config, architecture: Architecture, tensors: Mapping[str, T
 
 def record_with_heads(
     metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
-    most: int = 1, heads: Mapping[str, Any] | None = None,
+    most: int = 1, heads: Mapping[str, Any] | None = None, media: MediaInput | None = None,
 ) -> Plan:  # fmt: skip
     """Record a model and, as further stages, its first `most` multi-token-prediction heads, or all if it has fewer.
-    Raises the errors of `record`. `heads` is the metadata of the heads if they come from another GGUF.
+    Raises the errors of `record`. `heads` is the metadata of the heads if they come from another GGUF. Only the model
+    takes the embeddings of `media`; its heads read row 0 of the table instead, so drafts inside pictures are worthless.
 
     Each head adds a cache layer after the model's layers, and shares their cache blocks. Position t of the layer of
     head k holds token t + k.
     """
     recorder = Recorder()
     config = read_config(metadata, architecture.name)
-    model = plan = record(config, architecture, tensors, context, every_row=True, recorder=recorder)
+    model = plan = record(config, architecture, tensors, context, every_row=True, recorder=recorder, media=media)
     assert model.hidden is not None
     heads = heads or metadata
     config = read_config(heads, architecture.name)
@@ -65,19 +66,19 @@ def record_with_heads(
         config = read_config(heads, architecture.name, head=len(drafts) + 1)
         feeds = architecture.chained_heads and has_head(config, architecture, tensors) and len(drafts) + 1 < most
         recorder.end_stage()
-        plan = record_mtp_head(config, architecture, tensors, context, recorder, feeds)
+        plan = record_mtp_head(config, architecture, tensors, context, recorder, feeds, media)
         assert plan.hidden is not None
         drafts.append(DraftHead(received, plan.logits, plan.hidden))
         names, received = names | plan.tensors, plan.hidden if feeds else model.hidden
     return replace(
         plan, logits=model.logits, hidden=model.hidden, normed=model.normed, tensors=names, starts=model.starts,
-        drafts=tuple(drafts),
+        drafts=tuple(drafts), media=model.media,
     )  # fmt: skip
 
 
 def record_mtp_head(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
-    recorder: Recorder | None = None, feeds: bool = False,
+    recorder: Recorder | None = None, feeds: bool = False, media: MediaInput | None = None,
 ) -> Plan:  # fmt: skip
     """Record a multi-token-prediction head, the last layer of `config` (see `read_config`). Raises the errors of
     `record`.
@@ -88,7 +89,7 @@ def record_mtp_head(
     checked, last = Tensors(tensors, architecture.ignored), config.layers - 1
     recorder = recorder or Recorder()
     config, name = _attending(config, architecture), f"blk.{last}.nextn."
-    builder = Builder(config, architecture, checked, recorder)
+    builder = Builder(config, architecture, checked, recorder, media and MediaInput())
     recorder.begin_layer()
     streams = 1 if config.connections is None else config.connections.streams
     hidden = recorder.receive(streams * config.width, "hidden")

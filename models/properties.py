@@ -89,6 +89,10 @@ class Properties:
     norm_weights: bool = True  # False: norms have no weights
     ignored: tuple[str, ...] = ()  # ignored tensors and keys; layer tensors by the name after `blk.N.`
     sections: bool = False  # read the key `rope.dimension_sections` (M-RoPE)
+    # How the pairs of a head turn by time, row and column of an image token: in sections, interleaved, or all by the
+    # token's position
+    axes: Literal["", "sections", "interleaved"] = ""
+    spans: Literal["all", "sliding"] = "all"  # layers in which the tokens of a picture see each other, if they do
     gated: GluActivation | None = None  # activation of the output gate `attn_gate`, per value or per head
     norms_rotated: bool = False  # q/k norms are applied after rotation
     # What attention caches of a position. latent: one latent vector for all heads, multi-head latent attention (MLA);

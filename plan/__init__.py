@@ -17,6 +17,7 @@ from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.connections import HyperConnection
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, RotateEnds, flattened
+from localllm.plan.media import EmbedMedia, Splice
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
@@ -70,6 +71,7 @@ __all__ = [
     "Convolve",
     "DraftHead",
     "Embed",
+    "EmbedMedia",
     "EmbedNgrams",
     "Experts",
     "Fused",
@@ -111,6 +113,7 @@ __all__ = [
     "Send",
     "Slice",
     "Softcap",
+    "Splice",
     "Stack",
     "StateLayer",
     "Store",

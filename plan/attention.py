@@ -103,6 +103,9 @@ class Attention(Producer):
     last step (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a relative position bias is added to a
     score, indexed by key position minus query position, clamped to -reach..reach (T5, arXiv:1910.10683).
 
+    With `spans`, causal attention covers the later positions of a token's own span too (`Batch.span_ends`), such as the
+    rest of a picture. A `window` bounds only earlier positions.
+
     With a `selection`, a token attends only to the listed positions (`IndexerTopK`), in order. The selection has one
     slice for all KV heads, or one per KV head. Such a layer has no window and is causal.
 
@@ -126,6 +129,7 @@ class Attention(Producer):
     selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
     slices: int = 1  # 1: all KV heads read the same positions; otherwise one slice per KV head
     pools: int | None = None  # index of the cache layer that stores pools
+    spans: bool = False  # tokens of a span see each other
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -29,6 +29,10 @@ class Batch:
 
     `axes[t]` has the positions of token t for rotations with several axes (`Rope.axes`); for text models t, y, x and z.
     Without it, every axis has the token's position. `positions` alone determines slots and attention.
+
+    Media tokens (pictures, sound) have negative ids, and in order of the batch one row of `media` each. The tokens of a
+    span that see each other are in one batch; `span_ends[t]` is the last position that token t attends to in layers
+    with `Attention.spans`: the last one of its span, or its own.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -42,6 +46,8 @@ class Batch:
     borders: NDArray[np.int32] | None = None  # (sequences,): first position after the encoder's text
     histories: Sequence[Sequence[int]] | None = None  # (sequences,): tokens of each sequence
     axes: NDArray[np.int32] | None = None  # (T, axes)
+    media: NDArray[np.float32] | None = None  # (M, width): embeddings of the media tokens
+    span_ends: NDArray[np.int32] | None = None  # (T,); None: every token's own position
 
     def ends(self) -> NDArray[np.int32]:
         """Return the last position that each non-causal token attends to, (T,): the end of its
@@ -69,13 +75,20 @@ class Batch:
         place[rows] = np.arange(len(rows))
         at = place[self.logit_rows]
         wanted = np.flatnonzero(at >= 0)
-        piece = replace(
+        return replace(self.rows(rows), logit_rows=at[wanted]), wanted
+
+    def rows(self, rows: NDArray[np.integer[Any]]) -> Batch:
+        """Return some rows as a batch, in this order; they may repeat. `logit_rows` stays as it is."""
+        media = self.media
+        if media is not None:
+            media = media[(np.cumsum(self.tokens < 0) - 1)[rows[self.tokens[rows] < 0]]]
+        return replace(
             self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
-            sequence=self.sequence[rows], logit_rows=at[wanted],
+            sequence=self.sequence[rows], media=media,
             window_slots=None if self.window_slots is None else self.window_slots[rows],
             axes=None if self.axes is None else self.axes[rows],
+            span_ends=None if self.span_ends is None else self.span_ends[rows],
         )  # fmt: skip
-        return piece, wanted
 
     def merged(
         self, kinds: Sequence[Rows], parts: Iterable[tuple[NDArray[np.intp], NDArray[np.intp], Sequence[NDArray[Any]]]]
@@ -95,10 +108,4 @@ class Batch:
 
     def wanted(self) -> Batch:
         """Return a batch of the tokens whose logits are requested, in the order of `logit_rows`; tokens may repeat."""
-        rows = self.logit_rows
-        return replace(
-            self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
-            sequence=self.sequence[rows], logit_rows=np.arange(len(rows), dtype=np.int32),
-            window_slots=None if self.window_slots is None else self.window_slots[rows],
-            axes=None if self.axes is None else self.axes[rows],
-        )  # fmt: skip
+        return replace(self.rows(self.logit_rows), logit_rows=np.arange(len(self.logit_rows), dtype=np.int32))

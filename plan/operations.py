@@ -24,7 +24,7 @@ NormKind = Literal["rms", "layer", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Embed(Producer):
-    """out[t] = table[tokens[t]], dequantized to float32.
+    """out[t] = table[tokens[t]], dequantized to float32; row 0 for media tokens, whose ids are negative.
 
     With `positions`, the index is the position of token t instead, clamped to the table's last row.
     """

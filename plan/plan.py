@@ -95,6 +95,7 @@ class Plan:
     normed: Value | None = None  # hidden states after the output norm, one row per row of logits
     encodes: bool = False  # encoder-decoder: stage 0 runs on encoder tokens, stage 1 on decoder tokens
     drafts: tuple[DraftHead, ...] = ()  # the multi-token-prediction heads, each a stage after the model's
+    media: int = 0  # width of the embeddings of media tokens, whose ids are negative; 0: takes none
 
     @property
     def window(self) -> int:
@@ -105,6 +106,11 @@ class Plan:
     def causal(self) -> bool:
         """Whether attention is causal, so that a sequence may be divided into several batches."""
         return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
+
+    @property
+    def spans(self) -> bool:
+        """Whether the tokens of a span see each other, so that a span is never divided into several batches."""
+        return any(op.spans for op in flattened(self.operations) if isinstance(op, Attention))
 
     @property
     def axes(self) -> int:

@@ -10,6 +10,7 @@ from localllm.plan.attention import Append, Attention, IndexerTopK, Rotate
 from localllm.plan.batch import BLOCK
 from localllm.plan.connections import HyperConnection, hyper_connection_width
 from localllm.plan.experts import Experts, Gating, Stack
+from localllm.plan.media import EmbedMedia, Splice
 from localllm.plan.ngrams import EmbedNgrams
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
@@ -58,6 +59,7 @@ class Recorder:
         self._starts: list[int] = []
         self._read: set[int] = set()  # cache layers that an attention reads
         self._encodes = False
+        self._media = 0  # width of the media embeddings
 
     def begin_layer(self) -> None:
         """Begin the next layer, or the output after the last layer."""
@@ -84,6 +86,22 @@ class Recorder:
         self._operations.append(
             EmbedNgrams(out, Weight.of(table), tuple(multipliers), tuple(sizes), tuple(firsts), end)
         )
+        return out
+
+    def embed_media(self, width: int) -> Value:
+        """Return the embeddings of media tokens (T, width), which `splice` reads."""
+        assert not self._media, "the plan has its media embeddings already"
+        out = self._value(width, "batch", "media")
+        self._operations.append(EmbedMedia(out))
+        self._media = width
+        return out
+
+    def splice(self, x: Value, media: Value, start: int = 0, add: bool = False) -> Value:
+        """Return x with the rows of media tokens replaced, or increased if `add`, by columns of their embeddings."""
+        assert x.rows == media.rows, f"{x.name}: rows of another kind than the media's"
+        assert 0 <= start <= media.width - x.width, f"{x.name}: no columns {start}..{start + x.width} of {media.width}"
+        out = self._value(x.width, x.rows, x.name + ".spliced")
+        self._operations.append(Splice(out, x, media, start, add))
         return out
 
     def receive(self, width: int, name: str) -> Value:
@@ -199,7 +217,7 @@ class Recorder:
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False, causal: bool = True, distances: Tensor | None = None, after: bool = False,
-        selection: Value | None = None, slices: int = 1, pools: int | None = None,
+        selection: Value | None = None, slices: int = 1, pools: int | None = None, spans: bool = False,
     ) -> Value:  # fmt: skip
         """Return the attention output; `selection` has `slices` slices: one, or one per KV head."""
         stored = self._layers[layer]
@@ -212,6 +230,13 @@ class Recorder:
             assert slices in (1, stored.kv_heads), f"{slices} slices for {stored.kv_heads} key-value heads"
             assert selection.rows == q.rows
         both_ways = not causal or after
+        if spans:
+            assert not both_ways, "spans are of causal attention"
+            assert selection is None, "rows that read a selection have no spans"
+            assert pools is None, "rows that read pools have no spans"
+            assert slopes is None, "spans have no slopes"
+            assert distances is None, "spans have no distance biases"
+            assert not chunked, "spans have no chunks"
         if pools is not None:
             self._read_pools(layer, pools, window, selection)
             assert not both_ways, "rows that read pools are causal"
@@ -233,8 +258,9 @@ class Recorder:
         assert slopes is None or distances is None, "only one distance penalty is supported"
         own, far = (_given(sinks), _given(slopes)), _given(distances)
         operation = Attention(
-            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools
-        )
+            out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far, after, selection, slices, pools,
+            spans,
+        )  # fmt: skip
         self._operations.append(operation)
         return out
 
@@ -431,7 +457,7 @@ class Recorder:
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         made = tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden
-        return Plan(operations, *made, normed, encodes=self._encodes)
+        return Plan(operations, *made, normed, encodes=self._encodes, media=self._media)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

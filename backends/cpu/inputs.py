@@ -17,10 +17,10 @@ class Inputs:
     Between two tokens the weights evict everything else from the CPU caches, so `fill` does as little as possible.
     """
 
-    def __init__(self, limits: Limits, wanted: bool, causal: bool, axes: int = 0) -> None:
+    def __init__(self, limits: Limits, wanted: bool, causal: bool, axes: int = 0, spans: bool = False) -> None:
         blocks = -(-limits.positions // BLOCK)
         self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows, blocks, axes)}
-        self._causal = causal
+        self._causal, self._spans = causal, spans
         if wanted:
             self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows, blocks, axes)
 
@@ -35,6 +35,9 @@ class Inputs:
             batches["logits"] = batch.wanted()
         for rows, own in batches.items():
             self._steps[rows].fill(own)
+            if self._spans:
+                ends = own.positions if own.span_ends is None else own.span_ends
+                self._steps[rows].ends[: len(ends)] = ends
         if not self._causal:
             self._steps["batch"].ends[: len(batch.tokens)] = batch.ends()
         return batches

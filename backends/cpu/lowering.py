@@ -134,6 +134,7 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.At
         layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0 and not every, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
         op.chunked, op.causal, op.after, op.reach, layer.selected, op.slices, layer.whole, layout.once, every, chosen,
+        op.spans,
     )  # fmt: skip
 
 

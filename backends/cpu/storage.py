@@ -55,7 +55,7 @@ class Storage:
         self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
         self.inputs = Inputs(
-            limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal, plan.axes
+            limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal, plan.axes, plan.spans
         )
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:

@@ -71,10 +71,10 @@ class GpuExecutable(Shell):
         self.max_top_k, self._picked = largest.MOST if program.has_top_k else 0, 0
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
-        self._step = device.staging(steps.step_words(limits, plan.axes))
+        self._step = device.staging(steps.step_words(limits, plan))
         of_wanted = steps.wanted_limits(limits) if Fixed.WANTED in program.scratch else None
         self._wanted_limits = of_wanted
-        self._wanted = device.staging(steps.step_words(of_wanted, plan.axes) if of_wanted else 0)
+        self._wanted = device.staging(steps.step_words(of_wanted, plan) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # block tables that are already on the device
         self._logits = np.zeros((limits.logit_rows if program.has_top_k else 0, plan.logits.width), np.float32)
@@ -145,7 +145,7 @@ class GpuExecutable(Shell):
     def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
         drafts = self._plan.drafts
         assert head < len(drafts), "the plan has no such head"
-        self._check(batch)
+        self._check(batch, drafting=True)
         self._upload(batch)
         stage = self._program.stages[self._stage_count - len(drafts) + head]
         ((_, buffer),) = stage.received
@@ -187,7 +187,8 @@ class GpuExecutable(Shell):
     def _supply(self, stage: Stage[Buffer], rows: NDArray[np.intp]) -> None:
         """Upload the looked-up rows of a stage for some rows of the batch."""
         for value, buffer in stage.looked_up:
-            self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(self._lookups[value][rows]))
+            if len(found := self._lookups[value]):
+                self._device.upload(self._buffers[buffer], 0, np.ascontiguousarray(found[rows]))
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
         """Launch a stage for the sent rows, then the top-k search if requested. Return the number of search passes."""

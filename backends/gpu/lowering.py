@@ -104,7 +104,7 @@ class Lowering:
     def step(self, rows: Rows) -> Fixed:
         """Return the step buffer of the batch, or of the rows whose logits are requested."""
         if rows == "logits":
-            self.program.scratch[Fixed.WANTED] = 4 * step_words(wanted_limits(self.limits), self.plan.axes)
+            self.program.scratch[Fixed.WANTED] = 4 * step_words(wanted_limits(self.limits), self.plan)
         return Fixed.STEP if rows == "batch" else Fixed.WANTED
 
     def tables(self, layer: int) -> Tables:

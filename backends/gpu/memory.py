@@ -48,7 +48,7 @@ class DeviceMemory:
         for reference, size in {
             **program.scratch,
             Fixed.NOTHING: 64,
-            Fixed.STEP: 4 * step_words(limits, self._plan.axes),
+            Fixed.STEP: 4 * step_words(limits, self._plan),
         }.items():
             self._alloc(reference, size, "the activations")
         for tables in (Fixed.TABLES, Fixed.WINDOW_TABLES):

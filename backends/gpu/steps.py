@@ -19,7 +19,7 @@ from localllm.backends.gpu.kernels.attention import PARTITION, TILE_ROWS, partit
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, HEADER, Dimension, Grid
 from localllm.backends.gpu.kernels.products import SOME_ROWS
 from localllm.backends.gpu.replay import bucket
-from localllm.plan import Batch, Rows
+from localllm.plan import Batch, Plan, Rows
 
 TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # name of the tile count, by kind of rows
 ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # minimum rows of each class: one, few, some, many
@@ -42,9 +42,9 @@ def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
     return -(-counts[count] // each) * times + sum(more)
 
 
-def step_words(limits: Limits, axes: int) -> int:
-    """Return the number of words in the step buffer; see `fill_step`."""
-    return HEADER + (7 + axes) * limits.rows + limits.logit_rows
+def step_words(limits: Limits, plan: Plan) -> int:
+    """Return the number of words in the step buffer of a plan; see `fill_step`."""
+    return HEADER + (7 + plan.axes + plan.spans) * limits.rows + limits.logit_rows
 
 
 def fill_step(
@@ -54,14 +54,15 @@ def fill_step(
 
     The buffer holds a header, then per row tokens, positions, slots and sequences, then tiles (first row, rows), slots
     of sliding windows, and rows of logits. A plan that is not `causal` has no window slots: the last position of the
-    row's sequence takes their place. At the end are the positions of each row on the `axes` of rotations; the header
-    says where, and the strides of rows and axes. Return the indices of these rows in `logit_rows`, and the counts that
-    grids need.
+    row's sequence takes their place. At the end are the positions of each row on the `axes` of rotations, and the ends
+    of spans; the header says where, and the strides of rows and axes. Return the indices of these rows in `logit_rows`,
+    and the counts that grids need.
     """
     place = np.full(len(batch.tokens), -1, np.int32)
     place[rows] = np.arange(len(rows))
     wanted = np.flatnonzero(place[batch.logit_rows] >= 0)
     limit, last = limits.rows, batch.positions if causal else batch.ends()
+    furthest = last if batch.span_ends is None else batch.span_ends
     step[:3] = len(rows), len(wanted), batch.tables.shape[1]
     if batch.window_slots is not None and batch.window_tables is not None:
         step[3] = batch.window_tables.shape[1]
@@ -72,7 +73,7 @@ def fill_step(
     for i, array in enumerate((batch.tokens, batch.positions, batch.slots, batch.sequence)):
         step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
     counts = {"batch": len(rows), "logits": len(wanted), TILES["batch"]: 0, TILES["logits"]: 0}
-    counts["partitions"] = int(np.maximum(last, batch.positions)[rows].max()) // PARTITION + 1
+    counts["partitions"] = int(np.maximum(furthest, batch.positions)[rows].max()) // PARTITION + 1
     if len(rows) <= FEW_ROWS:
         counts["partitions"] = min(bucket(counts["partitions"]), partitions(limits))
     else:
@@ -86,15 +87,20 @@ def fill_step(
         at += limits.logit_rows
         step[4:7] = at, axes, 1
         step[at : at + axes * len(rows)] = batch.axes[rows, :axes].reshape(-1)
+    step[7] = HEADER + limit  # every span is one row
+    if batch.span_ends is not None:
+        step[7] = at = HEADER + (7 + axes) * limit + limits.logit_rows
+        step[at : at + len(rows)] = batch.span_ends[rows]
     return wanted, counts
 
 
 def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
     """Return the rows of each piece, in order.
 
-    Long runs of a sequence form one piece; other rows go FEW_ROWS at a time. If the plan is not `causal`, short runs of
-    a sequence are never divided; a piece holds several runs if they fit.
+    Long runs of a sequence form one piece; other rows go FEW_ROWS at a time. If the plan is not `causal`, or the batch
+    has spans, short runs of a sequence are never divided; a piece holds several runs if they fit.
     """
+    causal = causal and batch.span_ends is None
     count = len(batch.tokens)
     if count <= FEW_ROWS:
         return [np.arange(count)]

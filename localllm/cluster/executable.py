@@ -18,7 +18,7 @@ from localllm.cluster.errors import ClusterError, MessageError, StageLost
 from localllm.cluster.exchange import Exchange
 from localllm.cluster.ring import Ring
 from localllm.cluster.stage import BLOCKS_BYTES, DESCRIBED, Arrays, Description, Layout, Stage, result_kinds, returned
-from localllm.cluster.wire import Kind, batch_arrays
+from localllm.cluster.wire import Kind, batch_arrays, batch_parts
 from localllm.engine import top_k_of
 from localllm.plan import F32, Batch, Rows, Tensor, Value
 
@@ -151,8 +151,7 @@ class SplitExecutable:
         found = self._first.step(batch, (), top_k)
         if self._first.is_last:
             return found
-        windowed = batch.window_slots is not None
-        return self._exchange.send(Kind.STEP, (top_k, int(windowed)), (*batch_arrays(batch), *found))
+        return self._exchange.send(Kind.STEP, (top_k, batch_parts(batch)), (*batch_arrays(batch), *found))
 
     def _fetch(self, value: Value) -> int | NDArray[Any]:
         """Return a value of the newest step, or the number of the request for it."""
@@ -215,11 +214,13 @@ class SplitExecutable:
                     step.exchange.forget(running)
 
     def _micro_batches(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy."""
+        """Return the rows of each micro-batch: one, unless the batch is long enough to keep several stages busy.
+
+        A batch with spans stays whole, because their rows see each other.
+        """
+        divides = self._divides and batch.span_ends is None
         rows, stages = len(batch.tokens), self._cut.stages
-        count = (
-            min(rows // MICRO_ROWS, MICRO_BATCHES * stages, MOST_MICRO_BATCHES) if stages > 1 and self._divides else 1
-        )
+        count = min(rows // MICRO_ROWS, MICRO_BATCHES * stages, MOST_MICRO_BATCHES) if stages > 1 and divides else 1
         return np.array_split(np.arange(rows), max(count, 1))
 
     def draft(self, batch: Batch, hidden: F32, head: int = 0) -> None:
@@ -227,7 +228,7 @@ class SplitExecutable:
         if self._first.is_last:
             found = self._first.draft(batch, hidden, head)
         else:
-            integers = head, int(batch.window_slots is not None)
+            integers = head, batch_parts(batch)
             found = self._exchange.ask(Kind.DRAFT, integers, (*batch_arrays(batch), hidden))
         of = self._cut.plan.drafts[head]
         self._values = {of.logits.index: found[0], of.following.index: found[1]}

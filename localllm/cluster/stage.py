@@ -92,6 +92,7 @@ class Stage:
         self.most_bytes = message_bytes(cut, layout, number) if number else 0  # size of the largest message to it
         self._part, self._digest = cut.parts[number], layout.digest(cut)
         self._vocabulary = cut.plan.input_vocabulary  # kernels do not check tokens; only the first stage has the table
+        self._takes_media = cut.plan.media > 0
         operations = self._part.operations
         first, last = operations[0], operations[-1]
         self._received = first.values if isinstance(first, Receive) else ()
@@ -171,10 +172,10 @@ class Stage:
         return result_kinds(self.returned, top_k) if self.is_last else [value.rows for value in self._sent]
 
     def _step(self, message: Message) -> Message:
-        top_k, windowed = _integers(message, 2)
+        top_k, parts = _integers(message, 2)
         if self.is_last and not 0 <= top_k <= self.description.max_top_k:
             raise MessageError(f"message: {top_k} largest logits; supported: 0 to {self.description.max_top_k}")
-        batch, received = batch_of(message.arrays, bool(windowed))
+        batch, received = batch_of(message.arrays, parts)
         self._check_tokens(batch)
         counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
         rows = check_rows(received, [(counts[value.rows], value.width) for value in self._received])
@@ -186,10 +187,10 @@ class Stage:
     def _draft(self, message: Message) -> Message:
         if not self.is_last:
             return message
-        head, windowed = _integers(message, 2)
+        head, parts = _integers(message, 2)
         if not 0 <= head < len(self._drafts):
             raise MessageError(f"message: the plan has {len(self._drafts)} heads for drafting, not {head + 1}")
-        batch, received = batch_of(message.arrays, bool(windowed))
+        batch, received = batch_of(message.arrays, parts)
         self._check_tokens(batch)
         (hidden,) = check_rows(received, [(len(batch.tokens), self._drafts[head].hidden.width)])
         return Message(Kind.RESULT, message.number, (), self.draft(batch, hidden, head))
@@ -202,7 +203,7 @@ class Stage:
         return executable.value(of.logits), executable.value(of.following)
 
     def _check_tokens(self, batch: Batch) -> None:
-        tokens = batch.tokens
+        tokens = batch.tokens[batch.tokens >= 0] if self._takes_media else batch.tokens
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
             raise MessageError(f"message: tokens must be from 0 to {self._vocabulary - 1}")
 
@@ -276,7 +277,7 @@ def message_bytes(cut: Cut, layout: Layout, number: int) -> int:
     """Return the size of the largest message to stage `number`; to the front, if `number` is the number of stages."""
     limits, plan = layout.limits, cut.plan
     tables = limits.rows * -(-limits.positions // BLOCK) * (2 if limits.window_blocks else 1)
-    batch = 4 * (5 * limits.rows + limits.logit_rows + tables)
+    batch = 4 * ((5 + plan.axes + plan.spans) * limits.rows + limits.logit_rows + tables)
     counts = {"batch": limits.rows, "logits": limits.logit_rows}
     last = cut.parts[number - 1].operations[-1]
     crossing = list(last.values) if isinstance(last, Send) and number < cut.stages else []

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from localllm.cluster.errors import MessageError
 from localllm.plan import F32, Batch
 
-VERSION = 1
+VERSION = 2
 MOST_INTEGERS, MOST_ARRAYS = 16, 250
 _MAGIC = b"LLMS"
 _HEADER = struct.Struct("<4sBBBBQQ")
@@ -116,33 +116,41 @@ def _array(view: memoryview, at: int) -> tuple[NDArray[Any], int]:
 # -- batches ---------------------------------------------------------------------------------------------------------
 
 _VECTORS = ("tokens", "positions", "slots", "sequence")
+_FURTHER = (("window_slots", "window_tables"), ("axes",), ("span_ends",))  # optional arrays
+_TABLES = ("tables", "window_tables", "axes")  # arrays of two dimensions
+
+
+def batch_parts(batch: Batch) -> int:
+    """Return which optional arrays a batch has, one bit each."""
+    given = batch.window_slots, batch.axes, batch.span_ends
+    return sum(1 << bit for bit, array in enumerate(given) if array is not None)
 
 
 def batch_arrays(batch: Batch) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of a batch: without histories, which only the first stage reads."""
+    """Return the arrays of a batch: without histories and media embeddings, which only the first stage reads."""
     assert batch.borders is None, "encoder-decoder models are not split"
     arrays = [batch.tokens, batch.positions, batch.slots, batch.sequence, batch.tables, batch.logit_rows]
-    if batch.window_slots is not None and batch.window_tables is not None:
-        arrays += [batch.window_slots, batch.window_tables]
-    return tuple(arrays)
+    further = batch.window_slots, batch.window_tables, batch.axes, batch.span_ends
+    return (*arrays, *(array for array in further if array is not None))
 
 
-def batch_of(arrays: tuple[NDArray[Any], ...], windowed: bool) -> tuple[Batch, tuple[NDArray[Any], ...]]:
-    """Return the batch at the beginning of a message's arrays, and the other arrays.
+def batch_of(arrays: tuple[NDArray[Any], ...], parts: int) -> tuple[Batch, tuple[NDArray[Any], ...]]:
+    """Return the batch at the beginning of a message's arrays, and the other arrays. `parts`: see `batch_parts`.
 
     The executable checks shapes and numbers (`backends.checks`); this function checks dtypes and dimensions.
     """
-    count = 8 if windowed else 6
-    own = arrays[:count]
-    if len(own) < count or any(array.dtype != np.int32 for array in own):
-        raise MessageError(f"message: a batch needs {count} arrays of int32")
-    if any(array.ndim != (2 if number in (4, 7) else 1) for number, array in enumerate(own)):
+    names = [*_VECTORS, "tables", "logit_rows"]
+    names += [name for bit, further in enumerate(_FURTHER) if parts >> bit & 1 for name in further]
+    own = arrays[: len(names)]
+    if parts >> len(_FURTHER) or len(own) < len(names) or any(array.dtype != np.int32 for array in own):
+        raise MessageError(f"message: a batch needs {len(names)} arrays of int32")
+    if any(array.ndim != (2 if name in _TABLES else 1) for name, array in zip(names, own, strict=True)):
         raise MessageError("message: the arrays of a batch are vectors, and tables of two dimensions")
     tokens, positions, slots, sequence, tables, logit_rows = own[:6]
     batch = Batch(tokens, positions, slots, sequence, tables, logit_rows)
-    if windowed:
-        batch.window_slots, batch.window_tables = own[6:]
-    return batch, arrays[count:]
+    for name, array in zip(names[6:], own[6:], strict=True):
+        setattr(batch, name, array)
+    return batch, arrays[len(names) :]
 
 
 def check_rows(values: tuple[NDArray[Any], ...], shapes: list[tuple[int, int]]) -> tuple[F32, ...]:

@@ -30,7 +30,7 @@ from localllm.distributed.messages import Ask, Listen, Origin, Report, States, c
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import Load, Observer, Replicas, SchedulerLimits
 from localllm.generation.open_requests import OpenRequests
-from localllm.generation.request import Event, Failed, Finished, Request
+from localllm.generation.request import Event, Failed, Finished, Request, text_of
 from localllm.generation.request_state import Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.statistics import Usage
@@ -112,6 +112,10 @@ class RemoteScheduler(Closing):
         """Send a request. The scheduler's thread calls `listener` with the request's events. Raise as `Scheduler`."""
         if not request.prompt:
             raise LocalLLMError("the prompt has no tokens; give some text")
+        if len(text_of(request.prompt)) < len(request.prompt):
+            raise LocalLLMError(
+                "replicas in other processes take no pictures and no sound; serve the model without them"
+            )
         if self._stopped is not None:
             raise self._stopped
         self._open.enter(request.account, self.limits.parallel + self.limits.waiting)
@@ -204,7 +208,7 @@ class RemoteScheduler(Closing):
             self._fail(answer, self._stopped or error)
             return
         self._answers[answer.number] = answer
-        chunks = chunks_of([*answer.request.prompt, *answer.known])
+        chunks = chunks_of([*text_of(answer.request.prompt), *answer.known])
         ask = Ask.of(self._front, answer.number, answer.request, chunks, answer.known)
         answer.call = self._wire.ask(ask)
         self._start(self._wait(answer, answer.number, answer.call))
@@ -254,7 +258,7 @@ class RemoteScheduler(Closing):
             return
         answer.over = True
         self._answers.pop(answer.number, None)
-        self.fleet.ended(answer.number, chunks_of([*answer.request.prompt, *answer.known]))
+        self.fleet.ended(answer.number, chunks_of([*text_of(answer.request.prompt), *answer.known]))
         self._open.leave(answer.request.account)
         with suppress(Exception):  # the event loop of the client is closed
             answer.listener(event)

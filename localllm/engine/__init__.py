@@ -1,14 +1,16 @@
 """The engine: batched forward passes of many sequences over one paged KV cache, with prefix sharing.
 
 May import: base, plan, backends.
-Begin with: engine.py and rows.py, then paging.py (blocks), prefix.py (finished sequences) and cache_types.py.
+Begin with: engine.py and rows.py, then paging.py (blocks), media.py (pictures and sound), prefix.py (finished
+sequences) and cache_types.py.
 """
 
 from __future__ import annotations
 
 from localllm.engine.alignment import align_tokens
 from localllm.engine.cache_types import CacheChoice, choose_types
-from localllm.engine.engine import CacheLost, ContextFull, Engine, StepTooLarge, Watches
+from localllm.engine.engine import CacheLost, ContextFull, Engine, MediaFacts, StepTooLarge, Watches
+from localllm.engine.media import Encoding, Media, MediaSpan, Placed
 from localllm.engine.paging import SLACK, BlockPool, CacheFull, CacheSequence, how_many_fit
 from localllm.engine.rows import DraftRows, Pending, Result, SequenceRows, Wanted, top_k_of
 
@@ -21,8 +23,13 @@ __all__ = [
     "CacheSequence",
     "ContextFull",
     "DraftRows",
+    "Encoding",
     "Engine",
+    "Media",
+    "MediaFacts",
+    "MediaSpan",
     "Pending",
+    "Placed",
     "Result",
     "SequenceRows",
     "StepTooLarge",

@@ -15,7 +15,7 @@ def align_tokens(
     """Return `cached[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
     `fresh` is the tokenizer's encoding of the text. The switch is at a byte offset where a token ends in both. A token
-    in `special` matches only itself, never its text.
+    in `special`, or of a picture (below 0), matches only itself, never a text.
     """
     length = min(len(cached), len(fresh))
     equal = next((i for i in range(length) if cached[i] != fresh[i]), length)
@@ -29,7 +29,7 @@ def align_tokens(
             if (i == len(cached)) if mine else (j == len(fresh)):
                 break
             token = cached[i] if mine else fresh[j]
-            more = b"" if token in special else piece(token)
+            more = b"" if token < 0 or token in special else piece(token)
             if not more:
                 break
             if mine:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from localllm.engine.rows import (
     Wanted,
     batch_of,
     draft_batch,
+    with_media,
 )
 from localllm.plan import DraftHead, Value
 
@@ -64,6 +65,14 @@ class Watches(Protocol):
     def step(self, rows: Sequence[SequenceRows]) -> AbstractContextManager[None]:
         """Return a context manager around a step, entered before the tokens are appended to their sequences."""
         ...
+
+
+class MediaFacts(NamedTuple):
+    """What a plan takes besides tokens: media embeddings of this width (0: none), positions on several axes, spans."""
+
+    width: int = 0
+    axes: int = 0
+    spans: bool = False
 
 
 class Engine:
@@ -97,6 +106,7 @@ class Engine:
         self.closed = False  # whether the executable is closed, so that no step can run
         self.clock: Callable[[], float] = perf_counter  # to compare the costs of steps; see `localllm.loading.loader`
         self.draft_heads: tuple[DraftHead, ...] = ()  # the values of the plan's multi-token-prediction heads
+        self.media = MediaFacts()  # what the plan takes besides tokens
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -237,6 +247,9 @@ class Engine:
             starts, counts, wanted = self._checked(rows)
             pending.starts, pending.counts, pending.wanted = starts, counts, wanted
             pending.batch = batch_of(rows, starts, counts, wanted, self.start)
+            if any(part.sequence.media for part in rows):
+                self._check_media(rows, starts)
+                with_media(pending.batch, rows, starts, self.media.axes, self.media.spans)
             self.copy_shared()
             pending.top_k = self._device_top_k(rows, wanted)
             if self._pipelined is not None:
@@ -323,7 +336,7 @@ class Engine:
         """
         head, executable = self.draft_heads[number], self.executable
         assert isinstance(executable, DraftingExecutable)
-        batch = draft_batch(parts)
+        batch = draft_batch(parts, self.media.axes)
         with self.alone:
             executable.draft(batch, np.concatenate([part.hidden for part in parts]), number)
             return executable.value(head.logits), executable.value(head.following)
@@ -377,6 +390,19 @@ class Engine:
             if fit < len(rows):
                 raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)
         return starts, counts, wanted
+
+    def _check_media(self, rows: Sequence[SequenceRows], starts: Sequence[int]) -> None:
+        """Raise LocalLLMError unless every media token of a step has its embeddings, and no picture whose tokens see
+        each other is cut.
+        """
+        for part, start in zip(rows, starts, strict=True):
+            count, found = sum(token < 0 for token in part.tokens), 0 if part.media is None else len(part.media)
+            if count != found:
+                raise LocalLLMError(f"a step has {count} tokens of pictures or sound, but embeddings for {found}")
+            if count and self.media.spans:
+                cut = [each for each in part.sequence.media if not each.media.causal and each.stop > start]
+                if any(each.start < start or each.stop > part.sequence.length for each in cut):
+                    raise LocalLLMError("a step cuts a picture whose tokens see each other; evaluate it in one step")
 
     def _check_text(self, sequence: CacheSequence, tokens: Sequence[int], which: Wanted) -> None:
         """Raise LocalLLMError unless a new sequence gets its whole text, with no logits requested for the text."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting
+from localllm.engine.media import MediaIds, Placed, place, whole
 
 Int32s = NDArray[np.int32]
 
@@ -51,6 +52,7 @@ class BlockPool:
         self._copies: dict[int, int] = {}  # pending copies: target block -> source block
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
         self.losses = 0  # how often the content of all blocks was lost
+        self.media = MediaIds()
 
     def lose(self) -> None:
         """Record that the content of all blocks is lost."""
@@ -245,6 +247,7 @@ class CacheSequence:
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
         self._tables = tables
         self.tokens: list[int] = []
+        self.media: list[Placed] = []  # pictures and sound, in order; the last one may be cut
         self.border = 0  # number of tokens read by the encoder; the next token starts the answer
         self._losses = self.pool.losses  # of the pool, when the first token was appended
 
@@ -286,8 +289,14 @@ class CacheSequence:
         if not self.tokens:
             self._losses = self.pool.losses
         slots = [table.append(len(tokens)) for table in self._tables]
-        self.tokens.extend(tokens)
+        self._extend(tokens)
         return slots
+
+    def _extend(self, tokens: abc.Sequence[int]) -> None:
+        if min(tokens, default=0) < 0:
+            added = place(tokens, len(self.tokens), self.pool.media)
+            self.media += added[1:] if self.media[-1:] == added[:1] else added
+        self.tokens.extend(tokens)
 
     def slots(self, start: int, stop: int) -> list[Int32s]:
         """Return the cache slots of positions start to stop, per table, as `append` does."""
@@ -312,7 +321,7 @@ class CacheSequence:
         for count, table in zip(more, self._tables, strict=True):
             table.append(count)
         self._losses = self.pool.losses
-        self.tokens.extend(tokens)
+        self._extend(tokens)
 
     def _full(self, wanted: int) -> CacheFull:
         tightest = min(self._tables, key=lambda table: table.room)
@@ -320,13 +329,16 @@ class CacheSequence:
 
     def reach(self, length: int) -> int:
         """Return the length after truncating to `length` tokens: `length`, or 0 if a sliding-window layer has freed
-        blocks that these tokens need, or if the blocks' content was lost.
+        blocks that these tokens need, or if the blocks' content was lost. A picture whose tokens see each other is not
+        cut: the result is then the number of tokens before it.
 
         If it is 0, all tokens must be evaluated again. A text read by an encoder is kept as a whole, together with the
         token after it, or dropped.
         """
         if self.lost or (self.border and length <= self.border):
             return 0
+        if self.media:
+            length = whole(self.media, length)
         return length if all(table.reaches(length) for table in self._tables) else 0
 
     def truncate(self, length: int) -> None:
@@ -334,6 +346,8 @@ class CacheSequence:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         assert self.reach(length) == length, f"blocks needed for {length} tokens were released"
         del self.tokens[length:]
+        while self.media and self.media[-1].start >= length:
+            self.media.pop()
         if not length:
             self.border = 0
         for table in self._tables:
@@ -343,6 +357,7 @@ class CacheSequence:
         """Return a second sequence with the same tokens and blocks. The tokens must have been evaluated."""
         other = CacheSequence([_Table(table.pool) for table in self._tables])
         other.tokens, other.border, other._losses = self.tokens.copy(), self.border, self._losses
+        other.media = self.media.copy()
         for mine, theirs in zip(self._tables, other._tables, strict=True):
             theirs.share(mine)
         return other

@@ -7,17 +7,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
 from sys import exc_info
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import TopK
+from localllm.engine.media import positions_on_axes, span_ends
 from localllm.engine.paging import CacheSequence
 from localllm.engine.top_k import top_k_indices
 from localllm.plan import Batch
 
 F32 = NDArray[np.float32]
+N = TypeVar("N", np.int32, np.float32)
 Int32s = NDArray[np.int32]
 Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # a tuple: token indices in the step, in order
 
@@ -33,6 +35,7 @@ class SequenceRows(NamedTuple):
     wanted: Wanted = "last"
     top_k: int = 0  # number of largest logits to return per requested token; 0: all logits
     normed: bool = False  # whether to also return the hidden states of the requested tokens after the output norm
+    media: F32 | None = None  # embeddings of the media tokens (n, width)
 
 
 class Result(NamedTuple):
@@ -135,8 +138,22 @@ def batch_of(
     )
 
 
-def draft_batch(parts: Sequence[DraftRows]) -> Batch:
-    """Return the tokens that a head evaluates as a batch."""
+def with_media(batch: Batch, rows: Sequence[SequenceRows], starts: Sequence[int], axes: int, spans: bool) -> Batch:
+    """Add embeddings, positions and spans of media to the batch of `rows`, for a plan with `axes`, or with `spans`."""
+    sequences = [part.sequence for part in rows]
+    parts = list(zip(sequences, starts, strict=True))
+    given = [part.media for part in rows if part.media is not None]
+    if given:
+        batch.media = _joined(given)
+    if axes and any(not each.media.plain for sequence in sequences for each in sequence.media):
+        batch.axes = np.concatenate([positions_on_axes(s.media, start, s.length, axes) for s, start in parts])
+    if spans and given:
+        batch.span_ends = np.concatenate([span_ends(s.media, start, s.length) for s, start in parts])
+    return batch
+
+
+def draft_batch(parts: Sequence[DraftRows], axes: int = 0) -> Batch:
+    """Return the tokens that a head evaluates as a batch. The plan has `axes` of rotations."""
     counts = [len(part.tokens) for part in parts]
     slots = [part.sequence.slots(part.start, part.start + len(part.tokens)) for part in parts]
     tables = [part.sequence.tables() for part in parts]
@@ -153,7 +170,17 @@ def draft_batch(parts: Sequence[DraftRows]) -> Batch:
         ),
         window_slots=_joined([one[1] for one in slots]) if windowed else None,
         window_tables=_stacked([one[1] for one in tables]) if windowed else None,
+        axes=_draft_axes(parts, axes),
     )
+
+
+def _draft_axes(parts: Sequence[DraftRows], axes: int) -> Int32s | None:
+    if not axes or not any(not each.media.plain for part in parts for each in part.sequence.media):
+        return None
+    stops = [part.start + len(part.tokens) for part in parts]
+    return np.concatenate([
+        positions_on_axes(part.sequence.media, part.start, stop, axes) for part, stop in zip(parts, stops, strict=True)
+    ])  # fmt: skip
 
 
 def top_k_of(logits: F32, count: int) -> TopK:
@@ -165,7 +192,7 @@ def top_k_of(logits: F32, count: int) -> TopK:
     return TopK(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # adding 0 converts -0 to +0
 
 
-def _joined(arrays: Sequence[Int32s]) -> Int32s:
+def _joined(arrays: Sequence[NDArray[N]]) -> NDArray[N]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

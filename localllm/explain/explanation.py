@@ -52,8 +52,8 @@ class Explanation:
         return "Only the cpu backend has a clock for single operations; on this device only whole passes are timed."
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token, including control tokens."""
-        return self.tokenizer.piece(token)
+        """Return the bytes of a token, including control tokens; "<media>" for a token of a picture or a sound."""
+        return self.tokenizer.piece(token) if token >= 0 else b"<media>"
 
     def is_control(self, token: int) -> bool:
-        return self.tokenizer.is_control(token)
+        return token < 0 or self.tokenizer.is_control(token)

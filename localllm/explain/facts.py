@@ -38,7 +38,7 @@ def facts(it: Explanation) -> dict[str, Any]:
 
 def _token(it: Explanation, token: int) -> dict[str, Any]:
     raw = it.piece(token)
-    return {"id": token, "text": raw.decode("utf-8", "replace"), "bytes": raw.hex()}
+    return {"id": token if token >= 0 else None, "text": raw.decode("utf-8", "replace"), "bytes": raw.hex()}
 
 
 def _step(step: StepRecord) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
         "began": step.began,
         "ended": step.ended,
         "first": step.first,
-        "tokens": list(step.tokens),
+        "tokens": [token if token >= 0 else None for token in step.tokens],
         "logit_rows": step.logit_rows,
     }
 

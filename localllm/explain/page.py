@@ -79,10 +79,10 @@ def _tokens(it: Explanation) -> Iterator[Node]:
 
 
 def _chip(it: Explanation, token: int, begins: bool, cached: bool) -> Node:
-    raw = it.piece(token)
+    raw, named = it.piece(token), f"token {token}" if token >= 0 else "token of a picture or a sound"
     marks = (("first", begins), ("cached", cached), ("control", it.is_control(token)))
     names = " ".join(["token", *(name for name, given in marks if given)])
-    return element("li", shown(raw) or "\u2205", element("small", bytes_of(raw)), cls=names, title=f"token {token}")
+    return element("li", shown(raw) or "\u2205", element("small", bytes_of(raw)), cls=names, title=named)
 
 
 def _answered(it: Explanation, number: int, choice: TokenChoice) -> Node:

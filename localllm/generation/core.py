@@ -11,7 +11,7 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
@@ -22,9 +22,12 @@ from localllm.backends.base import BackendError, ExecutableLost
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting, said
 from localllm.engine import ContextFull, Engine, Result
+from localllm.generation.encodings import Encodings
 from localllm.generation.flights import Flight
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
+from localllm.generation.prompt_media import PromptMedia, expanded
 from localllm.generation.recovery import Recovery
+from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState, Ticket
 from localllm.generation.running import Running
 from localllm.generation.schedule import Schedule
@@ -60,6 +63,7 @@ class Core:
         self._numbers, self._steps = count(1), count(1)
         self._collected = 0.0  # time of the last collection, by the clock that compares costs
         self._recovery: Recovery | None = None
+        self._encodings = Encodings(self.running, engine.media.width)
 
     def new_state(self, ticket: Ticket, sampler: Sampler | None = None) -> RequestState:
         """Return the state of a new request.
@@ -69,14 +73,30 @@ class Core:
         request = ticket.request
         if not request.prompt:
             raise LocalLLMError("the prompt has no tokens; give some text")
-        prompt, context = self.engine.opened(request.prompt), self.engine.limits.positions
+        tokens, media = expanded(request.prompt, self.engine.pool.media)
+        prompt, context = self.engine.opened(tokens), self.engine.limits.positions
         if len(prompt) > context:
             counts = f"the prompt has {len(prompt)} tokens, but the context holds {context}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
-        if prompt is not request.prompt:
+        if prompt is not tokens:
             ticket.request = replace(request, prompt=prompt)
+        if media:
+            self._check_media(request, media)
         sampler = sampler or self._sampler(request.sampling, request.dry_breakers)
-        return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after)
+        return RequestState(ticket, next(self._numbers), sampler, self._tokenizer, self.engine.read_after, media)
+
+    def _check_media(self, request: Request, media: Sequence[PromptMedia]) -> None:
+        """Raise LocalLLMError for a prompt with pictures or sound that this model cannot take."""
+        if not self.engine.media.width:
+            raise LocalLLMError("this model takes no pictures or sound; load it with its mmproj file")
+        if request.prompt_logprobs:
+            raise LocalLLMError("pictures and sound have no log-probabilities; leave out the prompt's")
+        if not self.engine.media.axes and any(not each.placed.media.plain for each in media):
+            raise LocalLLMError("this model has one position per token; its pictures cannot have rows and columns")
+        largest = max((each.span.tokens for each in media if not each.span.causal), default=0)
+        if self.engine.media.spans and largest > self.engine.limits.rows:
+            most = f"this model evaluates at most {self.engine.limits.rows} tokens together"
+            raise LocalLLMError(f"a picture of {largest} tokens that see each other: {most}; use a smaller picture")
 
     def step(self) -> bool:
         """Admit requests, submit steps until enough are in flight, and sample from the results of the oldest. Return
@@ -90,6 +110,7 @@ class Core:
         flights, depth = self.running.flights, self.engine.depth
         try:
             self.running.admit()
+            worked = self._encodings.advance() or worked
             while len(flights) < depth and self._submit():
                 worked = True
             return self._collect() or worked
@@ -203,6 +224,7 @@ class Core:
     def _lose(self, error: ExecutableLost) -> None:
         """Preempt all requests, and begin to restore the executable."""
         self.running.lose(error)
+        self._encodings.forget()
         self._recovery = Recovery(self.engine, error)
 
     def _recover(self, recovery: Recovery) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.base.errors import LocalLLMError
+from localllm.engine.media import MediaSpan as MediaSpan
 from localllm.generation.statistics import Usage
 from localllm.options import SamplingOptions
 from localllm.sampling.constraint import Constraint
@@ -76,9 +77,12 @@ LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.floa
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one answer: the prompt, the sampling options and the stop conditions."""
+    """A request for one answer: the prompt, the sampling options and the stop conditions.
 
-    prompt: Sequence[int]
+    The prompt consists of token ids, and of pictures and sounds, if the model takes them.
+    """
+
+    prompt: Sequence[int | MediaSpan]
     sampling: SamplingOptions
     max_tokens: int | None = None  # None: until the context is full
     stops: tuple[str, ...] = ()  # stop strings, excluded from the answer
@@ -109,6 +113,11 @@ class Request:
     def account(self) -> str:
         """The client's API key or address. Limits apply per account, because a request can name any user."""
         return account_of(self.client)
+
+
+def text_of(prompt: Sequence[int | MediaSpan]) -> list[int]:
+    """Return the tokens of a prompt without its pictures and sounds."""
+    return [each for each in prompt if not isinstance(each, MediaSpan)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,20 @@ next token is sampled from the logits of the last one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import TopK
 from localllm.base.errors import LocalLLMError
-from localllm.engine import CacheSequence
+from localllm.engine import CacheSequence, MediaSpan
 from localllm.generation.errors import NotRepeated
 from localllm.generation.logprobs import logprob_of, sampled_logprob
+from localllm.generation.prompt_media import PromptMedia
 from localllm.generation.request import (
     Choosing,
     Event,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.suffixes import SuffixDrafter
 
 F32 = NDArray[np.float32]
+AHEAD = 1024  # tokens; pictures further ahead are not encoded yet, because embeddings take much memory
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +71,16 @@ class Ticket:
         return self.wanted is not None and not self.wanted()
 
 
+def _with_ids(prompt: Sequence[int | MediaSpan], media: Sequence[PromptMedia]) -> list[int]:
+    """Return the tokens of a prompt, with the ids of its media."""
+    ids, found = iter(media), list[int]()
+    if not media:
+        return cast(list[int], list(prompt))
+    for each in prompt:
+        found += next(ids).placed.media.ids if isinstance(each, MediaSpan) else (each,)
+    return found
+
+
 class RequestState:
     """The state of one ticket. Only the stepping thread accesses it."""
 
@@ -79,12 +91,17 @@ class RequestState:
         sampler: Sampler,
         tokenizer: Tokenizer | None,
         read_after: Callable[[int], int] = lambda length: 0,
+        media: Sequence[PromptMedia] = (),
     ) -> None:
-        """`read_after(length)` returns the bytes that a decode step reads with `length` tokens in the cache."""
+        """`read_after(length)` returns the bytes that a decode step reads with `length` tokens in the cache.
+
+        `media` are the pictures and sounds of the prompt.
+        """
         request = ticket.request
         self.ticket, self.request, self.number = ticket, request, number
-        self.tokens: list[int] = list(request.prompt)
+        self.tokens: list[int] = _with_ids(request.prompt, media)
         self.prompt_tokens = len(self.tokens)
+        self.media = media
         self.sequence: CacheSequence | None = None  # None while the request waits
         self.flown_from = -1  # length of the sequence before the step in flight; -1: no step is in flight
         self.flown = 0  # number of the newest step of the scheduler with this request
@@ -125,6 +142,24 @@ class RequestState:
     def prefilling(self) -> bool:
         """Whether the request is in prefill, of its prompt or, after a preemption, of prompt and answer."""
         return self.pending > 1 or not self._prompted
+
+    @property
+    def text_tokens(self) -> list[int]:
+        """The tokens of text: ids of pictures and sound mean nothing outside the cache."""
+        return [token for token in self.tokens if token >= 0] if self.media else self.tokens
+
+    @property
+    def unencoded(self) -> PromptMedia | None:
+        """The first picture or sound whose tokens must be evaluated soon, and whose embeddings are unknown."""
+        length = self.sequence.length if self.sequence is not None else 0
+        near = (each for each in self.media if each.stop > length and each.start < length + AHEAD)
+        return next((each for each in near if each.embeddings is None), None)
+
+    def span_at(self, start: int) -> int:
+        """Return the number of tokens from `start` on that one step must evaluate: a picture's, if they see each other.
+        0: no such picture begins there.
+        """
+        return next((e.span.tokens for e in self.media if e.start == start and not e.span.causal), 0)
 
     @property
     def in_flight(self) -> bool:
@@ -202,7 +237,7 @@ class RequestState:
         if self._reused < 0:
             self._admitted, self._reused = self._resumed, reused
             self._told = reused
-            for token in self.tokens:
+            for token in self.text_tokens:
                 self.sampler.accept(token)
             constraint = self.request.constraint() if self.request.constraint is not None else None
             self.sampler.constrain(constraint, self._ends, self.request.ignore_eos)
@@ -214,6 +249,9 @@ class RequestState:
         """Report prefill progress. With `prompt_logprobs`, `logits` has one row per new prompt token."""
         assert self.sequence is not None
         length = min(self.sequence.length, self.prompt_tokens)
+        for each in self.media:
+            if each.stop <= length:
+                each.drop()
         if length <= self._told:
             return
         found: tuple[Logprob, ...] = ()
@@ -280,7 +318,7 @@ class RequestState:
     def _processed(self, row: F32) -> F32:
         assert self.request.processor is not None
         try:
-            found = np.asarray(self.request.processor(tuple(self.tokens), row.copy()), np.float32)
+            found = np.asarray(self.request.processor(tuple(self.text_tokens), row.copy()), np.float32)
         except LocalLLMError:
             raise
         except Exception as error:  # the processor is user code

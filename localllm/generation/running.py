@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from localllm.backends.base import ExecutableLost
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import said
 from localllm.base.printable import printable
-from localllm.engine import CacheSequence, Engine, Result
+from localllm.engine import CacheSequence, Engine, Placed, Result
+from localllm.engine.media import whole
 from localllm.engine.prefix import PrefixCache, same
 from localllm.generation.flights import Flights
 from localllm.generation.interfaces import PrefixStore, SchedulerLimits
@@ -78,6 +80,8 @@ class Running:
         if one in self.waiting:
             self.waiting.remove(one)
         self._futile.clear()
+        for media in one.media:
+            media.drop()
         if one.ticket.ended is not None:
             one.ticket.ended()
         if self.drafts is not None:
@@ -102,7 +106,7 @@ class Running:
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
         kept = one.request.reuse and sequence.length > 0
-        self.slots.remember(one.slot, sequence.tokens if kept else [])
+        self.slots.remember(one.slot, sequence.tokens if kept else [], sequence.media)
         if not kept:
             sequence.free()
             return
@@ -291,12 +295,15 @@ class Running:
                 return None
         reused -= reused % self._limits.aligned
         sequence = self._engine.add()
-        if source is not None and source.reach(reused) == reused and reused:
+        if source is not None and reused:
+            reused = source.reach(reused)
+        if source is not None and reused:
             sequence = self._engine.fork(source)
             self._engine.truncate(sequence, reused)
         else:
             reused = 0
-        one.checkpoints = self._checkpoints(reused, alike, len(one.tokens))
+        placed = [each.placed for each in one.media]
+        one.checkpoints = self._checkpoints(reused, alike, len(one.tokens), placed)
         self._tell_divergence(one, reused, alike)
         return sequence, reused
 
@@ -335,17 +342,18 @@ class Running:
             name = printable(client, 100) or "-"  # the user name comes from the request
             log.info("client %s: prompt of %d tokens %s; %d are reused", name, total, where, reused)
 
-    def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
+    def _checkpoints(self, reused: int, alike: int, total: int, media: Sequence[Placed] = ()) -> list[int]:
         """Return the lengths at which to copy the sequence for later prompts.
 
         Full-attention layers need no copies: their KV cache can be truncated to any length. Sliding-window caches and
         recurrent states cannot, so they are copied where this prompt diverges from an earlier one and where the answer
-        begins, rounded down to a block.
+        begins, rounded down to a block, or to the start of a picture of `media` that a chunk cannot cut.
         """
         if not self._windowed:
             return []
         size = self._engine.block_tokens
-        return sorted({at for at in (alike // size * size, (total - 1) // size * size) if at > reused})
+        found = {whole(media, at) for at in (alike // size * size, (total - 1) // size * size)}
+        return sorted(at for at in found if at > reused)
 
     # -- a full cache ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from localllm.engine import CacheFull, Engine, SequenceRows, Wanted
 from localllm.generation.budget import Budget
 from localllm.generation.flights import Flight
 from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.prompt_media import rows_of
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
 from localllm.generation.step_part import StepPart
@@ -22,6 +23,7 @@ class Schedule:
         self._engine, self._limits, self._running = engine, limits, running
         self._budget = Budget(engine.limits.rows, limits.itl_target)
         self._most_largest = engine.max_top_k
+        self._crowded = False  # whether the next step may leave out decoding requests for a picture
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
@@ -64,6 +66,8 @@ class Schedule:
             for part in parts:
                 part.state.verified, part.count = 0, 1
             rows = len(parts)
+        if picture := self._picture_alone(prefilling, limits.rows - rows):
+            return picture
         known = [part for part in parts if part.state.known_left]
         if not (prefilling or known):
             return parts
@@ -71,6 +75,19 @@ class Schedule:
         added = self._add_known(known, min(budget, most - rows - bool(prefilling)), len(prefilling))
         rows, budget = rows + added, budget - added
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)
+
+    def _picture_alone(self, prefilling: list[RequestState], room: int) -> list[StepPart]:
+        """Return a step of the next prompt alone, if its next tokens see each other and are more than `room`. Every
+        second step decodes.
+        """
+        self._crowded = not self._crowded
+        if self._crowded and self._engine.media.spans:
+            for one in self._order(prefilling)[:1]:
+                if self._together(one) > room:
+                    for other in self._running.active:
+                        other.drafts, other.verified = [], 0
+                    return self._prompt_parts([one], self._engine.limits.rows, self._engine.limits.logit_rows, 0)
+        return []
 
     def _add_known(self, parts: list[StepPart], budget: int, others: int) -> int:
         """Add known tokens of answers to their parts: equal shares of the budget, which `others` prompts share. Return
@@ -111,9 +128,12 @@ class Schedule:
         oldest = sorted(prefilling, key=lambda one: (-one.request.priority, one.number))
         return [*oldest[:1], *sorted(oldest[1:], key=lambda one: one.pending)]
 
-    def _whole(self, one: RequestState) -> bool:
-        """Whether all pending tokens must be evaluated in one step because an encoder processes them."""
-        return self._engine.start is not None and one.sequence is not None and not one.sequence.length
+    def _together(self, one: RequestState) -> int:
+        """Return the number of pending tokens that one step must evaluate, because they see each other; 0: no such."""
+        assert one.sequence is not None
+        if self._engine.start is not None and not one.sequence.length:
+            return one.pending  # an encoder processes them
+        return one.span_at(one.sequence.length) if self._engine.media.spans else 0
 
     def _prompt_parts(self, prefilling: list[RequestState], budget: int, logits_left: int, rows: int) -> list[StepPart]:
         """Divide the budget: half to the oldest request of the highest priority, the rest to the shortest prompts
@@ -129,8 +149,8 @@ class Schedule:
                 break
             share = max(budget // 2, 1) if place == 0 and len(order) > 1 else budget
             count = self._chunk(one, min(share, logits_left) if one.request.whole_prompt else share)
-            if self._whole(one):  # one step must contain an encoder's whole text, even beyond the budget
-                count = one.pending if one.pending <= room else 0
+            if together := self._together(one):  # even beyond the budget
+                count = together if count and together <= room else 0
             if not count:
                 continue
             room -= count
@@ -154,6 +174,20 @@ class Schedule:
             whole = min(aligned - start % aligned, one.pending)
             most = self._engine.limits.rows - self._limits.parallel * 16
             count = min(whole, max(most, 1))
+        return self._before_media(one, start, count) if one.media else count
+
+    def _before_media(self, one: RequestState, start: int, count: int) -> int:
+        """Return how many of `count` tokens from `start` on may be evaluated. They end before a picture that is not
+        encoded yet, and before a picture whose tokens see each other, which gets a separate step.
+
+        Aligned chunks do not end at a picture only because its encoder is not done: the result would depend on that.
+        """
+        for each in one.media:
+            if each.start < start + count and each.stop > start:
+                if each.start > start and not each.span.causal and self._engine.media.spans:
+                    return each.start - start
+                if each.embeddings is None:
+                    return max(each.start - start, 0) if self._limits.aligned == 1 else 0
         return count
 
     def _fitting(self, parts: list[StepPart]) -> list[StepPart]:
@@ -174,7 +208,7 @@ class Schedule:
             room = self._engine.room(part.sequence)
             if room >= part.count:
                 break
-            if room and not self._whole(part.state):
+            if room and not self._together(part.state):
                 part.count = min(room, part.count)
                 part.wanted = "last" if part.count == part.state.pending else part.wanted
                 part.state.verified = min(part.state.verified, part.count - 1)
@@ -202,10 +236,11 @@ class Schedule:
         tokens = one.tokens[sequence.length :][: part.count]
         if one.verified and not part.prompt:
             tokens += [draft.token for draft in one.drafts[: one.verified]]
+        media = rows_of(one.media, sequence.length, sequence.length + len(tokens)) if one.media else None
         if part.wanted == "none" or one.verified or one.request.whole_prompt or not self._most_largest:
-            return SequenceRows(sequence, tokens, part.wanted, normed=one.request.states is not None)
+            return SequenceRows(sequence, tokens, part.wanted, normed=one.request.states is not None, media=media)
         largest = one.required_top_k
-        return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0)
+        return SequenceRows(sequence, tokens, part.wanted, largest if largest <= self._most_largest else 0, media=media)
 
     def observe(self, flight: Flight, seconds: float, cost: float) -> None:
         """Record the duration of a step, for the prefill budget, and its cost, for speculation.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from localllm.engine import CacheFull, CacheSequence, Engine
+from localllm.engine import CacheFull, CacheSequence, Engine, Placed
 from localllm.engine.prefix import PrefixCache, same
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ class Slots:
     def __init__(self, count: int, engine: Engine, prefixes: PrefixCache) -> None:
         self._count, self._engine, self._prefixes = count, engine, prefixes
         self._last: dict[int, list[int]] = {}  # slot -> tokens last evaluated in it
+        self._media: dict[int, Sequence[Placed]] = {}  # slot -> their media, so that their ids stay theirs
 
     def choose(self, wanted: int, taken: Collection[int]) -> int:
         """Return the slot that the request asks for, or the first slot not in `taken`."""
@@ -28,13 +29,14 @@ class Slots:
             return wanted
         return next((slot for slot in range(self._count) if slot not in taken), 0)
 
-    def remember(self, slot: int, tokens: list[int]) -> None:
-        """Record the tokens in the cache after the last request in a slot."""
-        self._last[slot] = list(tokens)
+    def remember(self, slot: int, tokens: list[int], media: Sequence[Placed] = ()) -> None:
+        """Record the tokens in the cache after the last request in a slot, and the media among them."""
+        self._last[slot], self._media[slot] = list(tokens), tuple(media)
 
     def forget(self) -> None:
         """Forget all slots, because the content of the cache was lost."""
         self._last.clear()
+        self._media.clear()
 
     def save(self, slot: int, write: Callable[[CacheSequence], int]) -> tuple[int, int]:
         """Call `write` with the cached prefix of a slot's tokens; return the prefix length and `write`'s result."""
@@ -55,14 +57,18 @@ class Slots:
 
         Evict the least recently used sequences to make room. Raise CacheFull if running requests leave too few blocks.
         """
-        tokens, size = self.take_up(read)
-        self.remember(slot, tokens)
+        tokens, media, size = self._taken_up(read)
+        self.remember(slot, tokens, media)
         return len(tokens), size
 
     def take_up(self, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[list[int], int]:
         """Cache the sequence that `read` returns; return its tokens and `read`'s second value. Raises the errors of
         `load`.
         """
+        tokens, _, size = self._taken_up(read)
+        return tokens, size
+
+    def _taken_up(self, read: Callable[[], tuple[CacheSequence, int]]) -> tuple[list[int], list[Placed], int]:
         while True:
             try:
                 sequence, size = read()
@@ -70,18 +76,18 @@ class Slots:
             except CacheFull:
                 if not self._prefixes.evict():
                     raise
-        tokens = list(sequence.tokens)
+        tokens, media = list(sequence.tokens), sequence.media.copy()
         if self._prefixes.find(tokens).length == len(tokens):  # already cached, or empty
             sequence.free()
         else:
             self._prefixes.keep(sequence)
-        return tokens, size
+        return tokens, media, size
 
     def erase(self, slot: int) -> int:
         """Remove a slot's last tokens from the cache and return their number. Longer sequences with this prefix stay
         cached.
         """
-        tokens = self._last.pop(slot, [])
+        tokens, _ = self._last.pop(slot, []), self._media.pop(slot, None)
         for sequence in list(self._prefixes):
             if same(sequence.tokens, tokens) == len(sequence.tokens):
                 self._prefixes.drop(sequence)

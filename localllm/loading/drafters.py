@@ -9,7 +9,17 @@ from pathlib import Path
 from localllm.generation.speculation.errors import SpeculationError
 from localllm.gguf import GGUFError, GGUFFile, open_gguf
 from localllm.loading.resolve import resolve
-from localllm.models import Drafter, ModelError, architecture_of, check_fit, has_head, is_drafter, is_heads, read_config
+from localllm.models import (
+    Drafter,
+    MediaInput,
+    ModelError,
+    architecture_of,
+    check_fit,
+    has_head,
+    is_drafter,
+    is_heads,
+    read_config,
+)
 from localllm.models import record as record_model
 from localllm.models import record_with_drafter as record
 from localllm.options import SpeculationOptions
@@ -41,11 +51,14 @@ def find_drafter(file: GGUFFile, options: SpeculationOptions) -> GGUFFile | None
     return None
 
 
-def with_drafter(file: GGUFFile, drafter: GGUFFile, tensors: Mapping[str, Tensor], context: int, most: int) -> Plan:
+def with_drafter(
+    file: GGUFFile, drafter: GGUFFile, tensors: Mapping[str, Tensor], context: int, most: int,
+    media: MediaInput | None = None,
+) -> Plan:  # fmt: skip
     """Record a model whose tokens a drafter predicts; see `models.record_with_drafter`."""
     architecture = architecture_of(file.metadata)
     try:
-        return record(file.metadata, architecture, tensors, _content(drafter), context, most)
+        return record(file.metadata, architecture, tensors, _content(drafter), context, most, media)
     except ModelError as error:
         record_model(read_config(file.metadata, architecture.name), architecture, tensors, context)  # may raise its own
         problem = f"{drafter.path}: cannot draft for {file.path}: {error}"

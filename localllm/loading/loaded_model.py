@@ -22,7 +22,7 @@ from localllm.loading.facts import ModelFacts
 from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
 from localllm.loading.recording import Recording
 from localllm.loading.splitting import Splitter
-from localllm.models import Config, PoolingHead, architecture_of, read_config, record_mtp_heads
+from localllm.models import Config, MediaInput, PoolingHead, architecture_of, read_config, record_mtp_heads
 from localllm.options import LoadOptions
 from localllm.plan import CacheLayer, Plan, Store, Tensor
 from localllm.sampling.defaults import file_defaults
@@ -95,10 +95,11 @@ class LoadedModel(Closing):
         sequences: int = 0,
         memory: int = 0,
         split: Splitter | None = None,
+        media: MediaInput | None = None,
     ) -> None:
         """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
         self._bound = bound = bind(
-            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter, split
+            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter, split, media
         )  # fmt: skip
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache

@@ -17,13 +17,14 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.machine.memory import memory
 from localllm.base.machine.processor import threads_for
 from localllm.base.notices import Notice, NotUsed, Setting
-from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, choose_types
+from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, MediaFacts, choose_types
 from localllm.engine.cache_types import cache_bytes
 from localllm.gguf import GGUFFile
 from localllm.loading.recording import Recording
 from localllm.loading.splitting import CPU_STAGES, Splitter, Whole, check_splitting
 from localllm.models import (
     Config,
+    MediaInput,
     Pooler,
     PoolingHead,
     architecture_of,
@@ -77,20 +78,22 @@ def bind(
     memory: int = 0,
     drafter: GGUFFile | None = None,
     split: Splitter | None = None,
+    media: MediaInput | None = None,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
     context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
-    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes.
+    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes. `media`
+    says which embeddings of pictures and sound the model takes besides tokens.
     """
     if split is not None:
         check_splitting(options)
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
     free = partial(split.free_memory, options) if split is not None else free_memory
-    whole, cache, limits_at = whole_of(file, options, weights, embeddings, sequences, memory, drafter, free)
+    whole, cache, limits_at = whole_of(file, options, weights, embeddings, sequences, memory, drafter, free, media)
     recording, plan, limits = whole.recording, whole.plan, whole.limits
     context, architecture = recording.context, architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -122,6 +125,7 @@ def bind(
         pools = sequences > 0 and exact and plan.normed is not None and not plan.encodes
         engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
         engine.draft_heads = plan.drafts
+        engine.media = MediaFacts(plan.media, plan.axes, plan.spans)
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
@@ -141,7 +145,9 @@ def bind(
             return assembled(line)
     backend = open_backend(options.backend, threads, options.device, checked=not options.force)
     if plan.drafts and isinstance(backend, DeviceBackend) and not planner(backend, "").undivided(offload):
-        plan = Recording(context).plan(file, weights=weights)  # layers on the GPU save more time than drafts
+        plan = Recording(context, media=media).plan(
+            file, weights=weights
+        )  # layers on the GPU save more time than drafts
     chosen = options.backend != "auto" or bool(options.device) or bool(offload.asked)
     arranged = arrange(backend, offload, planner, threads)
     arranged, executable = bind_to(arranged, bound, not chosen, threads)
@@ -159,6 +165,7 @@ def whole_of(
     memory: int = 0,
     drafter: GGUFFile | None = None,
     free: Callable[[], int] | None = None,
+    media: MediaInput | None = None,
 ) -> tuple[Whole, CacheChoice, Callable[[int], Limits]]:
     """Return a model before it is placed, its cache types with a note, and its limits for other context sizes.
 
@@ -171,12 +178,16 @@ def whole_of(
     speculation = options.speculation
     drafts = speculation.may_use_head and not speculation.model_draft and not embeddings
     heads = speculation.most_drafted if drafts or drafter is not None else 0
-    recording = Recording(context, embeddings, heads)
+    recording = Recording(context, embeddings, heads, media)
+    span = media.span if media is not None else 0
+    if span > context:
+        problem = f"a picture takes up to {span} tokens, but the context holds {context}; raise "
+        raise LocalLLMError(Notice(problem, Setting("ctx_size")))
     plan = recording.plan(file, drafter, weights)
     held = dict(drafter.tensors if drafter is not None else ()) | file.tensors
 
     def limits_at(context: int) -> Limits:
-        return limits_of(context, plan, max(1, sequences), diffuses)
+        return limits_of(context, plan, max(1, sequences), diffuses, span)
 
     limits = limits_at(context)
     weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
@@ -210,10 +221,12 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
+def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False, span: int = 0) -> Limits:
     """Return the limits for binding a model, considering sliding-window and recurrent layers.
 
     A diffusion model (`diffuses`) evaluates its whole canvas in one step, and may need the logits of every position.
+
+    A step holds a picture of `span` tokens that see each other, and decode rows of other sequences.
 
     Recurrent states are large. Models with recurrent layers therefore take fewer rows per step, and their state blocks
     are limited to STATE_BYTES, but not below the needs of one step and a rollback of SLACK tokens.
@@ -227,12 +240,14 @@ def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = Fal
         return Limits(context + 16 * sequences, logit_rows, blocks, positions)
     if not plan.causal:  # bidirectional attention requires a whole text in one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
+    least = span + 16 * sequences if span else 0
     if not plan.window:
-        return Limits(BATCH_ROWS, logit_rows, blocks, positions)
+        return Limits(max(BATCH_ROWS, least), logit_rows, blocks, positions)
     size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))
     rows = BATCH_ROWS
     while rows > LEAST_ROWS and _needed(plan.window, rows) * size > STATE_BYTES:
         rows //= 2
+    rows = max(rows, least)
     own = _needed(plan.window, rows) + (sequences - 1) * _needed(plan.window, 0)
     past = sequences * WINDOW_PAST // BLOCK
     if size:

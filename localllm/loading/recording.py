@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from localllm.gguf import GGUFFile
 from localllm.loading.drafters import with_drafter
-from localllm.models import architecture_of, has_head, read_config, record, record_with_heads
+from localllm.models import MediaInput, architecture_of, has_head, read_config, record, record_with_heads
 from localllm.plan import Plan, Tensor
 
 
@@ -18,6 +18,7 @@ class Recording:
     context: int  # tokens
     embeddings: bool = False
     heads: int = 0  # maximum number of heads for drafting
+    media: MediaInput | None = None  # the embeddings that the plan takes besides tokens
 
     def plan(
         self, file: GGUFFile, drafter: GGUFFile | None = None, weights: Mapping[str, Tensor] | None = None
@@ -28,9 +29,9 @@ class Recording:
         """
         tensors = weights or file.tensors
         if drafter is not None and self.heads:
-            return with_drafter(file, drafter, tensors, self.context, self.heads)
+            return with_drafter(file, drafter, tensors, self.context, self.heads, self.media)
         architecture = architecture_of(file.metadata)
         config = read_config(file.metadata, architecture.name)
         if self.heads and has_head(config, architecture, tensors):
-            return record_with_heads(file.metadata, architecture, tensors, self.context, self.heads)
-        return record(config, architecture, tensors, self.context, self.embeddings)
+            return record_with_heads(file.metadata, architecture, tensors, self.context, self.heads, media=self.media)
+        return record(config, architecture, tensors, self.context, self.embeddings, media=self.media)

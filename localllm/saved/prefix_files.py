@@ -6,7 +6,6 @@ the tokens. When the folder is full, the least recently used file is deleted fir
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from array import array
@@ -16,11 +15,13 @@ from pathlib import Path
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import foreign
+from localllm.engine.media import Placed, whole
 from localllm.engine.paging import SLACK, CacheSequence
 from localllm.engine.prefix import same
 from localllm.loading.loaded_model import LoadedModel
 from localllm.plan import BLOCK
 from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, restore, save
+from localllm.saved.saved_media import content_name
 
 SUFFIX = ".prefix"
 LEAST = 4 * BLOCK  # minimum tokens of a file; below it, evaluating is as fast as reading
@@ -33,6 +34,7 @@ class _File:
     path: Path
     tokens: array[int]
     size: int
+    media: Sequence[Placed] = ()  # so that the ids among the tokens stay theirs
 
 
 class PrefixFiles:
@@ -56,7 +58,7 @@ class PrefixFiles:
                 log.info("%s", error)
                 continue
             if not kept.problem:
-                self._files[path.stem] = _File(path, array("i", kept.tokens), path.stat().st_size)
+                self._files[path.stem] = _File(path, array("i", kept.tokens), path.stat().st_size, kept.media)
 
     def best(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that the best file would restore."""
@@ -82,23 +84,23 @@ class PrefixFiles:
 
     def save(self, sequence: CacheSequence) -> None:
         """Write the whole blocks of a sequence, unless a file already has them."""
-        length = sequence.length // BLOCK * BLOCK
+        length = _whole_blocks(sequence)
         tokens = sequence.tokens[:length]
         seen = length - SLACK // 2
         if length < LEAST or sequence.reach(seen) != seen or self.best(tokens) >= length:
             return
-        whole = sequence.fork()
-        whole.truncate(length)
-        name = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16).hexdigest()
+        fork = sequence.fork()
+        fork.truncate(length)
+        name = content_name(tokens, fork.media)
         path = self._folder / f"{name}{SUFFIX}"
         try:
             self._files[name] = _File(
-                path, array("i", tokens), save(path, self._model, whole, [], overwrite=True, own=True)
+                path, array("i", tokens), save(path, self._model, fork, [], overwrite=True, own=True), fork.media.copy()
             )
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
         finally:
-            whole.free()
+            fork.free()
         self._trim()
 
     def _use(self, one: _File, tokens: Sequence[int]) -> int:
@@ -113,3 +115,11 @@ class PrefixFiles:
         while sum(one.size for one in self._files.values()) > self._most and len(self._files) > 1:
             name = next(iter(self._files))
             self._files.pop(name).path.unlink(missing_ok=True)
+
+
+def _whole_blocks(sequence: CacheSequence) -> int:
+    """Return the number of tokens in whole blocks that do not end inside a picture whose tokens see each other."""
+    length = sequence.length // BLOCK * BLOCK
+    while (kept := whole(sequence.media, length)) != length:
+        length = kept // BLOCK * BLOCK
+    return length

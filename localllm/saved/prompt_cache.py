@@ -4,6 +4,9 @@ The file consists of a magic number, a version, a JSON header with its length, t
 layer by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are
 evaluated again on loading. The file is untrusted: sizes are checked against the file size before reading, and the
 digest is verified before any change.
+
+Ids of media tokens hold in one process only. The file has -1 in their place, and in its header the key and the layout
+of each picture or sound (`saved_media.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.files.outputs import new_file
 from localllm.base.files.regular import open_regular
 from localllm.base.notices import Notice, Setting, said
-from localllm.engine import SequenceRows
+from localllm.engine import Placed, SequenceRows
 from localllm.engine.paging import CacheSequence
 from localllm.gguf.identity import identity
 from localllm.loading.loaded_model import LoadedModel
 from localllm.plan import BLOCK
+from localllm.saved.saved_media import MOST_MEDIA, header_of, with_ids
 
 MAGIC = b"LOCALLLM"
 VERSION = 1
@@ -55,7 +59,8 @@ class Kept:
 
     path: Path
     messages: list[dict[str, str]]
-    tokens: list[int]
+    tokens: list[int]  # the ids of media tokens hold while `media` exists
+    media: list[Placed]
     problem: str  # why the cache is unusable although the text is usable; "" if both are usable
     _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
@@ -87,6 +92,7 @@ def save(
         "first_blocks": firsts,
         "tokens": len(tokens),
         "messages": list(messages),
+        "media": [header_of(each) for each in sequence.media],
     }
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
@@ -100,7 +106,7 @@ def save(
 
         write(_START.pack(MAGIC, VERSION, len(text)))
         write(text)
-        write(np.array(tokens, "<i4").tobytes())
+        write(np.maximum(np.array(tokens, "<i4"), -1).tobytes())
         for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
             blocks_of = _table(model, sequence, layer)[start:stop]
             write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
@@ -152,8 +158,11 @@ def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
         raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
-    if len(kept.tokens) > blocks * BLOCK:
-        model.engine.step([SequenceRows(sequence, kept.tokens[blocks * BLOCK :], "none")])
+    rest = kept.tokens[blocks * BLOCK :]
+    if min(rest, default=0) < 0:  # only the client has the picture; its tokens are evaluated with the next prompt
+        model.engine.truncate(sequence, sequence.length)
+    elif rest:
+        model.engine.step([SequenceRows(sequence, rest, "none")])
 
 
 def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
@@ -195,14 +204,21 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
         raise CacheFileError(f"{path}: is damaged: its content does not match its digest; save it again")
     tokens = np.frombuffer(raw, "<i4")
     assert model.config is not None
-    if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
+    least = -1 if header["media"] else 0
+    if count and not least <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
         raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
-    return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset, own)
+    try:
+        ids, media = with_ids(tokens.tolist(), header["media"], model.engine.pool.media)
+    except ValueError as error:
+        raise CacheFileError(f"{path}: is damaged: {error}") from None
+    return Kept(path, header["messages"], ids, media, _misfit(header, model), offset, own)
 
 
 def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
     """Return why the file's KV cache is unusable although its text is usable; "" if both are usable."""
     executable = model.executable
+    if header["media"] and not model.engine.media.width:
+        return "its cache has pictures or sound, which this model is loaded without"
     if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
     if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
@@ -218,6 +234,8 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
         header = json.loads(text)
     except (ValueError, RecursionError):
         raise CacheFileError(f"{path}: is damaged: its header is not JSON") from None
+    if isinstance(header, dict):
+        header.setdefault("media", [])  # earlier versions had none
     for name, good in _FIELDS.items():
         if not isinstance(header, dict) or not good(header.get(name)):
             raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
@@ -246,6 +264,7 @@ _FIELDS: dict[str, Any] = {
     "block_bytes": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, 1 << 40) for n in v),
     "first_blocks": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, _MAX_TOKENS) for n in v),
     "messages": lambda v: isinstance(v, list) and all(map(_message, v)),
+    "media": lambda v: isinstance(v, list) and len(v) <= MOST_MEDIA and all(isinstance(each, dict) for each in v),
 }
 
 

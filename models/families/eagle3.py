@@ -35,7 +35,7 @@ def _record(target: Target, drafter: Drafter) -> Plan:
     every_row = max(layers) > max(target.config.kv_layer)  # of later layers, only some rows have hidden states
     model = record(
         target.config, target.architecture, target.tensors, target.context, every_row=every_row, recorder=recorder,
-        parts=parts,
+        parts=parts, media=target.media,
     )  # fmt: skip
     builder = Builder(config, _ROW, tensors, recorder)
     hidden = _combined(keys, builder, [parts.states[layer] for layer in layers], target.config.width)

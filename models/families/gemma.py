@@ -261,7 +261,7 @@ ROWS = (
     ),
     _row(
         "gemma4", read=_read_4, layers=PerLayerRecorder, attention=Gemma4Attention, feed_forward=Gemma4FeedForward,
-        post_norms=True, score_scale=1.0, qk_norm=True, logit_softcap=0.0,
+        spans="sliding", post_norms=True, score_scale=1.0, qk_norm=True, logit_softcap=0.0,
         sliding=Sliding(6, stretched=False, rope_base=10000.0),
         routing=ExpertGating("softmax", True, scales=True, activation="gelu"),
     ),

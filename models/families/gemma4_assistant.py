@@ -46,7 +46,7 @@ def _record(target: Target, drafter: Drafter) -> Plan:
     recorder, parts = Recorder(), Parts()
     model = record(
         target.config, target.architecture, target.tensors, target.context, every_row=True, recorder=recorder,
-        parts=parts,
+        parts=parts, media=target.media,
     )  # fmt: skip
     assert model.hidden is not None
     config = _checked(Keys(drafter.metadata, f"{_ROW.name}."), target, model, parts)

@@ -70,9 +70,9 @@ _gated = partial(
 )  # fmt: skip
 ROWS = (
     Architecture("qwen", "neox", read=_read_1),
-    Architecture("qwen2vl", "neox", read=_read_2vl, ignored=("output.bias",)),  # text part only
-    _gated("qwen35"),
-    _gated("qwen35moe", routing=SCALED_SOFTMAX),
+    Architecture("qwen2vl", "neox", read=_read_2vl, ignored=("output.bias",), axes="sections"),
+    _gated("qwen35", axes="interleaved"),
+    _gated("qwen35moe", routing=SCALED_SOFTMAX, axes="interleaved"),
     _gated("qwen3next", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), routing=SCALED_SOFTMAX),
     # the language model of Qwen3-TTS, which generates speech codes from text
     Architecture("qwen3tts", "neox", output=LastTokens, qk_norm=True),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast, get_args
+from numbers import Integral
+from typing import Any, cast, get_args
 
 from localllm.models.config import RopeConfig, RopeScaling
 from localllm.models.errors import ModelError
@@ -85,6 +86,9 @@ def _n_rot(keys: Keys, key: str, head_dim: int, default: int, least: int = 2) ->
     return n_rot
 
 
-def _sections(keys: Keys) -> bool:
-    value = keys.metadata.get(keys.prefix + "rope.dimension_sections", ())
-    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) >= 2 and bool(value[0] and value[1])
+def _sections(keys: Keys) -> tuple[int, ...]:
+    value: Any = keys.metadata.get(keys.prefix + "rope.dimension_sections", ())
+    if isinstance(value, str) or not hasattr(value, "__len__") or len(value) < 2 or not (value[0] and value[1]):
+        return ()
+    counts = tuple([max(int(count), 0) if isinstance(count, Integral) else 0 for count in value])[:4]
+    return counts if any(counts) else ()

@@ -126,6 +126,7 @@ CASES: dict[str, Case] = {
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
     "clamp to other bounds": Case(34, lambda r, x: r.clamp(x, 0.75, -1.5), exact),
+    "splice, into a text": Case(50, lambda r, x: r.splice(x, r.embed_media(100), 7), exact),
     "columns": Case(50, lambda r, x: r.slice(x, 7, 40), exact),
     "join": Case(50, lambda r, x: r.concat(x, r.scale(x, 2.0)), exact),
     "join slices": Case(60, lambda r, x: r.concat(r.slice(x, 1, 20, 3), x, 3), exact),

@@ -80,8 +80,13 @@ class Driver:
         blocks = np.arange(self.columns * sequences, dtype=np.int32)
         self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
 
-    def step(self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> np.ndarray:
-        """Append the tokens of each part to its sequence. Return the logits of the wanted tokens, by default of all."""
+    def step(
+        self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None, **further: Any
+    ) -> np.ndarray:
+        """Append the tokens of each part to its sequence. Return the logits of the wanted tokens, by default of all.
+
+        `further` are other fields of the batch.
+        """
         tokens, positions, sequence = [], [], []
         for s, more in parts:
             tokens += list(more)
@@ -96,7 +101,7 @@ class Driver:
         wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
         borders = None if self.borders is None else np.array(self.borders, np.int32)
         tokens_, rows = np.array(tokens, np.int32), wanted.astype(np.int32)
-        batch = Batch(tokens_, p, slots, s_, self.tables, rows, borders=borders, histories=self.histories)
+        batch = Batch(tokens_, p, slots, s_, self.tables, rows, borders=borders, histories=self.histories, **further)
         return self.executable.step(batch).copy()
 
 

@@ -40,13 +40,19 @@ def _pool() -> Plan:
     return r.finish(r.pool(x, r.scale(x, 2.0), MemoryWeight.of("bias", np.ones((2, 24)))))
 
 
+def _media() -> Plan:
+    r = Recorder()
+    media, x = r.embed_media(2 * 6), r.embed(MemoryWeight.of("embedding", np.ones((8, 6))))
+    return r.finish(r.select_rows(r.splice(r.splice(x, media), media, 6, add=True)))
+
+
 def _ngrams() -> Plan:
     r = Recorder()
     table = MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24))
     return r.finish(r.add(r.embed(table), r.embed_ngrams(replace(table, name="n-grams"), (3, 5), (37,), (0,), 2)))
 
 
-RECORDED = {"columns": _columns, "connect": _connect, "pool": _pool, "ngrams": _ngrams}
+RECORDED = {"columns": _columns, "connect": _connect, "pool": _pool, "media": _media, "ngrams": _ngrams}
 
 
 @cache

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise, streams
+from localllm.backends.cpu.emit import (
+    attention,
+    boundaries,
+    columns,
+    experts,
+    media,
+    products,
+    recurrence,
+    rowwise,
+    streams,
+)
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -20,6 +30,7 @@ from localllm.plan import (
     Concat,
     Convolve,
     Embed,
+    EmbedMedia,
     EmbedNgrams,
     Experts,
     GaussianTopK,
@@ -45,6 +56,7 @@ from localllm.plan import (
     Send,
     Slice,
     Softcap,
+    Splice,
     Wkv,
     Xielu,
 )
@@ -62,6 +74,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     HyperConnection: streams.hyper_connection,
     Convolve: recurrence.convolve,
     Embed: products.embed,
+    EmbedMedia: boundaries.look_up,
     EmbedNgrams: boundaries.look_up,
     GaussianTopK: streams.gaussian_top_k,
     Experts: experts.experts,
@@ -86,6 +99,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     SelectRows: rowwise.select,
     Send: boundaries.send,
     Softcap: rowwise.softcap,
+    Splice: media.splice,
     Xielu: rowwise.xielu,
     Mul: streams.mul,
 }

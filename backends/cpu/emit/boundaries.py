@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from localllm.backends.cpu.lowering import Lowering
-from localllm.plan import EmbedNgrams, Operation, Receive, Send
+from localllm.plan import EmbedMedia, EmbedNgrams, Operation, Receive, Send
 
 
 def receive(low: Lowering, op: Receive) -> None:
@@ -19,7 +19,7 @@ def send(low: Lowering, op: Send) -> None:
     low.sent += [(value, low.floats(value)) for value in op.values]
 
 
-def look_up(low: Lowering, op: EmbedNgrams) -> None:
+def look_up(low: Lowering, op: EmbedMedia | EmbedNgrams) -> None:
     """Emit nothing: `reserve` has allocated the buffer."""
 
 
@@ -28,4 +28,4 @@ def reserve(low: Lowering, operations: Iterable[Operation]) -> None:
 
     The executable fills the buffers before the stage runs, so no operation of the stage may reuse them.
     """
-    low.looked_up = [(op.out, low.make(op.out)) for op in operations if isinstance(op, EmbedNgrams)]
+    low.looked_up = [(op.out, low.make(op.out)) for op in operations if isinstance(op, EmbedMedia | EmbedNgrams)]

@@ -125,6 +125,8 @@ class _Rows:
             self.limits = ends
             if shape.window:
                 self.limits = [f.minimum(e, own + a.window - 1) for e, own in zip(ends, self.positions, strict=True)]
+        if shape.spans:
+            self.limits = [f.load_i32(self.step.ends, first + token) for token in range(tokens)]
         self.start = f.i64(0)  # the first visible block
         self.oldest: list[Value] = []  # first visible position of each token, for sliding windows
         if shape.window:

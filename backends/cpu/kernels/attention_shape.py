@@ -35,6 +35,7 @@ class AttentionShape:
     once: bool = False  # values are the first dimensions of the keys
     every: int = 0  # positions per pool; 0: no pools
     chosen: int = 0  # maximum number of pools that a row attends to; 0 means all
+    spans: bool = False  # rows of a span see each other
 
     @property
     def name(self) -> str:
@@ -45,6 +46,7 @@ class AttentionShape:
         extras += f"_selected_{self.selected}_{self.slices}" if self.selected else ""
         extras += "_whole" * self.whole + "_once" * self.once
         extras += f"_every_{self.every}_{self.chosen}" if self.every else ""
+        extras += "_spans" * self.spans
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
         )

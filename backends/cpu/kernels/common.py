@@ -64,7 +64,9 @@ class Step(Struct):
     logit_index: Address  # int32 (logit_rows,)
     runs: Int64  # number of sequences in the batch
     run_starts: Address  # int32 (runs + 1,): the first row of each sequence, then the number of rows
-    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for non-causal attention
+    # int32 (rows,): for non-causal attention, the last position of the row's sequence in the batch; for spans, the last
+    # position of the row's span
+    ends: Address
     axes: Address  # int32: the positions of rows on the axes of rotations
     axes_row: Int64  # stride between rows of `axes` in bytes
     axes_stride: Int64  # stride between the axes of a row in bytes; 0: all axes have the row's position

@@ -89,7 +89,7 @@ class EmbedArguments(Struct):
 
 
 def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArguments]:
-    """Emit y[t] = row tokens[t] of a matrix in panels, as float32, bit-equal to the format's definition.
+    """Emit y[t] = row max(tokens[t], 0) of a matrix in panels, as float32, bit-equal to the format's definition.
 
     With `positions`, the index is the row's position instead, clamped to the last row.
     """
@@ -98,8 +98,7 @@ def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArgument
         step = Step.at(a.step)
         with own_rows(f, step.rows, thread, threads) as row:
             token = f.load_i32(step.positions if positions else step.tokens, row)
-            if positions:
-                token = f.minimum(token, a.last)
+            token = f.minimum(token, a.last) if positions else f.select(token > 0, token, f.i64(0))
             unpack_row(f, format_name, a.weights, a.blocks, a.panel_bytes, token, a.y.row(row))
 
     return kernel(f"embed_{format_name}{'_positions' * positions}", EmbedArguments, body)

@@ -128,6 +128,8 @@ def _rows(s: Sheet) -> Value:
     x = r.mul(r.gaussian_top_k(r.match(x, y, 1e-5, 4), 1.0), s.weight(320))
     x = r.blend(r.concat(x, r.slice(y, 0, 320)), y, s.weight(320), 1e-5)
     x = r.slice(r.concat(x, y, 4), 7, 100, 4)
+    media = r.embed_media(2 * x.width + 8)
+    x = r.splice(r.splice(x, media, 8), media, x.width + 3, add=True)
     streams = s.rows(4 * 96)
     for parts in (1, 2, 3):
         width = hyper_connection_width(4, parts)
@@ -141,7 +143,7 @@ def _rows(s: Sheet) -> Value:
 def _attend(
     s: Sheet, heads: int, kv_heads: int, width: int, value: int = 0, rope: str = "", window: int = 0,
     softcap: float = 0.0, sinks: bool = False, slopes: bool = False, chunked: bool = False, causal: bool = True,
-    reach: int = 0,
+    reach: int = 0, spans: bool = False,
 ) -> Value:  # fmt: skip
     r, value = s.r, value or width
     q, k, v = s.rows(heads * width), s.rows(kv_heads * width), s.rows(kv_heads * value)
@@ -154,7 +156,8 @@ def _attend(
     distances = s.weight(heads, 2 * reach + 1) if reach else None
     layer = r.append(k, v, kv_heads)
     own, far = (s.weight(heads) if given else None for given in (sinks, slopes))
-    return r.attention(q, layer, heads, width**-0.5, window, softcap, own, far, chunked, causal, distances)
+    how = (window, softcap, own, far, chunked, causal, distances)
+    return r.attention(q, layer, heads, width**-0.5, *how, spans=spans)
 
 
 def _heads(s: Sheet) -> Value:
@@ -172,6 +175,8 @@ def _attention(s: Sheet) -> Value:
     _attend(s, 4, 2, 64, slopes=True)
     _attend(s, 4, 1, 64, window=128, chunked=True)
     _attend(s, 3, 3, 40, reach=20)
+    _attend(s, 4, 2, 64, spans=True)
+    _attend(s, 4, 1, 128, window=100, spans=True)
     return s.r.select_rows(_attend(s, 8, 1, 576, 512))
 
 

@@ -242,11 +242,20 @@ class _Check:
         windowed = bool(self._limits.window_blocks)
         return Batch(
             tokens, positions, slots, sequence, table, rows, slots if windowed else None, table if windowed else None,
-            borders,
+            borders, span_ends=self._span_ends(positions),
         )  # fmt: skip
+
+    def _span_ends(self, positions: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        """Return spans of up to 23 positions, if the segment has spans."""
+        if not any(isinstance(op, Attention) and op.spans for op in self._flat):
+            return None
+        ends: NDArray[np.int32] = np.minimum(positions // 23 * 23 + 22, positions[-1]).astype(np.int32)
+        return ends
 
     def _tokens(self, at: int, count: int) -> NDArray[np.int32]:
         tables = [op.table.shape[0] for op in self._flat if isinstance(op, Embed) and not op.positions]
+        if self._segment.plan.media:  # every third token is a media token
+            return np.where(np.arange(at, at + count) % 3 == 0, -1, 0).astype(np.int32)
         if not tables:
             return np.zeros(count, np.int32)
         random = np.random.RandomState(at)

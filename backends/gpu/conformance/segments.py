@@ -23,6 +23,7 @@ from localllm.plan import (
     CacheLayer,
     Convolve,
     Embed,
+    EmbedMedia,
     EmbedNgrams,
     Experts,
     HeadLinear,
@@ -39,6 +40,7 @@ from localllm.plan import (
     Rotate,
     SelectiveScan,
     Send,
+    Splice,
     Stack,
     Store,
     Value,
@@ -151,7 +153,7 @@ def _clusters(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
         made |= {value.index: number for value in op.outputs}
     clusters: dict[int, list[Operation]] = {}
     for number, op in enumerate(operations):
-        if not isinstance(op, Receive | Send | EmbedNgrams):
+        if not isinstance(op, Receive | Send | EmbedMedia | EmbedNgrams):
             clusters.setdefault(lead(number), []).append(op)
     for cluster in clusters.values():
         # Keep only one of the layers that read another layer's cache: all of them launch the same kernels.
@@ -250,7 +252,7 @@ def _segment(
     logits = by_old[plan.logits.index] if not sent else Value(len(values), 1, "logits", "none")
     made = Plan(
         (Receive(received), *own, *([Send(ends)] if sent else [])), (*values, *([logits] if sent else [])),
-        tuple(names.stores), logits,
+        tuple(names.stores), logits, media=plan.media if any(isinstance(op, Splice) for op in own) else 0,
     )  # fmt: skip
     flat = flattened(own)
     products = [weight.format for op in flat for x, weight in op.products if x.index in names.made]

@@ -25,6 +25,7 @@ EMITTERS: dict[type[plan.Operation], Callable[[Lowering, Any], None]] = {
     plan.HyperConnection: streams.hyper_connection,
     plan.Convolve: recurrence.convolve,
     plan.Embed: rowwise.embed,
+    plan.EmbedMedia: boundaries.look_up,
     plan.EmbedNgrams: boundaries.look_up,
     plan.GaussianTopK: streams.gaussian_top_k,
     plan.Experts: experts.experts,
@@ -51,6 +52,7 @@ EMITTERS: dict[type[plan.Operation], Callable[[Lowering, Any], None]] = {
     plan.SelectRows: rowwise.select_rows,
     plan.Send: boundaries.send,
     plan.Softcap: rowwise.softcap,
+    plan.Splice: rowwise.splice,
     plan.Xielu: rowwise.xielu,
     plan.Mul: streams.mul,
 }

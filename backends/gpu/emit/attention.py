@@ -103,7 +103,8 @@ def attention(low: Lowering, op: Attention) -> None:
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
-        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, AFTER=op.after, REACH=op.reach,
+        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, AFTER=op.after,
+        SPANS=op.spans, REACH=op.reach,
         TABLE_STRIDE_AT=tables.stride_at,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4

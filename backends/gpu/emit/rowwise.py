@@ -24,6 +24,7 @@ from localllm.plan import (
     SelectRows,
     Slice,
     Softcap,
+    Splice,
     Value,
     Xielu,
 )
@@ -86,6 +87,18 @@ def select_rows(low: Lowering, op: SelectRows) -> None:
     kernel = rowwise.Select(MAX_ROWS=low.limits.rows, WIDTH=op.out.width, STRIDE=x.stride, delivered=to.delivered)
     launch = kernel.launch(by_value(op.out.width, "logits"), x=x, y=to.y, blocks=to.y_blocks)
     low.dispatch("select", "logits", [launch])
+
+
+def splice(low: Lowering, op: Splice) -> None:
+    x, media, to, rows = low.floats(op.x), low.floats(op.media), low.deliver(op.out), op.x.rows
+    kernel = rowwise.SpliceRows(
+        MAX_ROWS=low.rows[rows], WIDTH=op.out.width, STRIDE=x.stride, MEDIA_STRIDE=media.stride, START=op.start,
+        ADD=op.add, delivered=to.delivered,
+    )  # fmt: skip
+    launch = kernel.launch(
+        by_value(op.out.width, rows), x=x, media=media, step=low.step(rows), y=to.y, blocks=to.y_blocks
+    )
+    low.dispatch("splice", rows, [launch])
 
 
 def slice_columns(low: Lowering, op: Slice) -> None:

@@ -1,6 +1,6 @@
 // Attention over the paged cache. Constants, in addition to the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW
 // (sliding-window size: positions including the row's own, 0: all; if not CAUSAL, also the same number after it),
-// CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS, AFTER (attend only to positions after the encoder text), HAS_SLOPES,
+// CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS, AFTER (attend only to positions after the encoder text), SPANS, HAS_SLOPES,
 // REACH (largest distance with its own bias, 0: no relative position bias), PARTITION, GROUPED (query heads of a
 // work-group that share keys and values, a power of two).
 
@@ -49,8 +49,10 @@ DEVICE int first_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
   return WINDOW ? larger(0, position + 1 - WINDOW) : 0;
 }
 
-// The last position that a row attends to: its own position, or its sequence's last position in the batch.
+// The last position that a row attends to: its own position, or the last position of its span or of its sequence in the
+// batch.
 DEVICE int last_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
+  if (SPANS) return step[step[7] + row];
   int position = POSITIONS_OF(step)[row];
   if (CAUSAL) return position;
   int end = ENDS_OF(step)[row];

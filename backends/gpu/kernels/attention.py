@@ -170,6 +170,7 @@ class AttentionShape(Macros):
     HAS_SINKS: Flag
     HAS_SLOPES: Flag
     AFTER: Flag
+    SPANS: Flag
     REACH: Shape
     TABLE_STRIDE_AT: Shape
 

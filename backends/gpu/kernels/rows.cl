@@ -7,7 +7,7 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
 #if BY_POSITION
   size_t token = smaller(POSITIONS_OF(step)[row], N - 1);
 #else
-  size_t token = TOKENS_OF(step)[row];
+  size_t token = larger(TOKENS_OF(step)[row], 0);
 #endif
 #ifdef QUANTIZED
   if (i < K / 32) {  // each work-item handles one chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.backends.gpu.kernels.kernel import Expression, Factor, Kernel, Macros, Shape
+from localllm.backends.gpu.kernels.kernel import Expression, Factor, Flag, Kernel, Macros, Shape
 
 WIDE = 1024  # groups at least this wide get more work-items
 
@@ -85,6 +85,19 @@ class Select(Kernel):
     MAX_ROWS: Shape
     WIDTH: Shape
     STRIDE: Shape
+    delivered: Delivered
+
+
+class SpliceRows(Kernel):
+    """Replace the rows of media tokens by columns of their embeddings, or add these with ADD."""
+
+    name, parts = "splice_rows", "blocks media"
+    MAX_ROWS: Shape
+    WIDTH: Shape
+    STRIDE: Shape
+    MEDIA_STRIDE: Shape
+    START: Shape
+    ADD: Flag
     delivered: Delivered
 
 

@@ -30,7 +30,7 @@ class _Following(Drafting):
 
         The newest token is always included, even if it was already evaluated, because its logits are needed.
         """
-        text = self.one.tokens
+        text = self.one.text_tokens  # the draft model sees no pictures
         self.followed.forget(min(len(text) - self.behind, len(text) - 1))
         self.good = len(self.followed.tokens)
         missing = text[self.good : self.good + most]
@@ -39,7 +39,7 @@ class _Following(Drafting):
     @property
     def behind(self) -> int:
         """Number of tokens of the text that the draft model has not yet evaluated."""
-        text, seen = self.one.tokens, self.followed.tokens
+        text, seen = self.one.text_tokens, self.followed.tokens
         while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
             self.good += 1
         return len(text) - self.good
@@ -91,7 +91,7 @@ class DraftModel(ModelDrafter[_Following]):
 
     def _of(self, one: RequestState) -> _Following:
         if one.number not in self._drafting:
-            self._drafting[one.number] = _Following(one, self._followed(one.tokens))
+            self._drafting[one.number] = _Following(one, self._followed(one.text_tokens))
         return self._drafting[one.number]
 
     def _followed(self, tokens: Sequence[int]) -> Followed:

@@ -126,13 +126,14 @@ class Drafts:
         one.drafting = self._reported
         if self._repeats:
             earlier = self._earlier.of(one.request.account) if self._earlier is not None else None
-            following = Following(earlier, one.tokens) if earlier is not None else None
-            one.drafter = self._extended(one, following) or self.new_repeats(one.tokens, following)
+            following = Following(earlier, one.text_tokens) if earlier is not None else None
+            one.drafter = self._extended(one, following) or self.new_repeats(one.text_tokens, following)
 
     def end(self, one: RequestState) -> None:
         """Stop drafting for a request. Its text and the draft model's sequence are kept for later requests."""
         if self._earlier is not None and one.done and one.request.reuse:
-            self._earlier.add(one.request.account, one.tokens, one.prompt_tokens)
+            text = one.text_tokens
+            self._earlier.add(one.request.account, text, len(text) - one.answer_tokens)
         if one.drafter is not None and one.request.reuse:
             self._ended = [*self._ended, (one.request.account, one.drafter)][-_MOST_ENDED:]
         one.drafter = None
@@ -143,10 +144,11 @@ class Drafts:
         """Return the drafter of an ended request of the same account, with whose whole text this request begins.
         Extend it to the whole text of this request.
         """
+        text = one.text_tokens
         for number, (account, drafter) in enumerate(self._ended):
-            if account == one.request.account and same(drafter.text, one.tokens) == len(drafter.text):
+            if account == one.request.account and same(drafter.text, text) == len(drafter.text):
                 del self._ended[number]
-                drafter.extend(one.tokens, following)
+                drafter.extend(text, following)
                 return drafter
         return None
 

@@ -69,7 +69,7 @@ def table(width: int) -> MemoryWeight:
 def rows(r: Recorder, x: Value) -> Value:
     """Build every operation that treats each token separately."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
-    y = r.rms_norm(y, GROUPS, 1e-5, 3)
+    y = r.splice(r.rms_norm(y, GROUPS, 1e-5, 3), r.embed_media(y.width))
     for style in ("interleaved", "neox"):
         y = r.rotate(y, 12, Rope(style, 10, FREQUENCIES))
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")

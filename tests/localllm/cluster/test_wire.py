@@ -51,7 +51,7 @@ def test_every_truncation_and_every_extension_is_noticed() -> None:
             decode(data[:size])
     with pytest.raises(MessageError, match="announced"):
         decode(data + b"\0")
-    for number in (b"LLMT", b"LLMS\2"):
+    for number in (b"LLMT", b"LLMS\1"):
         with pytest.raises(MessageError, match="another program or version"):
             decode(number + data[len(number) :])
 

@@ -1,0 +1,73 @@
+"""The pictures and sounds of prompts. Their encoder runs in segments between two steps, so no request waits longer.
+
+An encoder has memory for one input, so requests take turns. Embeddings are dropped once the cache has their tokens.
+After a preemption or a fault, lost ones are computed again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
+from localllm.generation.prompt_media import PromptMedia
+from localllm.generation.request_state import RequestState
+from localllm.generation.running import Running
+
+F32 = NDArray[np.float32]
+
+
+class Encodings:
+    """Computes embeddings for the running requests of a scheduler, one at a time."""
+
+    def __init__(self, running: Running, width: int) -> None:
+        """`width` is the width of the embeddings that the model takes."""
+        self._running, self._width = running, width
+        self._current: tuple[RequestState, PromptMedia] | None = None
+
+    def advance(self) -> bool:
+        """Run one segment of the encoder, if a running request waits for it. Return whether there was one.
+
+        An error of the encoder fails the request.
+        """
+        current = self._current
+        if current is not None and (current[0] not in self._running.active or current[1].encoding is None):
+            current = None  # cancelled, or preempted
+        self._current = current = current or self._next()
+        if current is None:
+            return False
+        one, media = current
+        try:
+            if media.encoding is None:
+                media.encoding = media.span.encode()
+            if media.encoding.advance():
+                media.embeddings, media.encoding = self._checked(media, media.encoding.embeddings), None
+                self._current = None
+        except (BackendError, LocalLLMError) as error:
+            self._current = None
+            one.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
+            self._running.leave(one)
+        return True
+
+    def forget(self) -> None:
+        """Give up the embeddings that are being computed."""
+        self._current = None
+
+    def _next(self) -> tuple[RequestState, PromptMedia] | None:
+        """Return the first media without embeddings of the request that comes next, to begin with; None if none is
+        needed.
+        """
+        active = [one for one in self._running.active if one.media and not one.ticket.paused]
+        waiting = [(one, media) for one in active if (media := one.unencoded) is not None]
+        found = min(waiting, key=lambda each: (-each[0].request.priority, each[0].number), default=None)
+        if found is not None:
+            found[1].encoding = None  # of a run before a preemption
+        return found
+
+    def _checked(self, media: PromptMedia, embeddings: F32) -> F32:
+        expected = media.span.tokens, self._width
+        if embeddings.shape != expected:
+            raise LocalLLMError(f"the encoder made embeddings of shape {embeddings.shape}, not {expected}")
+        return embeddings
