@@ -24,6 +24,8 @@ from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.drafters import find_drafter
 from localllm.loading.loaded_model import refuse_serving
+from localllm.loading.media_parts import MARKER, MediaParts, Medium, of_marked, source_kind
+from localllm.loading.mmproj import open_multimodal
 from localllm.loading.resolve import resolve
 from localllm.loading.splitting import Splitter
 from localllm.loading.templated import Templated, messages_of
@@ -38,12 +40,13 @@ from localllm.template.formats import find_format
 if TYPE_CHECKING:
     from localllm.chat import Conversation
     from localllm.diffusion.canvas import Canvas
+    from localllm.loading.multimodal import MediaChunk
     from localllm.sampling.constraint import Constraint
 
 
 _SHOWN = (
     "answer_of", "apply_chat_template", "chat", "close", "config", "context", "conversation", "detokenize", "device",
-    "diffuse", "embed", "file", "generate", "hidden_states", "logits", "placed", "rank", "token_embeddings", "tokenize",
+    "diffuse", "embed", "file", "generate", "hidden_states", "logits", "media", "placed", "rank", "reads", "token_embeddings", "tokenize",
     "tokenizer", "vocabulary",
 )  # fmt: skip
 
@@ -204,7 +207,9 @@ class Model(Templated):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             print(model.chat(messages, max_tokens=100))
 
-        A string is treated as one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call
+        With an mmproj file, the content of a message may be a list of parts such as {"type": "image", "image":
+        "a.png"}, {"type": "audio", "audio": ...} and {"type": "text", "text": ...}; a source is a path, the bytes of a
+        file, an array, a PIL image, or (samples, rate). A string is treated as one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call
         that the model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`.
         Everything else is as in `generate`. A warning reports each change that the template required in the messages.
         """
@@ -212,10 +217,12 @@ class Model(Templated):
 
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
         answer, sampling = AnswerOptions.given(options, asked), self._sampling(sampling, given)
-        text = self._render(messages_of(messages, answer.system_prompt), answer.template_variables, tools)
+        media = MediaParts()
+        told = media.flattened(messages_of(messages, answer.system_prompt))
+        text = self._render(told, answer.template_variables, tools)
         template, tail = self.template[0], prompt_tail(text)
         asked_of = replace(answer.asked, tools=tools or (), forced=False)
-        ids, stops = self._encoded(text, answer.parse_special_in_content), (*answer.stops, *template.stops)
+        ids, stops = self._encoded(text, answer.parse_special_in_content, media), (*answer.stops, *template.stops)
         constraint = answer_constraint(self, asked_of, template.source, tail)
         request = self._request(ids, sampling, answer, stops, constraint, logprobs, logits_processor)
         format_ = find_format(template.source)
@@ -223,6 +230,27 @@ class Model(Templated):
         reader = AnswerReader(format_, list(tools or ()), tail, read_calls=bool(tools))
         stepper = self.stepper
         return Reply(pieces_of(stepper.stream(request, cancel), reader), stepper)
+
+    def media(self, prompt: str, data: Any) -> list[MediaChunk]:
+        """Return a prompt with pictures and sound in chunks: text tokens, and the inputs of encoders.
+
+            chunks = model.media("a <__media__> b", picture)
+            chunks[1].tensors, chunks[1].embeddings
+            model.generate([each for chunk in chunks for each in chunk.prompt])
+
+        `data` is what the marker `<__media__>` stands for, a list for several markers: a path, the bytes of a file, a
+        PIL image, an array (height, width, 3), float samples at the rate of the encoder, or (samples, rate). A list for
+        one marker has the frames of a video. Special tokens in the prompt count, and BOS is added.
+        """
+        encoders = self.encoders
+        count = prompt.count(MARKER)
+        sources = list(data) if isinstance(data, list) and count != 1 else [data]
+        media = [Medium(source_kind(source), source) for source in sources]
+
+        def encode(text: str, first: bool) -> list[int]:
+            return self.tokenizer.encode(text, add_special=first, parse_special=True)
+
+        return encoders.chunks(of_marked(prompt, media), encode, self.media_marks)
 
     def conversation(
         self,
@@ -375,6 +403,9 @@ def load(
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
+            if media is None and not embeddings and split is None:
+                model.multimodal = open_multimodal(file, model.maybe_tokenizer, chosen)
+                media = model.multimodal.input if model.multimodal is not None else None
             model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):

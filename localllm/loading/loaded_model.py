@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from localllm.backends.base import CacheTypes, Executable, Progress
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import BeyondTraining, Notice, Setting, Written
-from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine
+from localllm.base.notices import FILE, BeyondTraining, Notice, Setting, Written
+from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine, MediaSpan
 from localllm.engine.session import Session
 from localllm.gguf import GGUFFile
 from localllm.loading.facts import ModelFacts
 from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
+from localllm.loading.media_logits import logits_of
 from localllm.loading.recording import Recording
 from localllm.loading.splitting import Splitter
 from localllm.models import Config, MediaInput, PoolingHead, architecture_of, read_config, record_mtp_heads
@@ -29,6 +30,7 @@ from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
+    from localllm.loading.multimodal import Multimodal
     from localllm.generation.speculation.setup import Speculation, SpeculationTarget
 
 
@@ -81,6 +83,7 @@ class LoadedModel(Closing):
         self.placed = ""  # which layers run on which device, if a GPU is used or was requested
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
+        self.multimodal: Multimodal | None = None  # the encoders of pictures and sound
         self._bound: BoundModel | None = None
         self._facts: ModelFacts | None = None  # set if another process has the weights
         self._closed = False
@@ -104,6 +107,8 @@ class LoadedModel(Closing):
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
+        if self.multimodal is not None:
+            self.multimodal.bind(bound.backend, options.threads)
         asked = options.ctx_size and not options.any_cache  # measurements (`any_cache`) may use any context size
         if asked and self.context > bound.config.context_length > 0:
             trained = (
@@ -236,6 +241,24 @@ class LoadedModel(Closing):
         self.check_length(text)
         return self.tokenize(text, parse_special=parse_special)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the model reads besides text: "image", "audio"."""
+        return self.multimodal.kinds if self.multimodal is not None else ()
+
+    @property
+    def encoders(self) -> Multimodal:
+        """The encoders of pictures and sound. Raises LocalLLMError if the model was loaded without them."""
+        self._check_open()
+        if self.multimodal is None:
+            problem = "this model was loaded without encoders of pictures and sound; give its mmproj file ("
+            raise LocalLLMError(Notice(problem, Setting("mmproj", FILE), ")"))
+        return self.multimodal
+
+    def media_marks(self, text: str) -> list[int]:
+        """Return the tokens of a projector's text around a picture, whose special tokens count."""
+        return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
     def least_tokens(self, *texts: str) -> int:
         """Return a lower bound on the total number of tokens of the texts, without tokenizing."""
         return -(-sum(map(self.tokenizer.length, texts)) // self.tokenizer.longest)
@@ -266,10 +289,17 @@ class LoadedModel(Closing):
         self._check_open()
         return Session(self._predicting())
 
-    def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after every token of a text or of given token ids, float32 (T, vocabulary)."""
-        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids(prompt)
+    def logits(self, prompt: str | Sequence[int | MediaSpan]) -> NDArray[np.float32]:
+        """Return the logits after every token of a text or of given token ids, float32 (T, vocabulary).
+
+        A picture or a sound among the ids has one row, after its last token.
+        """
         step = min(self.batch_rows, self.executable.limits.logit_rows)
+        if not isinstance(prompt, str) and any(isinstance(each, MediaSpan) for each in prompt):
+            self._check_open()
+            given, size = list(prompt), sum(each.tokens if isinstance(each, MediaSpan) else 1 for each in prompt)
+            return self.exclusively(size, lambda: logits_of(self.engine, given, step))
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise LocalLLMError("logits need at least one token id, got none")
         self._check_open()
@@ -315,6 +345,8 @@ class LoadedModel(Closing):
         """Free the weights and the KV cache: now, or when the thread in the engine has finished its step."""
         self._closed = True
         if self._bound is None:
+            if self.multimodal is not None:
+                self.multimodal.close()
             self._close_files()
         else:
             self._bound.engine.alone.afterwards(self._free)
@@ -322,6 +354,8 @@ class LoadedModel(Closing):
     def _free(self) -> None:
         assert self._bound is not None
         self._bound.engine.closed = True
+        if self.multimodal is not None:
+            self.multimodal.close()
         self._bound.close()
         self._close_files()
 

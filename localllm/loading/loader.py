@@ -11,6 +11,7 @@ from time import thread_time
 
 from localllm.backends import open_backend
 from localllm.backends.base import Backend, CacheTypes, DeviceBackend, Executable, Limits, Progress
+from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.backends.hybrid.offload import bind as bind_to
 from localllm.base.errors import LocalLLMError
@@ -61,6 +62,7 @@ class BoundModel:
     pooler: Pooler | None  # set if the plan ends in embeddings
     head: PoolingHead | None = None  # set if the plan ends in logits, and the engine can also return hidden states
     exact: bool = False  # whether results do not depend on the number of rows
+    backend: Backend | None = None  # where the encoders of pictures and sound can run, too; None: on several devices
 
     @property
     def executable(self) -> Executable:
@@ -129,7 +131,9 @@ def bind(
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
-        return BoundModel(config, plan, context, cache, engine, opened.describe(), line, close, pooler, head, exact)
+        where = None if split is not None or isinstance(opened, HybridBackend) else opened
+        found = opened.describe(), line, close, pooler, head, exact, where
+        return BoundModel(config, plan, context, cache, engine, *found)
 
     line = ""
     if split is not None:

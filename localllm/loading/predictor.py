@@ -124,6 +124,7 @@ class Predictor(LoadedModel):
                 gpu_layers=0 if options.gpu_layers == 0 else "auto",
                 device=options.device,
                 force=options.force,
+                mmproj="off",  # it drafts from the text alone
                 any_cache=True,  # no warnings: wrong drafts only cost time
             )
         try:

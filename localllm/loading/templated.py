@@ -8,12 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from localllm.base.errors import LocalLLMError
+from localllm.engine import MediaSpan
 from localllm.gguf import GGUFFile
+from localllm.loading.media_parts import MediaParts
 from localllm.loading.predictor import Predictor
 
 if TYPE_CHECKING:
     from localllm.sandbox import Confined
-    from localllm.template import ChatTemplate, Family
+    from localllm.template import ChatEncoder, ChatTemplate, Family
 
 
 class Templated(Predictor):
@@ -60,8 +62,15 @@ class Templated(Predictor):
 
         `add_generation_prompt` appends the start of the answer. `variables` are passed to the template.
         """
-        text = self._render(messages_of(messages), variables, tools, add_generation_prompt)
-        return self._encoded(text) if tokenize else str(text)
+        media = MediaParts()
+        text = self._render(media.flattened(messages_of(messages)), variables, tools, add_generation_prompt)
+        if not tokenize:
+            return media.shown(text)
+        if media:
+            raise LocalLLMError(
+                "token ids cannot say which picture or sound is meant; use model.chat, or tokenize=False"
+            )
+        return [each for each in self._encoded(text) if not isinstance(each, MediaSpan)]
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
@@ -110,11 +119,23 @@ class Templated(Predictor):
         self.check_length(rendered.text)
         return rendered.text
 
-    def _encoded(self, rendered: str, parse_special: bool = False) -> list[int]:
-        """Return the tokens of a rendered prompt. Control tokens in messages are text unless `parse_special`."""
+    def _encoded(
+        self, rendered: str, parse_special: bool = False, media: MediaParts | None = None
+    ) -> list[int | MediaSpan]:
+        """Return the tokens of a rendered prompt, with the spans of `media` in place of their markers.
+
+        Control tokens in messages are text unless `parse_special`.
+        """
         from localllm.template import ChatEncoder
 
-        return ChatEncoder(self.tokenizer, self.template[0].source, parse_special).encode(rendered)
+        encoder = ChatEncoder(self.tokenizer, self.template[0].source, parse_special)
+        return self.laid_out(encoder, rendered, media)
+
+    def laid_out(self, encoder: ChatEncoder, rendered: str, media: MediaParts | None) -> list[int | MediaSpan]:
+        """Return the tokens of a rendered prompt, with the spans of `media` in place of their markers."""
+        if not media:
+            return [*encoder.encode(rendered)]
+        return self.encoders.prompt(media.split(rendered), encoder.encode, self.media_marks)
 
     def close(self) -> None:
         """Free the weights and the KV cache, and end the template's child process. Running answers

@@ -87,6 +87,14 @@ class Projector:
         """The number of frames of a video that `picture` takes together."""
         return self._row.frames if self._row else 1
 
+    @property
+    def together(self) -> int:
+        """The largest number of tokens of a picture that see each other; 0 if pictures are causal."""
+        if not (row := self._row) or not row.non_causal or self._text.width in row.causal_widths:
+            return 0
+        values = self._settings.values
+        return (values.max_pixels or values.image**2) // values.align**2
+
     def picture(self, frames: Sequence[NDArray[np.uint8]], index: int = 0, before: int = 0) -> list[Part]:
         """Return the parts of a picture: (height, width, 3) uint8, or of two frames of equal size.
 

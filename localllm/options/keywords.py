@@ -19,6 +19,9 @@ class LoadKeywords(TypedDict, total=False):
     cache_type_k: str
     cache_type_v: str
     check_tensors: bool
+    mmproj: str | os.PathLike[str]
+    image_min_tokens: int
+    image_max_tokens: int
     model_draft: str | os.PathLike[str]
     spec: str | None
     draft_max: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
 from localllm.options.declare import Options, group, option
-from localllm.options.kinds import LAYERS, integer, one_of, optional
+from localllm.options.kinds import LAYERS, PATH, OptionError, integer, one_of, optional
 from localllm.options.speculation import SpeculationOptions
 
 BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
@@ -61,12 +62,30 @@ class LoadOptions(Options):
     check_tensors: bool = option(
         False, "--check-tensors", help="check every weight first, and refuse a file with infinite or NaN values"
     )
+    mmproj: str | os.PathLike[str] = option(
+        "", "-mm", "--mmproj", kind=PATH, metavar="FILE", offers="files", shown="beside the model",
+        help="the encoders of pictures and sound, an mmproj file; off: none",
+    )  # fmt: skip
+    image_min_tokens: int = option(
+        0, "--image-min-tokens", kind=integer(0), unit="tokens", shown="",
+        help="minimum number of tokens of a picture, if the model reads any size (0: as the file says)",
+    )  # fmt: skip
+    image_max_tokens: int = option(
+        0, "--image-max-tokens", kind=integer(0), unit="tokens", shown="",
+        help="maximum number of tokens of a picture, if the model reads any size (0: as the file says)",
+    )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)
     force: bool = option(
         False, "--force",
         help=f"{FORCED} using a cache type that harms the model, {NEAREST_RULE}, using a card that failed its check",
     )  # fmt: skip
     any_cache: bool = option(False, help="allow a cache type that harms the model")
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if 0 < self.image_max_tokens < self.image_min_tokens:
+            limits = f"{self.image_min_tokens} to {self.image_max_tokens}"
+            raise OptionError(f"a picture cannot have {limits} tokens; exchange the two limits")
 
     @property
     def cache_types(self) -> tuple[str, str]:

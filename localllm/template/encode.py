@@ -62,17 +62,18 @@ class ChatEncoder:
         )
         self._tokens, self._answers = control | written, written & find_format(source).visible(special)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, first: bool = True) -> list[int]:
         """Return the ids of a rendered conversation, with BOS if the GGUF requires it. A plain string is user text.
 
-        EOS is never added. If the template writes BOS and the GGUF also adds it, it occurs only once.
+        EOS is never added. If the template writes BOS and the GGUF also adds it, it occurs only once. Without `first`,
+        the text follows a picture or a sound, and BOS is not added.
         """
         origins = _Origins(marked(text).marks, self._tokens, self._answers)
         guard = None if self._parse_content else origins
         tokenizer = self._tokenizer
         plain = str.__str__(text)  # slicing a `Text` is slow
         ids = tokenizer.encode(plain, add_special=False, parse_special=True, guard=guard)
-        if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+        if first and tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
         return ids
 

@@ -1,0 +1,153 @@
+"""Pictures and sounds in messages: a marker stands in the text for each while the chat template is rendered.
+
+A marker has a random number that is made after the user's text, so no text can imitate it. As in llama.cpp, a template
+sees one text per message and does not write its own tokens for pictures; the projector's texts come instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from localllm.base.errors import LocalLLMError
+from localllm.base.files.regular import open_regular
+from localllm.template.origin import Text, marked
+
+Kind = Literal["image", "audio"]
+KINDS: tuple[Kind, ...] = ("image", "audio")
+MARKER = "<__media__>"  # stands for a picture or a sound in prompts without messages, as in llama.cpp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Medium:
+    """A picture or a sound of a prompt. `source` is what `localllm.media.decode` reads; two frames are a list."""
+
+    kind: Kind
+    source: Any
+    name: str = ""  # in messages
+
+    @property
+    def what(self) -> str:
+        return self.name or ("picture" if self.kind == "image" else "sound")
+
+
+class MediaParts:
+    """The pictures and sounds of one conversation, and their markers."""
+
+    def __init__(self) -> None:
+        self._number = secrets.token_hex(16)
+        self._media: list[Medium] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._media)
+
+    def mark(self, medium: Medium) -> str:
+        """Add a picture or a sound; return its marker."""
+        self._media.append(medium)
+        return f"<__media_{self._number}_{len(self._media) - 1}__>"
+
+    def flattened(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages with a text as content wherever the content has a picture or a sound."""
+        return [self._flat(message) for message in messages]
+
+    def _flat(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        parts = message.get("content")
+        if not isinstance(parts, list | tuple) or not any(_is_medium(part) for part in parts):
+            return message
+        texts = []
+        for part in parts:
+            if _is_medium(part):
+                texts.append((self.mark(medium_of(part)), True))
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                texts.append((part["text"], False))
+            else:
+                raise LocalLLMError(f"content has parts of type text, image or audio, got {part!r:.60}")
+        return {**message, "content": joined_texts(texts)}
+
+    def split(self, text: str) -> list[Text | Medium]:
+        """Return a rendered conversation as texts and media in turn, beginning with a text.
+
+        Raises LocalLLMError if the template leaves out a picture or a sound.
+        """
+        whole, at, found, seen = marked(text), 0, list[Text | Medium](), set[int]()
+        for match in re.finditer(rf"<__media_{self._number}_(\d+)__>", str.__str__(text)):
+            number = int(match[1])
+            found += [whole[at : match.start()], self._media[number]]
+            seen.add(number)
+            at = match.end()
+        if lost := [each for number, each in enumerate(self._media) if number not in seen]:
+            raise LocalLLMError(f"the chat template leaves out a message with {lost[0].what}; give another template")
+        return [*found, whole[at:]]
+
+    def shown(self, text: str) -> str:
+        """Return a text with a name in brackets in place of each marker, for people and for files."""
+        return re.sub(
+            rf"<__media_{self._number}_(\d+)__>",
+            lambda match: f"[{self._media[int(match[1])].what}]", text,
+        )  # fmt: skip
+
+
+def joined_texts(texts: Iterable[tuple[str, bool]]) -> str:
+    """Join texts of parts, of which some are markers, by line breaks, but not next to a marker before."""
+    whole, behind = "", False
+    for text, is_marker in texts:
+        whole += ("\n" if whole and not is_marker and not behind else "") + text
+        behind = is_marker
+    return whole
+
+
+def medium_of(part: Mapping[str, Any]) -> Medium:
+    """Return the picture or sound of {"type": "image", "image": SOURCE}, and the same with "audio".
+
+    SOURCE is a path, the bytes of a file, an array, or for pictures a PIL image; a sound in memory is (samples, rate).
+    """
+    kind: Kind = part["type"]
+    given = [part[key] for key in (kind, "path", "data") if part.get(key) is not None]
+    if len(given) != 1:
+        raise LocalLLMError(f'expected {{"type": "{kind}", "{kind}": a path, bytes or an array}}, got {part!r:.80}')
+    return Medium(kind, given[0], str(part.get("name") or ""))
+
+
+def of_marked(text: str, media: Sequence[Medium]) -> Iterator[str | Medium]:
+    """Yield the texts and media of a prompt in which MARKER stands for each picture and sound, in order."""
+    texts = text.split(MARKER)
+    if len(texts) - 1 != len(media):
+        counts = f"{len(texts) - 1} of {MARKER} and {len(media)} pictures and sounds"
+        raise LocalLLMError(f"the prompt has {counts}; write one marker for each")
+    for number, each in enumerate(texts):
+        yield each
+        if number < len(media):
+            yield media[number]
+
+
+def source_kind(source: Any) -> Kind:
+    """Return what a source is, from an array or the beginning of a file."""
+    if isinstance(source, tuple):
+        return "audio"
+    if isinstance(source, np.ndarray):
+        return "audio" if source.dtype.kind == "f" else "image"
+    start = b""
+    if isinstance(source, bytes | bytearray | memoryview):
+        start = bytes(source[:16])
+    elif isinstance(source, str | os.PathLike) and Path(source).is_file():
+        with open_regular(source) as file:
+            start = file.read(16)
+    sound = start[:4] in (b"fLaC", b"OggS") or start[:3] == b"ID3" or start[8:12] in (b"WAVE", b"AIFF")
+    return "audio" if sound or (start[:1] == b"\xff" and start[1:2] >= b"\xe0") else "image"
+
+
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in KINDS
+
+
+def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a message has a picture or a sound."""
+    contents = (message.get("content") for message in messages)
+    return any(_is_medium(part) for parts in contents if isinstance(parts, list | tuple) for part in parts)

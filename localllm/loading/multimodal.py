@@ -1,0 +1,306 @@
+"""`Multimodal`: the mmproj file of a model, bound to a backend, which turns pictures and sounds into spans of a prompt.
+
+Decoding and preprocessing run in the calling thread (files are parsed in a child process), the encoder in the thread
+that steps the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends import open_backend
+from localllm.backends.base import Backend, BackendError
+from localllm.base.closing import Closing
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
+from localllm.base.printable import printable
+from localllm.engine import MediaSpan
+from localllm.engine.encoder import Encoder, Running
+from localllm.gguf import GGUFFile
+from localllm.gguf.identity import identity
+from localllm.loading.media_parts import Kind, Medium
+from localllm.media import MediaError, Piece, Projector, TextModel
+from localllm.media.decode import Decoder
+from localllm.models import Architecture, Config, MediaInput, ModelError
+from localllm.models.encoders import EncoderModel, encoder_of
+
+F32 = NDArray[np.float32]
+Part = str | Piece
+KEPT = 256 << 20  # bytes of preprocessed pictures and sounds that are kept for the next turn
+_ENCODERS: dict[str, Literal["vision", "audio"]] = {"image": "vision", "audio": "audio"}
+
+
+def text_model(config: Config, architecture: Architecture, tokens: Iterable[str]) -> TextModel:
+    """Return what the layout of media depends on. `tokens` are the texts of the special tokens."""
+    return TextModel(config.width, bool(config.rope.sections) and bool(architecture.axes), frozenset(tokens))
+
+
+class Multimodal(Closing):
+    """The encoders of one mmproj file for one text model. Raises LocalLLMError, with the file, if they do not fit."""
+
+    def __init__(self, file: GGUFFile, text: TextModel, least: int = 0, most: int = 0) -> None:
+        """`least` and `most` limit the tokens of a picture; 0: the file's limits."""
+        name = printable(file.path.name, None)
+        self.file, self._name = file, name
+        self.projector = Projector.of(file, text, least or None, most or None)
+        types = {"vision": self.projector.picture_type, "audio": self.projector.sound_type}
+        metadata = dict(file.metadata) | {f"clip.{kind}.projector_type": own for kind, own in types.items() if own}
+        self._models: dict[str, EncoderModel] = {}
+        for kind in self.projector.kinds:
+            try:
+                self._models[kind] = encoder_of(metadata, file.tensors, _ENCODERS[kind])
+            except ModelError as error:
+                raise MediaError(f"{name}: {said(error)}") from None
+        widths = {model.width for model in self._models.values()}
+        if wrong := [width for width in widths if width % text.width]:
+            problem = f"its embeddings have {wrong[0]} values, the text model has {text.width}"
+            raise MediaError(f"{name}: does not fit this model: {problem}; choose the mmproj file of this model")
+        self.input = MediaInput(max(widths) // text.width, self.projector.together)
+        self._width = max(widths)
+        self._encoders: dict[str, Encoder] = {}
+        self._own: Backend | None = None
+        self._current: _Encoding | None = None  # the encoding that the executables work on
+        self._identity = identity(file).encode()
+        self._decoder = Decoder()
+        self._kept: OrderedDict[bytes, list[Part]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the model reads: "image", "audio"."""
+        return self.projector.kinds
+
+    def bind(self, backend: Backend | None, threads: int | None) -> None:
+        """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU."""
+        if backend is not None:
+            try:
+                self._encoders = {kind: Encoder(backend, model) for kind, model in self._models.items()}
+                return
+            except BackendError:
+                if backend.name == "cpu":
+                    raise
+        self._own = open_backend("cpu", threads)
+        self._encoders = {kind: Encoder(self._own, model) for kind, model in self._models.items()}
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
+
+    def prompt(
+        self,
+        sections: Iterable[str | Medium],
+        encode: Callable[[str, bool], list[int]],
+        marks: Callable[[str], list[int]],
+    ) -> list[int | MediaSpan]:
+        """Return the tokens and spans of texts and media in turn.
+
+        `encode` returns the tokens of a text, given whether the prompt begins with it; `marks` those of the texts
+        around a picture, whose special tokens count.
+        """
+        return [each for chunk in self.chunks(sections, encode, marks) for each in chunk.prompt]
+
+    def chunks(
+        self,
+        sections: Iterable[str | Medium],
+        encode: Callable[[str, bool], list[int]],
+        marks: Callable[[str], list[int]],
+    ) -> list[MediaChunk]:
+        """Return the prompt divided into chunks: runs of text tokens, and the inputs of encoders."""
+        found: list[MediaChunk] = []
+        start = 0
+
+        def add(tokens: Sequence[int] = (), piece: Piece | None = None) -> None:
+            nonlocal start
+            if piece is None and found and found[-1].piece is None:
+                found[-1].tokens.extend(tokens)
+            elif piece is not None or tokens:
+                found.append(MediaChunk(self, list(tokens), piece, start))
+            start += len(tokens) if piece is None else piece.positions
+
+        first = True
+        for section in sections:
+            if isinstance(section, str):
+                add(encode(section, first))
+            else:
+                for part in self.parts(section):
+                    add(marks(part)) if isinstance(part, str) else add(piece=part)
+            first = False
+        return found
+
+    def parts(self, medium: Medium) -> list[Part]:
+        """Return the marker texts and pieces of a picture or a sound, which may be kept from an earlier prompt."""
+        if medium.kind not in self.kinds:
+            other = "no pictures" if medium.kind == "image" else "no sound"
+            raise MediaError(f"{medium.what}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
+        source = _loaded(medium.source, self._decoder.limits.file_bytes)
+        digest = _digest(medium.kind, source)
+        with self._lock:
+            if digest is not None and (kept := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return kept
+        found = self._prepared(medium.kind, source, medium.what)
+        if digest is not None:
+            with self._lock:
+                self._kept[digest] = found
+                while sum(map(_bytes, self._kept.values())) > KEPT and len(self._kept) > 1:
+                    self._kept.popitem(last=False)
+        return found
+
+    def _prepared(self, kind: Kind, source: Any, name: str) -> list[Part]:
+        if kind == "image":
+            frames = source if isinstance(source, list | tuple) else [source]
+            return self.projector.picture([self._decoder.picture(frame, name) for frame in frames])
+        if isinstance(source, np.ndarray):
+            source = (source, self.projector.rate)
+        return self.projector.sound(self._decoder.sound(source, self.projector.rate, name))
+
+    # -- embeddings ----------------------------------------------------------------------------------------------------
+
+    def span(self, piece: Piece) -> MediaSpan:
+        """Return a piece as the engine knows it."""
+        key = hashlib.sha256(self._identity + piece.key).digest()
+        positions = np.arange(piece.tokens, dtype=np.int32) if piece.axes is None else piece.axes
+        return MediaSpan(key, piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece))
+
+    def begin(self, encoding: _Encoding, piece: Piece) -> Running:
+        """Begin to encode a piece. The encoding before loses the executables, and begins again when it is advanced."""
+        if piece.kind not in self._encoders:
+            raise LocalLLMError("the encoders of this model are not loaded; load it again")
+        self._current = encoding
+        flags = piece.flags
+        listed = (flags.view_separator, flags.newline, flags.lead_pad, *flags.grid, *flags.original, 0)
+        return self._encoders[piece.kind].begin(piece.tensors, tuple(map(int, listed)))
+
+    def working_on(self, encoding: _Encoding) -> bool:
+        return self._current is encoding
+
+    def widened(self, embeddings: F32) -> F32:
+        """Return embeddings with zeros for the streams that the other encoder of the file has."""
+        missing = self._width - embeddings.shape[1]
+        return np.pad(embeddings, ((0, 0), (0, missing))) if missing else embeddings
+
+    def close(self) -> None:
+        """Free the encoders, and end the decoder."""
+        for encoder in self._encoders.values():
+            encoder.close()
+        self._encoders.clear()
+        self._decoder.close()
+        if self._own is not None:
+            self._own.close()
+        self.file.close()
+
+
+class _Encoding:
+    """The encoding of a piece, which the loop advances segment by segment."""
+
+    def __init__(self, owner: Multimodal, piece: Piece) -> None:
+        self._owner, self._piece = owner, piece
+        self._running: Running | None = None
+        self._embeddings: F32 | None = None
+
+    @property
+    def embeddings(self) -> F32:
+        assert self._embeddings is not None, "the encoder is not done"
+        return self._embeddings
+
+    def advance(self) -> bool:
+        """Run the next segment. Return whether the embeddings are complete."""
+        if self._embeddings is not None:
+            return True
+        if self._running is None or not self._owner.working_on(self):
+            self._running = self._owner.begin(self, self._piece)
+        if not self._running.advance():
+            return False
+        self._embeddings, self._running = self._owner.widened(self._running.result), None
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class MediaChunk:
+    """A part of a prompt: `tokens` of a text, or one input of an encoder."""
+
+    _owner: Multimodal
+    tokens: list[int]
+    piece: Piece | None
+    start: int  # position of the first token
+
+    @property
+    def kind(self) -> str:
+        """ "text", "image" or "audio"."""
+        return self.piece.kind if self.piece is not None else "text"
+
+    @property
+    def count(self) -> int:
+        """The number of tokens."""
+        return self.piece.tokens if self.piece is not None else len(self.tokens)
+
+    @property
+    def positions(self) -> int:
+        """What the chunk adds to the position of the token behind it."""
+        return self.piece.positions if self.piece is not None else len(self.tokens)
+
+    @property
+    def tensors(self) -> tuple[F32, ...]:
+        """The preprocessed tensors: (height, width, 3) or (mel bins, frames) each."""
+        return self.piece.tensors if self.piece is not None else ()
+
+    @property
+    def pos(self) -> NDArray[np.int32] | None:
+        """Positions of the tokens in a model with M-RoPE, (tokens, 4): time, column, row, other. Otherwise None."""
+        if self.piece is None or self.piece.axes is None:
+            return None
+        offset = self.start if self.piece.absolute is None else np.where(self.piece.absolute, 0, self.start)
+        found: NDArray[np.int32] = (self.piece.axes + offset)[:, [0, 2, 1, 3]].astype(np.int32)
+        return found
+
+    @property
+    def embeddings(self) -> F32 | None:
+        """What the encoder gives, (tokens, width). Computed when it is read, and not while an answer is generated."""
+        if self.piece is None:
+            return None
+        encoding = _Encoding(self._owner, self.piece)
+        while not encoding.advance():
+            pass
+        return encoding.embeddings
+
+    @property
+    def prompt(self) -> Sequence[int | MediaSpan]:
+        """The chunk as part of a prompt for `Model.generate` and `Model.logits`."""
+        return self.tokens if self.piece is None else [self._owner.span(self.piece)]
+
+
+_READ = {"image": "pictures", "audio": "sound"}
+
+
+def _loaded(source: Any, most: int) -> Any:
+    """Return the bytes of a file, so that its content identifies it; other sources unchanged."""
+    if not isinstance(source, str | os.PathLike) or not Path(source).is_file():
+        return source  # the decoder names what is wrong
+    return source if Path(source).stat().st_size > most else Path(source).read_bytes()
+
+
+def _digest(kind: Kind, source: Any) -> bytes | None:
+    """Return a hash of a source; None if it has no content to compare."""
+    digest = hashlib.sha256(kind.encode())
+    for each in source if isinstance(source, list | tuple) else [source]:
+        if isinstance(each, np.ndarray):
+            digest.update(f"{each.dtype.str} {each.shape} ".encode() + np.ascontiguousarray(each).tobytes())
+        elif isinstance(each, bytes | bytearray | memoryview):
+            digest.update(b"%d " % len(each) + bytes(each))
+        elif isinstance(each, int):
+            digest.update(b"%d " % each)
+        else:
+            return None
+    return digest.digest()
+
+
+def _bytes(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in parts if isinstance(part, Piece))
