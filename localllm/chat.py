@@ -11,14 +11,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.base.errors import LocalLLMError
 from localllm.constrained.request import answer_constraint, prompt_tail
-from localllm.engine import align_tokens
+from localllm.engine import Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
+from localllm.loading.media_parts import MediaParts, has_media
+from localllm.loading.numbered import NumberedSpans
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
 from localllm.reply import Piece, Reply, pieces_of
@@ -73,6 +75,9 @@ class Conversation:
         self._context_shift = context_shift
         self._system, self._added = "", ""  # the system prompt, and the text appended by `clear`
         self._answered: list[int] = []  # tokens of the last answer
+        self._media = MediaParts()  # whose markers are in the messages
+        self._spans = NumberedSpans(lambda: model.engine)  # the pictures and sounds of `tokens`
+        self._restored: list[Placed] = []  # those of a file, whose ids stay theirs
         self.tokens: list[int] = []  # evaluated tokens of the conversation
         self._first = [dict(message) for message in first_messages]
         self.messages: list[dict[str, str]] = []
@@ -105,6 +110,11 @@ class Conversation:
         return self.messages != self._opening()
 
     @property
+    def told(self) -> list[dict[str, str]]:
+        """The messages as text, with a name in brackets in place of each picture and sound."""
+        return [{**message, "content": self._media.shown(message["content"])} for message in self.messages]
+
+    @property
     def structured(self) -> bool:
         """Whether answers are constrained by a schema or a grammar."""
         return self._asked_of.structure is not None
@@ -123,17 +133,27 @@ class Conversation:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def say(self, text: str, cancel: threading.Event | None = None) -> Reply:
-        """Return the reply to `text`. Reading the reply generates the answer; read it before the next turn.
+    def say(self, text: str | Sequence[Mapping[str, Any]], cancel: threading.Event | None = None) -> Reply:
+        """Return the reply to `text`, or to parts: texts, pictures and sounds as in `Model.chat`.
+
+        Reading the reply generates the answer; read it before the next turn.
 
         The turn is added to the conversation when its reply is read. The next turn closes a reply that was not read to
         the end. A cancelled answer keeps the text so far. A turn without any answer (after ContextFull, TemplateError,
         or a cancel during prefill) is not added.
         """
         self._close_last()
-        if not isinstance(text, str):
-            raise LocalLLMError(f"say expects a text, got {text!r:.60}; to answer messages, use model.chat")
-        return self._reply([*self.messages, {"role": "user", "content": text}], [], cancel)
+        content = text if isinstance(text, str) else self._content(text)
+        return self._reply([*self.messages, {"role": "user", "content": content}], [], cancel)
+
+    def _content(self, parts: Any) -> str:
+        """Return the text of a message's parts, with markers in place of pictures and sounds."""
+        if not isinstance(parts, list | tuple) or not has_media([{"content": parts}]):
+            raise LocalLLMError(f"say expects a text, or parts with media, got {parts!r:.60}; see also model.chat")
+        encoders = self._model.encoders
+        [message] = self._media.flattened([{"role": "user", "content": parts}], encoders.parts)
+        content: str = message["content"]
+        return content
 
     def again(self, cancel: threading.Event | None = None) -> Reply:
         """Replace the last answer with a new one."""
@@ -151,7 +171,7 @@ class Conversation:
         """Remove the last turn, and return its user message."""
         *before, asked = self._asked("no turn to undo")
         self.messages, self._answered = before, []
-        return asked["content"]
+        return self._media.shown(asked["content"])
 
     def clear(self, system: str = "") -> None:
         """Clear the conversation, with `system` appended to the system prompt. The cache keeps the common prefix."""
@@ -179,7 +199,7 @@ class Conversation:
         `localllm.saved.prompt_cache`.
         """
         self.forget_rest()
-        return keep_in_file(path, self._model, self.tokens, self.messages, force)[1]
+        return keep_in_file(path, self._model, self.tokens, self.told, force)[1]
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation with one from a file. After a CacheFileError, this conversation is unchanged.
@@ -187,7 +207,7 @@ class Conversation:
         If the result's `problem` is set, the file's cache is unusable and the next turn evaluates the text.
         """
         kept = read_prompt_cache(path, self._model)
-        self.tokens = take_up(kept, self._model)
+        self._restored, self.tokens = kept.media, take_up(kept, self._model)
         self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
 
@@ -286,7 +306,7 @@ class Conversation:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
         self._sampler.begin()  # clears the history, which the prompt repeats; keeps the random state
         return Request(
-            prompt,
+            self._spans.spanned(prompt),
             self._sampler.options,
             left,
             self._stop,
@@ -328,7 +348,8 @@ class Conversation:
         return constraint
 
     def _tail(self, prompt: list[int]) -> str:
-        return prompt_tail(self._tokenizer.decode(prompt[-_TAIL:], special=True))
+        text = [token for token in prompt[-_TAIL:] if token >= 0]
+        return prompt_tail(self._tokenizer.decode(text, special=True))
 
     def _whole(self, turn: _Turn) -> list[int] | None:
         """Return the leading answer tokens that decode to exactly the text so far, excluding held-back text; None if no
@@ -351,7 +372,7 @@ class Conversation:
                 self._told.add(note)
                 self._tell(note)
         self._model.check_length(rendered.text)
-        fresh = self._encoder.encode(rendered.text)
+        fresh = self._spans.numbered(self._model.laid_out(self._encoder, rendered.text, self._media, messages))
         return align_tokens(self.tokens, fresh, self._tokenizer.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:

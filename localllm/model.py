@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _SHOWN = (
     "answer_of", "apply_chat_template", "chat", "close", "config", "context", "conversation", "detokenize", "device",
-    "diffuse", "embed", "file", "generate", "hidden_states", "logits", "media", "placed", "rank", "reads", "token_embeddings", "tokenize",
-    "tokenizer", "vocabulary",
+    "diffuse", "embed", "file", "generate", "hidden_states", "logits", "media", "placed", "rank", "reads",
+    "token_embeddings", "tokenize", "tokenizer", "vocabulary",
 )  # fmt: skip
 
 
@@ -207,9 +207,11 @@ class Model(Templated):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             print(model.chat(messages, max_tokens=100))
 
-        With an mmproj file, the content of a message may be a list of parts such as {"type": "image", "image":
-        "a.png"}, {"type": "audio", "audio": ...} and {"type": "text", "text": ...}; a source is a path, the bytes of a
-        file, an array, a PIL image, or (samples, rate). A string is treated as one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call
+        With an mmproj file, the content of a message may be a list of parts: {"type": "text", "text": "What is this?"},
+        {"type": "image", "image": "a.png"} and {"type": "audio", "audio": "b.wav"}. A source is a path, the bytes of a
+        file, an array, a PIL image, or (samples, rate).
+
+        A string is treated as one user message. `tools` are functions in OpenAI's format, with JSON schemas. A call
         that the model begins is constrained to their names and parameters, and returned in `Reply.tool_calls`.
         Everything else is as in `generate`. A warning reports each change that the template required in the messages.
         """
@@ -222,7 +224,7 @@ class Model(Templated):
         text = self._render(told, answer.template_variables, tools)
         template, tail = self.template[0], prompt_tail(text)
         asked_of = replace(answer.asked, tools=tools or (), forced=False)
-        ids, stops = self._encoded(text, answer.parse_special_in_content, media), (*answer.stops, *template.stops)
+        ids, stops = self._encoded(text, answer.parse_special_in_content, media, told), (*answer.stops, *template.stops)
         constraint = answer_constraint(self, asked_of, template.source, tail)
         request = self._request(ids, sampling, answer, stops, constraint, logprobs, logits_processor)
         format_ = find_format(template.source)
@@ -246,11 +248,7 @@ class Model(Templated):
         count = prompt.count(MARKER)
         sources = list(data) if isinstance(data, list) and count != 1 else [data]
         media = [Medium(source_kind(source), source) for source in sources]
-
-        def encode(text: str, first: bool) -> list[int]:
-            return self.tokenizer.encode(text, add_special=first, parse_special=True)
-
-        return encoders.chunks(of_marked(prompt, media), encode, self.media_marks)
+        return encoders.chunks(of_marked(prompt, media), self.prompt_part, self.media_marks)
 
     def conversation(
         self,

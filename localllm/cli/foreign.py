@@ -21,7 +21,9 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _POSITIONS: ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
     "--context-shift keeps the system prompt": ("--keep",),
     _ADAPTER: ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
-    "images and sound are not supported": ("-mm", "--mmproj", "--image", "--audio"),
+    "--mmproj off loads no encoders": ("--no-mmproj",),
+    "the encoders run where the model runs": ("--mmproj-offload", "--no-mmproj-offload"),
+    "--mmproj names a file; pull the model with -hf, or give a path": ("-mmu", "--mmproj-url", "--mmproj-auto"),
     f"--temp samples from the same distribution; {_LEAVE}": ("--diffusion-add-gumbel-noise",),
 }
 # Options that change no answer here, and the values that may follow each; commands from model cards have them.

@@ -213,6 +213,14 @@ class PromptOptions(ModelName):
     prompt: str = option("", "-p", "--prompt", help="same as PROMPT")
     file: str = path("-f", "--file", help="read the prompt from a file (-: from stdin)")
     raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
+    image: tuple[str, ...] = option(
+        (), "--image", kind=several(PATH), repeat=True, metavar="FILE", offers="files",
+        help="a picture before the prompt, or for <__media__> in it (repeatable)",
+    )  # fmt: skip
+    audio: tuple[str, ...] = option(
+        (), "--audio", kind=several(PATH), repeat=True, metavar="FILE", offers="files",
+        help="a sound, as with --image (repeatable)",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

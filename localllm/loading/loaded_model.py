@@ -30,8 +30,8 @@ from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
-    from localllm.loading.multimodal import Multimodal
     from localllm.generation.speculation.setup import Speculation, SpeculationTarget
+    from localllm.loading.multimodal import Multimodal
 
 
 T = TypeVar("T")
@@ -254,6 +254,10 @@ class LoadedModel(Closing):
             problem = "this model was loaded without encoders of pictures and sound; give its mmproj file ("
             raise LocalLLMError(Notice(problem, Setting("mmproj", FILE), ")"))
         return self.multimodal
+
+    def prompt_part(self, text: str, first: bool) -> list[int]:
+        """Return the tokens of a part of a plain prompt, whose special tokens count; the first one begins with BOS."""
+        return self.tokenizer.encode(text, add_special=first, parse_special=True)
 
     def media_marks(self, text: str) -> list[int]:
         """Return the tokens of a projector's text around a picture, whose special tokens count."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +17,14 @@ from typing import Any, Literal
 import numpy as np
 
 from localllm.base.errors import LocalLLMError
-from localllm.base.files.regular import open_regular
+from localllm.base.files.regular import open_regular, read_regular
+from localllm.base.printable import printable
+from localllm.media.decode import MediaLimits
 from localllm.template.origin import Text, marked
 
 Kind = Literal["image", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "audio")
+_MOST_FILE = MediaLimits().file_bytes
 MARKER = "<__media__>"  # stands for a picture or a sound in prompts without messages, as in llama.cpp
 
 
@@ -33,6 +36,17 @@ class Medium:
     source: Any
     name: str = ""  # in messages
 
+    def loaded(self) -> Medium:
+        """Return the medium with the content of its file, which then identifies it, and may be gone later."""
+        source = self.source
+        if not isinstance(source, str | os.PathLike):
+            return self
+        try:
+            data = read_regular(source, _MOST_FILE)
+        except (OSError, ValueError):
+            return self  # the decoder names what is wrong
+        return Medium(self.kind, data, self.name or printable(Path(source).name, None))
+
     @property
     def what(self) -> str:
         return self.name or ("picture" if self.kind == "image" else "sound")
@@ -43,6 +57,7 @@ class MediaParts:
 
     def __init__(self) -> None:
         self._number = secrets.token_hex(16)
+        self._marker = re.compile(rf"<__media_{self._number}_(\d+)__>")
         self._media: list[Medium] = []
 
     def __bool__(self) -> bool:
@@ -53,45 +68,56 @@ class MediaParts:
         self._media.append(medium)
         return f"<__media_{self._number}_{len(self._media) - 1}__>"
 
-    def flattened(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the messages with a text as content wherever the content has a picture or a sound."""
-        return [self._flat(message) for message in messages]
+    def flattened(
+        self, messages: Sequence[Mapping[str, Any]], check: Callable[[Medium], object] = lambda medium: None
+    ) -> list[Mapping[str, Any]]:
+        """Return the messages with a text as content wherever the content has a picture or a sound.
 
-    def _flat(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        `check` raises an error for a medium that cannot be used.
+        """
+        return [self._flat(message, check) for message in messages]
+
+    def _flat(self, message: Mapping[str, Any], check: Callable[[Medium], object]) -> Mapping[str, Any]:
         parts = message.get("content")
         if not isinstance(parts, list | tuple) or not any(_is_medium(part) for part in parts):
             return message
         texts = []
         for part in parts:
             if _is_medium(part):
-                texts.append((self.mark(medium_of(part)), True))
+                medium = medium_of(part).loaded()
+                check(medium)
+                texts.append((self.mark(medium), True))
             elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
                 texts.append((part["text"], False))
             else:
                 raise LocalLLMError(f"content has parts of type text, image or audio, got {part!r:.60}")
         return {**message, "content": joined_texts(texts)}
 
-    def split(self, text: str) -> list[Text | Medium]:
-        """Return a rendered conversation as texts and media in turn, beginning with a text.
+    def split(self, text: str, messages: Sequence[Mapping[str, Any]]) -> list[Text | Medium]:
+        """Return the rendered `messages` as texts and media in turn, beginning with a text.
 
         Raises LocalLLMError if the template leaves out a picture or a sound.
         """
         whole, at, found, seen = marked(text), 0, list[Text | Medium](), set[int]()
-        for match in re.finditer(rf"<__media_{self._number}_(\d+)__>", str.__str__(text)):
+        for match in self._marker.finditer(str.__str__(text)):
             number = int(match[1])
             found += [whole[at : match.start()], self._media[number]]
             seen.add(number)
             at = match.end()
-        if lost := [each for number, each in enumerate(self._media) if number not in seen]:
-            raise LocalLLMError(f"the chat template leaves out a message with {lost[0].what}; give another template")
+        for number in self._in(messages):
+            if number not in seen:
+                what = self._media[number].what
+                raise LocalLLMError(f"the chat template leaves out a message with {what}; give another template")
         return [*found, whole[at:]]
+
+    def _in(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+        for message in messages:
+            if isinstance(content := message.get("content"), str):
+                yield from (int(match[1]) for match in self._marker.finditer(content))
 
     def shown(self, text: str) -> str:
         """Return a text with a name in brackets in place of each marker, for people and for files."""
-        return re.sub(
-            rf"<__media_{self._number}_(\d+)__>",
-            lambda match: f"[{self._media[int(match[1])].what}]", text,
-        )  # fmt: skip
+        return self._marker.sub(lambda match: f"[{self._media[int(match[1])].what}]", text)
 
 
 def joined_texts(texts: Iterable[tuple[str, bool]]) -> str:
@@ -113,6 +139,13 @@ def medium_of(part: Mapping[str, Any]) -> Medium:
     if len(given) != 1:
         raise LocalLLMError(f'expected {{"type": "{kind}", "{kind}": a path, bytes or an array}}, got {part!r:.80}')
     return Medium(kind, given[0], str(part.get("name") or ""))
+
+
+def part_of(each: str | Medium) -> dict[str, Any]:
+    """Return a text, a picture or a sound as a part of a message."""
+    if isinstance(each, str):
+        return {"type": "text", "text": each}
+    return {"type": each.kind, each.kind: each.source, "name": each.name}
 
 
 def of_marked(text: str, media: Sequence[Medium]) -> Iterator[str | Medium]:

@@ -7,12 +7,10 @@ that steps the model.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -140,7 +138,8 @@ class Multimodal(Closing):
         if medium.kind not in self.kinds:
             other = "no pictures" if medium.kind == "image" else "no sound"
             raise MediaError(f"{medium.what}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
-        source = _loaded(medium.source, self._decoder.limits.file_bytes)
+        medium = medium.loaded()
+        source = medium.source
         digest = _digest(medium.kind, source)
         with self._lock:
             if digest is not None and (kept := self._kept.get(digest)) is not None:
@@ -278,13 +277,6 @@ class MediaChunk:
 
 
 _READ = {"image": "pictures", "audio": "sound"}
-
-
-def _loaded(source: Any, most: int) -> Any:
-    """Return the bytes of a file, so that its content identifies it; other sources unchanged."""
-    if not isinstance(source, str | os.PathLike) or not Path(source).is_file():
-        return source  # the decoder names what is wrong
-    return source if Path(source).stat().st_size > most else Path(source).read_bytes()
 
 
 def _digest(kind: Kind, source: Any) -> bytes | None:

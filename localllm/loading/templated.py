@@ -120,22 +120,28 @@ class Templated(Predictor):
         return rendered.text
 
     def _encoded(
-        self, rendered: str, parse_special: bool = False, media: MediaParts | None = None
+        self,
+        rendered: str,
+        parse_special: bool = False,
+        media: MediaParts | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
     ) -> list[int | MediaSpan]:
-        """Return the tokens of a rendered prompt, with the spans of `media` in place of their markers.
+        """Return the tokens of a rendered prompt, with the spans of `media` in place of their markers in `messages`.
 
         Control tokens in messages are text unless `parse_special`.
         """
         from localllm.template import ChatEncoder
 
         encoder = ChatEncoder(self.tokenizer, self.template[0].source, parse_special)
-        return self.laid_out(encoder, rendered, media)
+        return self.laid_out(encoder, rendered, media, messages)
 
-    def laid_out(self, encoder: ChatEncoder, rendered: str, media: MediaParts | None) -> list[int | MediaSpan]:
-        """Return the tokens of a rendered prompt, with the spans of `media` in place of their markers."""
+    def laid_out(
+        self, encoder: ChatEncoder, rendered: str, media: MediaParts | None, messages: Sequence[Mapping[str, Any]]
+    ) -> list[int | MediaSpan]:
+        """Return the tokens of rendered `messages`, with the spans of `media` in place of their markers."""
         if not media:
             return [*encoder.encode(rendered)]
-        return self.encoders.prompt(media.split(rendered), encoder.encode, self.media_marks)
+        return self.encoders.prompt(media.split(rendered, messages), encoder.encode, self.media_marks)
 
     def close(self) -> None:
         """Free the weights and the KV cache, and end the template's child process. Running answers

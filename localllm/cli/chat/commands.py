@@ -56,6 +56,8 @@ COMMANDS = (
     SlashCommand(("/show",), "[NAME|all]", "show the model and the settings", Talk.show, _settings),
     SlashCommand(("/edit",), "", "write a message in $EDITOR", Talk.edit),
     SlashCommand(("/read",), "FILE", "put a file's text before the next message", Talk.read, _files),
+    SlashCommand(("/image",), "FILE", "put a picture before the next message", Talk.image, _files),
+    SlashCommand(("/audio",), "FILE", "put a sound before the next message", Talk.audio, _files),
     SlashCommand(("/copy",), "", "copy the last answer to the clipboard, if the terminal can (OSC 52)", Talk.copy),
     SlashCommand(("/tokens",), "[TEXT]", "count the tokens of the conversation, or of a text", Talk.tokens),
     SlashCommand(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", Talk.save, _files),

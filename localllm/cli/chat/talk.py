@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from localllm.backends.base import Memory
 from localllm.base.errors import LocalLLMError
@@ -30,6 +31,7 @@ from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.wrapping import width_of
 from localllm.engine import ContextFull
 from localllm.generation.statistics import Usage
+from localllm.loading.media_parts import Kind, Medium, part_of
 from localllm.model import Model
 from localllm.plan import summarize
 from localllm.reply import Reply
@@ -60,6 +62,7 @@ class Talk:
         self.name, self.model, self.conversation, self.settings = name, model, conversation, settings
         self.stats, self.quiet, self.journal = stats, quiet, journal
         self._roof = MeasuredRoof(model)
+        self._media: list[dict[str, Any]] = []  # pictures and sounds that precede the next message
         self._refused = ""  # text of a turn that did not fit in the context
         self._again = False  # whether the next prompt begins with this text
         self._cut = False  # whether the last answer stopped at a full context
@@ -86,8 +89,9 @@ class Talk:
 
     def _put(self, text: str) -> None:
         self._refused = text
-        if self._answer(lambda cancel: self.conversation.say(text, cancel)):
-            self._refused = ""
+        said = [*self._media, {"type": "text", "text": text}] if self._media else text
+        if self._answer(lambda cancel: self.conversation.say(said, cancel)):
+            self._refused, self._media = "", []
         self._again = bool(self._refused)
 
     def begun(self) -> str:
@@ -131,7 +135,7 @@ class Talk:
     def keep(self) -> None:
         """Write the conversation to the journal."""
         if self.journal is not None:
-            self.journal.keep(self.conversation.messages if self.conversation.begun else [])
+            self.journal.keep(self.conversation.told if self.conversation.begun else [])
 
     def attempt(self, command: Callable[[], None]) -> None:
         try:
@@ -151,7 +155,7 @@ class Talk:
         if self.journal is not None:
             self.journal.close()  # keep the old conversation in its file
         self.conversation.clear(summary)
-        self._cut, self._attached = False, []
+        self._cut, self._attached, self._media = False, [], []
 
     def undo(self, _: str) -> None:
         say(f"removed: {self.conversation.undo()}")
@@ -202,6 +206,19 @@ class Talk:
         count = len(self.model.tokenizer.encode(text, add_special=False))
         say(f"{name}: {count} tokens, added before your next message")
 
+    def image(self, name: str) -> None:
+        self._attach("image", name)
+
+    def audio(self, name: str) -> None:
+        self._attach("audio", name)
+
+    def _attach(self, kind: Kind, name: str) -> None:
+        """Put a picture or a sound before the next message. A file that cannot be read is refused at once."""
+        medium = Medium(kind, str(Path(name).expanduser()), name).loaded()
+        tokens = sum(1 if isinstance(part, str) else part.tokens for part in self.model.encoders.parts(medium))
+        self._media.append(part_of(medium))
+        say(f"{name}: {tokens} tokens, added before your next message")
+
     def edit(self, _: str) -> None:
         """Open an editor, and send the text that the user writes in it."""
         with self.quiet.paused():
@@ -238,7 +255,7 @@ class Talk:
             say(f"{len(tokenizer.encode(text, add_special=False))} tokens")
             return
         counts: dict[str, int] = {}
-        for message in self.conversation.messages:
+        for message in self.conversation.told:
             size_of = len(tokenizer.encode(message["content"], add_special=False))
             counts[message["role"]] = counts.get(message["role"], 0) + size_of
         parts = "".join(f", {role} {count}" for role, count in counts.items())

@@ -28,6 +28,8 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.constrained.request import text_constraint
 from localllm.generation.request import Request
 from localllm.generation.speculation.errors import NoDrafts
+from localllm.loading.media_parts import MARKER, Medium, of_marked, part_of
+from localllm.loading.numbered import NumberedSpans
 from localllm.reply import Reply, pieces_of
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def run(name: str, asked: Asking[RunOptions]) -> None:
         if not asked.own.raw:
             confined.start()  # start while the model loads
         with splitting(asked.opening.machines) as split, _loaded(name, asked, split) as model:
+            if media_of(asked.own):
+                _ = model.encoders  # raises an error if the model has none
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
 
@@ -108,17 +112,29 @@ def ask(
     """Submit the prompt to a model, as one turn of a chat or, with --raw, as plain text."""
     answering = asked.answering
     conversation = None if asked.own.raw or model.encodes else _conversation(model, confined, asked)
+    media = media_of(asked.own)
+    parts = of_marked(asked.prompt if MARKER in asked.prompt else MARKER * len(media) + asked.prompt, media)
     if conversation is not None:
         conversation.observer = observer
-        return AskedReply(conversation.say(asked.prompt, cancel), [], conversation)
+        said = [part_of(each) for each in parts if each] if media else asked.prompt
+        return AskedReply(conversation.say(said, cancel), [], conversation)
     without_template(answering, asked.where)
-    ids = model.prompt_ids(asked.prompt, parse_special=True)  # parse control tokens in the prompt
+    spans = NumberedSpans(lambda: model.engine)
+    if media:
+        ids = spans.numbered(model.encoders.prompt(parts, model.prompt_part, model.media_marks))
+    else:
+        ids = model.prompt_ids(asked.prompt, parse_special=True)  # parse control tokens in the prompt
     constraint = text_constraint(model, answering.structure)
     request = Request(
-        ids, sampling_of(model, asked.sampling), answering.max_tokens, answering.stops, answering.ignore_eos,
-        constraint=constraint, observer=observer,
+        spans.spanned(ids), sampling_of(model, asked.sampling), answering.max_tokens, answering.stops,
+        answering.ignore_eos, constraint=constraint, observer=observer,
     )  # fmt: skip
     return AskedReply(Reply(pieces_of(model.stepper.stream(request, cancel))), ids, None)
+
+
+def media_of(own: PromptOptions) -> list[Medium]:
+    """Return the pictures and sounds on the command line."""
+    return [*(Medium("image", name, name) for name in own.image), *(Medium("audio", name, name) for name in own.audio)]
 
 
 def _answer(model: Model, confined: Confined, asked: Asking[RunOptions]) -> None:
@@ -141,7 +157,7 @@ def _answer(model: Model, confined: Confined, asked: Asking[RunOptions]) -> None
         tokens = question.evaluated()
         if keeping.prompt_cache and not own.prompt_cache_all:
             tokens = tokens[: end.usage.prompt_tokens]
-        cache.keep(tokens, conversation.messages if conversation and own.prompt_cache_all else [])
+        cache.keep(tokens, conversation.told if conversation and own.prompt_cache_all else [])
     if end.reason == "cancelled":
         raise KeyboardInterrupt
 
