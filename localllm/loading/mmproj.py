@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import Notice, NotUsed, Setting
+from localllm.base.notices import Notice, NotUsed, Setting, said
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.multimodal import Multimodal, text_model
 from localllm.loading.resolve import resolve
@@ -58,7 +58,7 @@ def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOp
         except LocalLLMError as error:
             problems.append(error)
     if problems:
-        told = Notice("pictures and sound are off: ", *problems[0].args, "; ", Setting("mmproj", "off"), " hides this")
+        told = Notice("pictures and sound are off: ", said(problems[0]), "; ", Setting("mmproj", "off"), " hides this")
         warnings.warn(told, NotUsed, stacklevel=3)
     return None
 

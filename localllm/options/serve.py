@@ -173,6 +173,13 @@ class ServeOptions(Options):
     max_body: int = option(
         32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="maximum size of a request, such as 32MiB"
     )
+    allow_media_urls: bool = option(
+        False, "--allow-media-urls", help="fetch pictures and sound from http(s) URLs in requests, at public addresses"
+    )
+    media_path: str = option(
+        "", "--media-path", kind=PATH, metavar="FOLDER",
+        help="let requests read pictures and sound from this folder, as file:NAME",
+    )  # fmt: skip
     no_slots: bool = option(False, "--no-slots", help="disable GET /slots")
     no_metrics: bool = option(False, "--no-metrics", help="disable GET /metrics")
     no_web: bool = option(False, "--no-web", "--no-ui", "--no-webui", help="disable the web page at /")

@@ -41,7 +41,9 @@ class ModelInfo:
     eos: str = ""  # text of the EOS token, or ""
     end_tokens: tuple[int, ...] = ()  # ids of all end-of-generation tokens
     digest: str = ""
-    capabilities: tuple[str, ...] = ()  # subset of: completion, chat, tools, thinking, insert, embedding, rerank
+    # subset of: completion, chat, tools, thinking, insert, embedding, rerank, vision, audio, multimodal
+    capabilities: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()  # "image", "audio", once the model is loaded
     state: State = "unloaded"
     expires: float = 0.0  # when it is unloaded without requests, in seconds since 1970; 0: when memory is needed
     derived: DerivedModel | None = None  # what this model adds to its base
@@ -90,6 +92,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                 eos=_token(model, "eos"),
                 end_tokens=tuple(sorted(model.tokenizer.eog)) if model is not None and model.maybe_tokenizer else (),
                 digest=identity(file),
+                reads=model.reads if model is not None else (),
                 capabilities=_capabilities(
                     model, embeds or architecture.encoder, template if isinstance(template, str) else ""
                 ),
@@ -116,5 +119,7 @@ def _capabilities(model: Model | None, embeds: bool, template: str) -> tuple[str
     found = ["completion"] if model is not None and model.encodes else ["completion", "chat"]
     found += ["tools"] if "tools" in template else []
     found += ["insert"] if model is not None and model.maybe_tokenizer is not None and Prompts(model).fills else []
+    reads = model.reads if model is not None else ()
+    found += ["multimodal"] * bool(reads) + ["vision"] * ("image" in reads) + ["audio"] * ("audio" in reads)
     found += ["thinking"] if any(mark in template for mark in ("think", "reasoning")) else []
     return tuple(found)

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import Notice, Setting, said
 from localllm.constrained.request import prompt_tail
+from localllm.engine import MediaSpan
+from localllm.loading.media_parts import MediaParts, Medium, has_media, of_marked, source_kind
+from localllm.media import MediaError
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.turn import Completion, Continued, Turn
@@ -55,11 +60,16 @@ _SNIPPET = "\n\n--- snippet ---\n\n"  # llama-server's header of a file, for mod
 class Prompt:
     """The token ids and text of a prompt. `tail` is the end of the prompt before a partial message."""
 
-    ids: list[int]
+    ids: Sequence[int | MediaSpan]
     text: str
     stops: tuple[str, ...] = ()
     resumed: bool = False  # the model continues a partial message
     tail: str = ""
+
+    @property
+    def count(self) -> int:
+        """The number of tokens, with those of pictures and sounds."""
+        return sum(each.tokens if isinstance(each, MediaSpan) else 1 for each in self.ids)
 
 
 class Prompts:
@@ -99,7 +109,10 @@ class Prompts:
 
     def of_turn(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Render a conversation; raise TemplateError, ContextFull or BadRequest if it cannot be rendered."""
-        messages = [dict(message) for message in turn.messages]
+        media = MediaParts()
+        if has_media(turn.messages):
+            self._check_reads("messages")
+        messages = [dict(message) for message in media.flattened(turn.messages)]
         continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         last = messages.pop() if continued else {}
         self.check_length(*(str(message.get("content") or "") for message in messages))
@@ -119,7 +132,17 @@ class Prompts:
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.tokenizer, template.source)
         resumed = continued and bool(last.get("content") or last.get("reasoning_content"))
-        return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, resumed, tail)
+        try:
+            ids = self._model.laid_out(self._encoder, text, media, messages)
+        except MediaError as error:
+            raise BadRequest(said(error), "messages") from None
+        return Prompt(ids, media.shown(text), template.stops, resumed, tail)
+
+    def _check_reads(self, param: str) -> None:
+        """Raise BadRequest if the model has no encoders of pictures and sound."""
+        if not self._model.reads:
+            problem = "image and audio input is not supported: this model was loaded without an mmproj file ("
+            raise BadRequest(Notice(problem, Setting("mmproj"), "); send text"), param)
 
     def _begun(self, prompt: Text, message: Mapping[str, Any], part: Continued) -> tuple[Text, str]:
         """Return the prompt with the partial message appended, and the end of the prompt before that message."""
@@ -149,8 +172,21 @@ class Prompts:
                 raise BadRequest(f"token {wrong} is not in the vocabulary of {most} tokens", "prompt")
             return Prompt(list(prompt), "", resumed=True)
         self.check_length(prompt)
+        if completion.media:
+            return self._with_media(prompt, completion.media)
         ids = self._model.tokenizer.encode(prompt, completion.add_special, completion.parse_special)
         return Prompt(ids, prompt, resumed=bool(prompt))
+
+    def _with_media(self, prompt: str, media: Sequence[bytes]) -> Prompt:
+        """Return a text prompt with pictures and sounds in place of its markers."""
+        self._check_reads("prompt")
+        model = self._model
+        try:
+            sections = list(of_marked(prompt, [Medium(source_kind(data), data) for data in media]))
+            ids = model.encoders.prompt(sections, model.prompt_part, model.media_marks)
+        except LocalLLMError as error:
+            raise BadRequest(said(error), "prompt") from None
+        return Prompt(ids, prompt, resumed=True)
 
     # -- infilling -------------------------------------------------------------------------------------------------
 

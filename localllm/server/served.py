@@ -101,7 +101,7 @@ class Served(Closing):
     async def of_completion(self, completion: Completion) -> Prepared:
         """Return the requests for the continuation of a text."""
         biases = list(completion.generation.biases)
-        room = self.room(completion.prompt, completion.suffix or "", completion.extra, biases)
+        room = self.room(completion.prompt, completion.suffix or "", completion.extra, biases, list(completion.media))
 
         def asked() -> Request:
             request = self._request(room.prompts.of_text(completion), completion.generation)
@@ -171,8 +171,8 @@ class Served(Closing):
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
-        if len(prompt.ids) > context:
-            raise PromptTooLong.of(len(prompt.ids), context)
+        if prompt.count > context:
+            raise PromptTooLong.of(prompt.count, context)
         return Request(
             prompt=prompt.ids,
             sampling=self.model.sampling_defaults.options({**self.sampling, **self._sampling(generation)}),

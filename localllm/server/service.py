@@ -26,6 +26,7 @@ from localllm.server.registry import ModelRegistry
 from localllm.server.served import Prepared, Served
 from localllm.server.store import ModelStore
 from localllm.server.turn import Completion, EmbedResult, Generation, Thinking, Turn
+from localllm.server.uploads import UploadRules, Uploads
 
 A = TypeVar("A", Turn, Completion)
 P = ParamSpec("P")
@@ -74,8 +75,9 @@ class Service:
     pieces = _on_model(Served.pieces)
     slot = _on_model(Served.slot)
 
-    def __init__(self, registry: ModelRegistry, usual: Usual | None = None) -> None:
+    def __init__(self, registry: ModelRegistry, usual: Usual | None = None, uploads: UploadRules | None = None) -> None:
         self.registry, self._usual = registry, usual or Usual()
+        self.uploads = Uploads(uploads)
         self.observer = ServiceObserver(Metrics())
         self.store: ModelStore | None = None  # set if clients may change the models on this computer
 
@@ -108,12 +110,20 @@ class Service:
     def answer(self, model: str, turn: Turn) -> AsyncGenerator[Event, None]:
         """Stream the events of a turn. Closing the iterator ends generation at the next step."""
         turn = self._completed(model, self.observer.admitted(turn))
-        return self._events(model, turn.generation, lambda served: served.of_turn(self._usual.fill(turn)))
+
+        async def prepared(served: Served) -> Prepared:
+            return await served.of_turn(await self.uploads.of_turn(self._usual.fill(turn)))
+
+        return self._events(model, turn.generation, prepared)
 
     def complete(self, model: str, completion: Completion) -> AsyncGenerator[Event, None]:
         """Stream the events of a completion."""
         completion = self._completed(model, self.observer.admitted(completion))
-        return self._events(model, completion.generation, lambda served: served.of_completion(completion))
+
+        async def prepared(served: Served) -> Prepared:
+            return await served.of_completion(await self.uploads.of_completion(completion))
+
+        return self._events(model, completion.generation, prepared)
 
     def _completed(self, model: str, asked: A) -> A:
         """Add a derived model's system prompt and parameters to a request."""
@@ -141,7 +151,7 @@ class Service:
     async def prompt(self, model: str, turn: Turn) -> Prompt:
         """Return the prompt of a turn."""
         async with self.registry.using(model) as served:
-            return await served.prompt(self._usual.fill(self._completed(model, turn)))
+            return await served.prompt(await self.uploads.of_turn(self._usual.fill(self._completed(model, turn))))
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text."""

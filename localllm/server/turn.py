@@ -46,8 +46,9 @@ class Generation:
 class Turn:
     """A request for the next message of a conversation.
 
-    `messages` have OpenAI's form: role, content (a text, or parts whose `type` is "text"), `tool_calls`,
-    `tool_call_id`, `name`, `reasoning_content`. `tools` are OpenAI's: {"type": "function", "function": {...}}.
+    `messages` have OpenAI's form: role, content (a text, or parts whose `type` is "text", "image" or "audio", see
+    `Upload.part`), `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. `tools` are OpenAI's: {"type":
+    "function", "function": {...}}.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -74,6 +75,7 @@ class Completion:
     echo_logprobs: bool = False  # also return log probabilities of the prompt
     parse_special: bool = True
     add_special: bool = True
+    media: Sequence[Any] = ()  # pictures and sounds, uploads or bytes, one for each marker <__media__> in the prompt
 
 
 @dataclass(frozen=True, slots=True)

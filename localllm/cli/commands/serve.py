@@ -26,6 +26,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.hub import StoredModel, StoreFolders
 from localllm.hub.short_names import wanted_reference
 from localllm.loading.loader import MEMORY_SHARE, free_memory
+from localllm.loading.mmproj import OFF
 from localllm.loading.resolve import resolve
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
@@ -42,6 +43,7 @@ from localllm.server.served import Served
 from localllm.server.service import Service, Usual
 from localllm.server.settings import Offer, ServerSettings
 from localllm.server.store import ModelStore
+from localllm.server.uploads import UploadRules
 from localllm.template import given_template
 
 CACHE_SHARE = 4  # a model's cache takes a quarter of the memory, unless the context size is given
@@ -59,9 +61,12 @@ def serve(
     """
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; give one, or put the file into the folder")
+    mmproj = str(opening.options.mmproj)
+    if mmproj and mmproj not in OFF and not name:
+        raise LocalLLMError(Notice(Setting("mmproj", mmproj), ": goes with one model; name it"))
     machines = opening.machines
     if machines.ray:
-        _check_ray(own, name)
+        _check_ray(own, name, mmproj)
     elif own.replicas:
         raise LocalLLMError(f"--replicas {own.replicas} needs --ray auto or --ray HOST:PORT")
     offer: Offer = "folder" if own.models else "model" if name else "stores"
@@ -131,7 +136,10 @@ def serve(
         extra=extra, names=names,
     )  # fmt: skip
     usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
-    service = Service(registry, usual)
+    media = Path(own.media_path) if own.media_path else None
+    if media is not None and not media.is_dir():
+        raise LocalLLMError(Notice(Setting("media_path", own.media_path), ": no such folder; give an existing one"))
+    service = Service(registry, usual, UploadRules(own.allow_media_urls, media, own.max_body))
     if offer == "stores":
         service.store = ModelStore(places, registry, lambda: memory, partial(wanted_reference, own=names or {}))
     metrics.loads = service.loads
@@ -170,10 +178,12 @@ def serve(
         os._exit(0)
 
 
-def _check_ray(own: ServeOptions, name: str) -> None:
+def _check_ray(own: ServeOptions, name: str, mmproj: str) -> None:
     """Raise LocalLLMError for options that a server with replicas does not support."""
     if not name:
         raise LocalLLMError("--ray serves one model: name it (localllm serve MODEL --ray auto)")
+    if mmproj and mmproj not in OFF:
+        raise LocalLLMError(Notice(Setting("mmproj", mmproj), ": encoders do not run on --ray; leave it out"))
     for setting in ("cache_dir", "slot_save_path"):
         if own.values()[setting]:
             problem = "stores the cache of this process, but with --ray other processes have it; leave it out"

@@ -198,4 +198,4 @@ class Messages(Handlers):
         """Return the number of tokens in the prompt."""
         model = self.service.find(body.model).id
         asked = read_message(body, client(request))
-        return {"input_tokens": len((await self.service.prompt(model, asked.turn)).ids)}
+        return {"input_tokens": (await self.service.prompt(model, asked.turn)).count}

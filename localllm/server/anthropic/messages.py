@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from localllm.server.anthropic.stable import stable_prompt
-from localllm.server.content import JOINT, MEDIA, TEXTS, Draft, Part, drafted, type_of
+from localllm.server.content import JOINT, MEDIA, TEXTS, Draft, Part, drafted, together, type_of
 from localllm.server.structs import Body, read, wrong
 from localllm.server.turn import Json
 
@@ -63,16 +63,28 @@ def read_blocks(blocks: Blocks, where: str) -> str:
     """Return the text of a field that is a string or a list of text blocks."""
     if blocks is None or isinstance(blocks, str):
         return stable_prompt(blocks or "")
-    return JOINT.join(filter(None, (_text(block, f"{where}[{number}]") for number, block in enumerate(blocks))))
+    found = together(_listed(blocks, where))
+    if not isinstance(found, str):
+        raise wrong("image input is not supported here; send it in a user message", where)
+    return found
 
 
-def _text(block: Json, where: str) -> str | None:
-    """Return the text of a block, or None if its type is skipped."""
+def _listed(blocks: list[Json], where: str) -> list[str | Json]:
+    """Return the texts and pictures of blocks."""
+    return list(filter(None, (_text(block, f"{where}[{number}]") for number, block in enumerate(blocks))))
+
+
+def _text(block: Json, where: str) -> str | Json | None:
+    """Return the text or the picture of a block, or None if its type is skipped."""
     kind = type_of(block, where, "text")
     if kind == "search_result":
         found = read(block, SearchResult, where)
         return JOINT.join((found.title, found.source, read_blocks(found.content, f"{where}.content")))
-    return None if kind in SKIPPED else stable_prompt(str(read(block, Part, where)))
+    return None if kind in SKIPPED else _stable(read(block, Part, where).content)
+
+
+def _stable(content: str | Json) -> str | Json:
+    return stable_prompt(content) if isinstance(content, str) else content
 
 
 def _read(drafts: list[Draft], message: Message, where: str) -> None:
@@ -115,10 +127,12 @@ class ToolResult(Body):
 
 def _result(block: Json, where: str) -> Draft:
     found = read(block, ToolResult, where)
-    text = read_blocks(found.content, f"{where}.content")
+    place = f"{where}.content"
+    texts = _listed(found.content, place) if isinstance(found.content, list) else [read_blocks(found.content, place)]
+    text = texts[0] if texts and isinstance(texts[0], str) else ""
     if found.is_error and not text.startswith(ERROR):
-        text = ERROR + text
-    return Draft("tool", text, call_id=found.tool_use_id)
+        texts = [ERROR + text, *texts[bool(text) :]]
+    return Draft("tool", *texts, call_id=found.tool_use_id)
 
 
 # -- the assistant's blocks ------------------------------------------------------------------------------------------
@@ -150,6 +164,6 @@ def _read_own(drafts: list[Draft], block: Json, where: str) -> None:
         function = {"name": use.name, "arguments": json.dumps(use.input, ensure_ascii=False)}
         draft.calls.append({"id": use.id, "type": "function", "function": function})
     elif kind in TEXTS or kind in MEDIA:
-        draft.texts.append(stable_prompt(str(read(block, Part, where))))
+        draft.texts.append(_stable(read(block, Part, where).content))
     else:
         raise wrong("unknown type of block", where, "type")

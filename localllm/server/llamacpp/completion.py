@@ -15,7 +15,7 @@ from localllm.generation.request import Event, Finished
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.http import Handlers, client, sse
 from localllm.server.llamacpp.answer import Answer
-from localllm.server.llamacpp.prompts import split, tokens
+from localllm.server.llamacpp.prompts import split, tokens, with_media
 from localllm.server.llamacpp.request import CompletionBody, wanted
 from localllm.server.merge import AT_ONCE, merged
 from localllm.server.structs import Body
@@ -49,9 +49,16 @@ class Completions(Handlers):
         if body.prompt is None:
             raise BadRequest('"prompt" is required', "prompt")
         prompts = split(body.prompt, "prompt")
-        ids = [await tokens(self.service, model, prompt, "prompt") for prompt in prompts]
-        texts = [await self._text(model, each) for each in ids]
-        return await self._run(request, body, model, [Completion(each) for each in ids], texts)
+        asked, texts = [], []
+        for prompt in prompts:
+            if (found := with_media(prompt, "prompt")) is not None:
+                asked.append(found)
+                texts.append(str(found.prompt))
+                continue
+            ids = await tokens(self.service, model, prompt, "prompt")
+            asked.append(Completion(ids))
+            texts.append(await self._text(model, ids))
+        return await self._run(request, body, model, asked, texts)
 
     async def infill(self, request: Request, body: InfillBody) -> Response | Json | list[Any]:
         found = self.service.find(body.model)

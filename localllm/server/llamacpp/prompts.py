@@ -11,6 +11,8 @@ from typing import Any
 
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.service import Service
+from localllm.server.turn import Completion
+from localllm.server.uploads import Upload
 
 MAX_PROMPTS = 1024
 SHAPES = "a text, a list of token ids, a list of texts and token ids, or an object with prompt_string"
@@ -38,10 +40,20 @@ async def tokens(
             return await _mixed(service, model, value, name, add_special, parse_special)
         case {"prompt_string": inner}:
             if "multimodal_data" in value:
-                raise NotSupported("multimodal_data is not supported: models here accept text only")
+                raise NotSupported("multimodal_data is not supported here; /completion takes it")
             if not isinstance(inner, dict):
                 return await tokens(service, model, inner, name, add_special=add_special, parse_special=parse_special)
     raise BadRequest(f"{name}: expected {SHAPES}", name)
+
+
+def with_media(value: Any, name: str) -> Completion | None:
+    """Return the prompt of an object with `multimodal_data`, files in base64 for its markers, or None."""
+    if not isinstance(value, dict) or value.get("multimodal_data") is None:
+        return None
+    text, media = value.get("prompt_string"), value["multimodal_data"]
+    if not isinstance(text, str) or not isinstance(media, list) or not all(isinstance(each, str) for each in media):
+        raise BadRequest(f"{name}: expected a text as prompt_string, and base64 texts as multimodal_data", name)
+    return Completion(text, media=[Upload("image", each) for each in media])  # the content says what it is
 
 
 async def _mixed(

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
+from localllm.loading.media_parts import MARKER
 from localllm.server.body import read_json
 from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable, UnknownModel, refusal_of
 from localllm.server.http import Handlers, reply
@@ -74,7 +75,8 @@ class StatusRoutes(Handlers):
             "model_alias": model.id,
             "model_ftype": model.quantization,
             "model_path": Path(model.path).name,
-            "modalities": {"vision": False, "video": False, "audio": False},
+            "modalities": {"vision": "image" in model.reads, "video": False, "audio": "audio" in model.reads},
+            "media_marker": MARKER,
             "endpoint_slots": self.settings.slots,
             "endpoint_props": False,
             "endpoint_metrics": self.settings.metrics,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.request import Event
+from localllm.loading.media_parts import MARKER
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.http import Handlers, client, ndjson
 from localllm.server.info import ModelInfo
@@ -17,14 +18,16 @@ from localllm.server.ollama.reply import ReplyPart, ReplyWriter, Wrap, head
 from localllm.server.ollama.request import (
     AnswerBody,
     ChatBody,
+    Images,
     generation_of,
     messages_json,
-    refuse_images,
     thinking_of,
     tools_of,
+    with_images,
 )
 from localllm.server.structs import ITEMS
 from localllm.server.turn import Completion, Generation, Json, Turn
+from localllm.server.uploads import Upload
 
 
 class GenerateBody(AnswerBody):
@@ -36,15 +39,11 @@ class GenerateBody(AnswerBody):
     template: str = ""
     raw: bool = False
     context: Annotated[list[int], Meta(max_length=10 * ITEMS)] = []
-    images: list[Any] = []
+    images: Images = []
 
     @property
     def only_loads(self) -> bool:
         return not self.prompt
-
-    def __post_init__(self) -> None:
-        AnswerBody.__post_init__(self)
-        refuse_images(self.images)
 
 
 class Answers(Handlers):
@@ -79,13 +78,21 @@ class Answers(Handlers):
             raise BadRequest("raw mode does not support template, system, or context", "raw")
         if suffix and "insert" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support insert', "suffix")
+        if body.images and (suffix or context):
+            raise NotSupported("images go with a prompt or with messages, not with suffix or context")
         if body.raw or suffix:
-            events = self.service.complete(model.id, Completion(prompt, generation, suffix or None))
+            media = [Upload("image", image) for image in body.images]
+            marked = MARKER * (len(media) - prompt.count(MARKER)) + prompt if media else prompt
+            events = self.service.complete(model.id, Completion(marked, generation, suffix or None, media=media))
             return await self._reply(body, events, model, _generate_part)
         rules = [{"role": "system", "content": body.system}] if body.system else []
-        turn = Turn([*rules, {"role": "user", "content": prompt}], generation, thinking=thinking_of(body, model))
-        before = [*context, *await self._rendered(model, turn)]
-        if context:
+        turn = Turn(
+            [*rules, {"role": "user", "content": with_images(body.images, prompt)}],
+            generation,
+            thinking=thinking_of(body, model),
+        )
+        before = None if body.images else [*context, *await self._rendered(model, turn)]  # ids cannot hold a picture
+        if context and before is not None:
             events = self.service.complete(model.id, Completion(before, generation))
         else:
             events = self.service.answer(model.id, turn)

@@ -19,7 +19,15 @@ from localllm.server.streams import Writer
 from localllm.server.turn import Json
 
 REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
-CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # names that Ollama and localllm share
+CAPABILITIES = (
+    "completion",
+    "tools",
+    "insert",
+    "embedding",
+    "thinking",
+    "vision",
+    "audio",
+)  # names that Ollama and localllm share
 
 
 @dataclass(slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from starlette.requests import Request
 
 from localllm.base.errors import LocalLLMError
+from localllm.server.content import together
 from localllm.server.derived import OllamaOptions, sampling_of, stops_of
 from localllm.server.errors import BadRequest
 from localllm.server.info import ModelInfo
@@ -21,11 +22,14 @@ from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 from localllm.server.structs import Body, Wrong, read
 from localllm.server.turn import Generation, Json, Structure, Thinking
+from localllm.server.uploads import Upload
 
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024
 MAX_TOOLS = 1024
 MAX_PROBS = 20
+MAX_IMAGES = 256
+Images = Annotated[list[str], Meta(max_length=MAX_IMAGES)]
 ROLES = ("system", "user", "assistant", "tool")
 _DURATION = re.compile(r"([-+]?)((?:\d{1,9}(?:\.\d{0,9})?(?:ns|us|µs|ms|s|m|h))+|\d{1,9}(?:\.\d{0,9})?)")
 MAX_SECONDS = 10 * 365 * 86_400
@@ -130,13 +134,12 @@ class Message(Body):
     tool_call_id: str = ""
     tool_name: str | None = None
     name: str = ""
-    images: list[Any] = []
+    images: Images = []
 
     def __post_init__(self) -> None:
         self.role = self.role.lower()
         if self.role not in ROLES:
             raise Wrong("role", f"expected one of {', '.join(ROLES)}")
-        refuse_images(self.images)
 
 
 class Parameters(Body):
@@ -164,10 +167,10 @@ class ChatBody(AnswerBody):
         return not self.messages
 
 
-def refuse_images(images: list[Any]) -> None:
-    """Raise an error for the struct that has these images."""
-    if images:
-        raise Wrong("images", "models here accept text only")
+def with_images(images: Sequence[str], text: str) -> str | list[Json]:
+    """Return the content of a message: pictures, in base64, then the text."""
+    pictures: list[str | Json] = [Upload("image", image).part for image in images]
+    return together([*pictures, text]) if pictures else text
 
 
 def generation_of(
@@ -207,7 +210,7 @@ def messages_json(messages: Sequence[Message]) -> list[Json]:
     found: list[Json] = []
     unanswered: list[tuple[str, str]] = []  # (id, name) of each unanswered call
     for each in messages:
-        message: Json = {"role": each.role, "content": each.content}
+        message: Json = {"role": each.role, "content": with_images(each.images, each.content)}
         if each.thinking:
             message["reasoning_content"] = each.thinking
         if each.role == "assistant" and each.tool_calls:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.generation.request import text_of
 from localllm.server.http import Handlers, client
 from localllm.server.openai.chunks import ChatWriter
 from localllm.server.openai.generation import Alternatives, read_generation, read_thinking
@@ -93,10 +94,10 @@ class Chat(Handlers):
         """Return the number of tokens in the prompt."""
         model = self.service.find(body.model).id
         prompt = await self.service.prompt(model, read_chat(body, client(request)))
-        return {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
+        return {"object": "response.input_tokens", "input_tokens": prompt.count}
 
     async def _verbose(self, model: str, turn: Turn) -> Json:
         """Return llama.cpp's `__verbose`: the prompt as the model reads it, token by token."""
-        ids = (await self.service.prompt(model, turn)).ids
-        pieces = await self.service.pieces(model, ids)
-        return {"__verbose": {"prompt": b"".join(pieces).decode("utf-8", "replace"), "prompt_tokens": len(ids)}}
+        prompt = await self.service.prompt(model, turn)
+        pieces = await self.service.pieces(model, text_of(prompt.ids))
+        return {"__verbose": {"prompt": b"".join(pieces).decode("utf-8", "replace"), "prompt_tokens": prompt.count}}

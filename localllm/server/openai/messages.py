@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from localllm.server.content import Parts, joined
+from localllm.server.content import Parts, contents
 from localllm.server.openai.generation import ThinkingBody
 from localllm.server.structs import MISSING, Body, Wrong, wrong
 from localllm.server.turn import Json, ToolChoice
@@ -74,8 +74,8 @@ class Message(Body):
             raise Wrong("content", "an assistant message needs content, tool_calls or reasoning_content")
 
     def json(self) -> Json:
-        """Return the message with a text as content, ids on all `tool_calls`, and the role that templates use."""
-        found: Json = {"role": ROLES.get(self.role, self.role), "content": joined(self.content)}
+        """Return the message in the format of `Turn`: ids on all `tool_calls`, and the role that templates use."""
+        found: Json = {"role": ROLES.get(self.role, self.role), "content": contents(self.content)}
         if self.name:
             found["name"] = self.name
         if self.role == "assistant":

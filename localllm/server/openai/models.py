@@ -62,6 +62,7 @@ def model_json(model: ModelInfo) -> Json:
         "display_name": model.id,
         "created_at": modified(model),
         "status": {"value": model.state, "failed": model.state == "failed"},
+        "architecture": {"input_modalities": ["text", *model.reads], "output_modalities": ["text"]},
         "meta": {
             "vocab_type": _VOCABULARIES.get(model.tokenizer, 0),
             "n_vocab": model.vocabulary,

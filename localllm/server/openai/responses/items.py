@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from localllm.server.content import JOINT, Draft, Parts, drafted, joined, type_of
+from localllm.server.content import JOINT, Draft, Parts, drafted, listed_contents, type_of
 from localllm.server.openai.messages import ROLES, arguments_text, custom_arguments, tool_call
 from localllm.server.structs import MISSING, Body, Wrong, read, wrong
 from localllm.server.turn import Json
@@ -50,9 +50,9 @@ class Message(Item):
     def add(self, drafts: list[Draft], data: Json) -> None:
         role = ROLES.get(self.role, self.role)
         if role == "assistant":
-            drafted(drafts, role).texts.append(joined(self.content))
+            drafted(drafts, role).texts += listed_contents(self.content)
         else:
-            drafts.append(Draft(role, joined(self.content)))
+            drafts.append(Draft(role, *listed_contents(self.content)))
 
 
 class Thought(Body):
@@ -141,8 +141,10 @@ class Output(OtherOutput):
     output: Parts | Json | float | bool | None = None
 
     def add(self, drafts: list[Draft], data: Json) -> None:
-        text = {"output": joined(self.output)} if isinstance(self.output, list) else data
-        OtherOutput.add(self, drafts, text)
+        if isinstance(self.output, list):
+            drafts.append(Draft("tool", *listed_contents(self.output), call_id=self.call_id or self.id or ""))
+        else:
+            OtherOutput.add(self, drafts, data)
 
 
 class Refused(Item):

@@ -159,7 +159,7 @@ class Responses(Handlers):
         """Return the number of tokens in the prompt."""
         model = self.service.find(body.model).id
         asked = read_response(body, client(request))
-        tokens = 0 if asked.empty else len((await self.service.prompt(model, asked.turn)).ids)
+        tokens = 0 if asked.empty else (await self.service.prompt(model, asked.turn)).count
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 

@@ -1,0 +1,141 @@
+"""Pictures and sounds in requests: data URLs, base64 and, if the operator allows them, files and URLs.
+
+The API packages make an `Upload` of each; `Uploads` replaces it by the bytes of the file before the prompt is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from localllm.base.files.regular import read_regular
+from localllm.base.notices import Notice, Setting
+from localllm.base.printable import printable
+from localllm.media import MediaError
+from localllm.server.errors import BadRequest
+from localllm.server.media_urls import fetch
+from localllm.server.turn import Completion, Json, Turn
+
+AT_ONCE = 8  # maximum number of files that are fetched at the same time
+MOST = 256  # maximum number of pictures and sounds in a request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """A picture or a sound: a data URL, base64, an http(s) URL, or a file URL."""
+
+    kind: Literal["image", "audio"]
+    given: str
+
+    @property
+    def part(self) -> Json:
+        """The part of a message that holds it."""
+        return {"type": self.kind, self.kind: self}
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRules:
+    """Where pictures and sounds may come from, besides the request itself."""
+
+    urls: bool = False  # http and https, at public addresses
+    folder: Path | None = None  # file URLs, relative to this folder
+    bytes: int = 32 << 20  # maximum size of a file
+    seconds: float = 10.0  # to fetch a file
+
+
+class Uploads:
+    """Gets the bytes of the pictures and sounds of requests, in threads."""
+
+    def __init__(self, rules: UploadRules | None = None) -> None:
+        self._rules = rules or UploadRules()
+        self._fetching = asyncio.Semaphore(AT_ONCE)
+
+    async def of_turn(self, turn: Turn) -> Turn:
+        """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for one that cannot be used."""
+        found = [part for message in turn.messages for part in _parts(message) if isinstance(_upload(part), Upload)]
+        if not found:
+            return turn
+        made = {
+            id(part): {**part, part["type"]: data} for part, data in zip(found, await self._all(found), strict=True)
+        }
+        messages = [
+            {**message, "content": [made.get(id(part), part) for part in message["content"]]}
+            if _parts(message)
+            else message
+            for message in turn.messages
+        ]
+        return replace(turn, messages=messages)
+
+    async def of_completion(self, completion: Completion) -> Completion:
+        """Return a completion with the bytes of its pictures and sounds."""
+        if not completion.media:
+            return completion
+        parts = [each.part for each in completion.media]
+        return replace(completion, media=tuple(await self._all(parts)))
+
+    async def _all(self, parts: Sequence[Json]) -> list[bytes]:
+        if len(parts) > MOST:
+            raise BadRequest(f"the request has {len(parts)} pictures and sounds; the limit is {MOST}", "messages")
+        return [await self._bytes(part[part["type"]].given) for part in parts]
+
+    async def _bytes(self, given: str) -> bytes:
+        scheme = given[:8].partition(":")[0].lower() if ":" in given[:8] else ""
+        if scheme in ("http", "https"):
+            if not self._rules.urls:
+                problem = "this server fetches no URLs; send the file itself as a data URL, or start it with "
+                raise BadRequest(Notice(problem, Setting("allow_media_urls")), "url")
+            async with self._fetching:
+                try:
+                    return await asyncio.to_thread(fetch, given, self._rules.bytes, self._rules.seconds)
+                except MediaError as error:
+                    raise BadRequest(str(error), "url") from None
+        if scheme == "file":
+            return await asyncio.to_thread(self._file, given[5:])
+        return await asyncio.to_thread(decoded, given)
+
+    def _file(self, path: str) -> bytes:
+        """Return the content of a file in the operator's folder. All problems look alike, so that no one can probe."""
+        folder = self._rules.folder
+        if folder is None:
+            problem = "this server reads no files; send the file itself as a data URL, or start it with "
+            raise BadRequest(Notice(problem, Setting("media_path")), "url")
+        try:
+            root = folder.resolve(strict=True)
+            found = (root / unquote(path).lstrip("/")).resolve(strict=True)
+            if not found.is_relative_to(root):
+                raise ValueError
+            return read_regular(found, self._rules.bytes)
+        except (OSError, ValueError, RuntimeError):
+            raise BadRequest("no such file in the server's media folder; give its path relative to it", "url") from None
+
+
+def decoded(given: str) -> bytes:
+    """Return the bytes of a data URL or of base64; raise BadRequest for anything else."""
+    if given[:5].lower() == "data:":
+        head, comma, body = given.partition(",")
+        if not comma or not head.lower().rstrip().endswith(";base64"):
+            raise BadRequest("expected a data URL such as data:image/png;base64,...", "url")
+        given = body
+    try:
+        found = base64.b64decode("".join(given.split()), validate=True)
+    except (ValueError, binascii.Error):
+        shown = printable(given[:30], None)
+        raise BadRequest(f"expected base64 or a data URL, got {shown!r}", "url") from None
+    if not found:
+        raise BadRequest("the picture or sound is empty; send the content of a file", "url")
+    return found
+
+
+def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else ()
+
+
+def _upload(part: Any) -> Any:
+    return part.get(part.get("type")) if isinstance(part, dict) else None
