@@ -24,7 +24,7 @@ from localllm.options import (
 )
 from localllm.options.answer import content
 from localllm.options.kinds import JSON, PATH, TEXT, Kind, integer, several
-from localllm.options.load import CACHE_OPTIONS, FORCED, NEAREST_RULE
+from localllm.options.load import CACHE_OPTIONS, FORCED, MEDIA_OPTIONS, NEAREST_RULE
 from localllm.options.ray import HOST_AND_PORT
 
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ class MeasuringOptions(Options):
         LoadOptions, "ctx_size", default=512, kind=integer(4), shown="512", help="window size in tokens"
     )
     load: LoadOptions = group(
-        LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "draft_earlier", "force")
+        LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "draft_earlier", "force", *MEDIA_OPTIONS)
     )
 
     @property
     def options(self) -> LoadOptions:
         """Return the load options. They allow lossy KV cache types, because measuring their loss is useful."""
-        return self.load.changed({"ctx_size": self.ctx_size, "any_cache": True})
+        return self.load.changed({"ctx_size": self.ctx_size, "any_cache": True, "mmproj": "off"})
 
 
 @dataclass(frozen=True, slots=True)

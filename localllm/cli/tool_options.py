@@ -24,7 +24,7 @@ from localllm.options.kinds import (
     pair_of,
     several,
 )
-from localllm.options.load import CACHE_OPTIONS, CACHE_TYPE, FORCED, NEAREST_RULE
+from localllm.options.load import CACHE_OPTIONS, CACHE_TYPE, FORCED, MEDIA_OPTIONS, NEAREST_RULE
 
 PICTURES = (".svg", ".png", ".html")
 _list = partial(same, LoadOptions, metavar="N,...")  # bench measures every value of a list
@@ -74,7 +74,8 @@ class BenchOptions(Options):
     cache_type_k: tuple[str, ...] = _list("cache_type_k", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
     cache_type_v: tuple[str, ...] = _list("cache_type_v", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
     load: LoadOptions = group(
-        LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
+        LoadOptions,
+        without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force", *MEDIA_OPTIONS),
     )
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --plot FILE, {NEAREST_RULE}")
     machines: RayOptions = group(RayOptions)

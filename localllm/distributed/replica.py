@@ -91,7 +91,9 @@ class Replica:
                 copy.complete(file)
         else:
             self._stages = _stages(ray, settings, copy, self._notes.append)
-        model = self._model = load(copy.path, settings.options, sequences=limits.parallel, split=self._stages)
+        model = self._model = load(
+            copy.path, settings.options, mmproj="off", sequences=limits.parallel, split=self._stages
+        )
         if model.embeds:
             problem = "gives embeddings, which replicas do not serve"
             raise LocalLLMError(Notice(f"{settings.home.source.path}: {problem}; serve it without ", Setting("ray")))

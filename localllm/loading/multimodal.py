@@ -30,7 +30,8 @@ from localllm.loading.media_parts import Kind, Medium
 from localllm.media import MediaError, Piece, Projector, TextModel
 from localllm.media.decode import Decoder
 from localllm.models import Architecture, Config, MediaInput, ModelError
-from localllm.models.encoders import EncoderModel, encoder_of
+from localllm.models.encoders import encoder_of
+from localllm.plan.runs import EncoderModel
 
 F32 = NDArray[np.float32]
 Part = str | Piece
@@ -174,9 +175,7 @@ class Multimodal(Closing):
         if piece.kind not in self._encoders:
             raise LocalLLMError("the encoders of this model are not loaded; load it again")
         self._current = encoding
-        flags = piece.flags
-        listed = (flags.view_separator, flags.newline, flags.lead_pad, *flags.grid, *flags.original, 0)
-        return self._encoders[piece.kind].begin(piece.tensors, tuple(map(int, listed)))
+        return self._encoders[piece.kind].begin(piece.tensors, piece.flags.numbers)
 
     def working_on(self, encoding: _Encoding) -> bool:
         return self._current is encoding

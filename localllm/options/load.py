@@ -13,6 +13,7 @@ from localllm.options.speculation import SpeculationOptions
 BACKENDS = ("auto", "cpu", "cuda", "opencl", "reference")  # copied from `localllm.backends`, whose import needs NumPy
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "fp8", "auto")  # from `backends.cache`
 CACHE_OPTIONS = ("cache_type_k", "cache_type_v")
+MEDIA_OPTIONS = ("mmproj", "image_min_tokens", "image_max_tokens")
 CACHE_TYPE = one_of(*CACHE_TYPES)._replace(metavar="TYPE")
 FORCED = "override a refusal:"  # the meaning of --force, before the list of a command
 NEAREST_RULE = "using the most similar known tokenizer rule"

@@ -105,7 +105,7 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
             if not reset_peak() and own.verbose and number:
                 say("peak memory includes earlier models: this system cannot reset the peak")
             model_threads = threads_for(threads or None)
-            options = load_options.changed({"any_cache": True, "force": own.force})
+            options = load_options.changed({"any_cache": True, "mmproj": "off", "force": own.force})
             began = perf_counter_ns()
             with ExitStack() as stack:
                 split = stack.enter_context(splitting(own.machines))
