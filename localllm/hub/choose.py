@@ -3,19 +3,20 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from localllm.base.printable import printable
 from localllm.base.units import size
 from localllm.hub.errors import StoreError
-from localllm.hub.labels import Variant, matching, titles
+from localllm.hub.labels import Variant, is_encoders, label_of, matching, titles
 
 # Quantizations that most repositories offer. F16 and BF16 are left out, since they have Q8_0's quality and take twice
 # the time per token.
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
 SHARE = 0.8  # share of the free memory for weights and KV cache
 CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the KV cache: a share of the file, and a minimum in bytes
+ENCODERS = ("F16", "BF16", "Q8_0", "F32")  # formats of mmproj files, the best first
 _SHOWN = 40  # maximum names in a list
 
 
@@ -53,6 +54,19 @@ def choose_variant(
     return VariantChoice(
         max(usual or fitting, key=size_of), f"the largest {kind} that fits in {memory} with room for the cache"
     )
+
+
+def choose_encoders(files: Iterable[str], model: str) -> str:
+    """Return the mmproj file that belongs to a model, or "": one in its folder or above it, of 16 bits if there are
+    several."""
+    folder = model.rpartition("/")[0]
+    found = []
+    for path in files:
+        place, _, name = path.rpartition("/")
+        if is_encoders(path) and f"{folder}/".startswith(f"{place}/" if place else ""):
+            label = label_of(name)
+            found.append((-len(place), ENCODERS.index(label) if label in ENCODERS else len(ENCODERS), name, path))
+    return min(found)[-1] if found else ""
 
 
 def needed(held: int) -> int:

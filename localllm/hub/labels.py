@@ -62,6 +62,11 @@ def is_model(path: str) -> bool:
     return path.lower().endswith(ENDING) and not _NO_MODEL.search(path.rpartition("/")[2])
 
 
+def is_encoders(path: str) -> bool:
+    """Return whether a file with this name has the encoders of pictures and sound of a model (an mmproj file)."""
+    return path.lower().endswith(ENDING) and "mmproj" in path.rpartition("/")[2].lower()
+
+
 def variants(paths: Iterable[str]) -> list[Variant]:
     """Return the models among these files, sorted by name; other files are skipped."""
     groups: dict[tuple[str, int], dict[int, str]] = {}

@@ -16,6 +16,7 @@ from localllm.base.files.atomic import NewFile
 from localllm.hub.derived import delete_derived
 from localllm.hub.errors import StoreError
 from localllm.hub.hub_cache import main_commit, repo_folder, snapshots
+from localllm.hub.labels import is_encoders, is_model
 from localllm.hub.reading import Unusable, files_below, read_object
 from localllm.hub.store_folders import DERIVED, HUB, StoreFolders
 from localllm.hub.stored_model import StoredModel
@@ -65,6 +66,8 @@ def remove_model(model: StoredModel, hub: Path) -> int:
     repo = hub / repo_folder(model.repo)
     known, freed = owned(repo), 0
     doomed = _names(model, repo)
+    if not any(is_model(name) for name in known if name not in doomed):
+        doomed += [name for name in known if is_encoders(name)]
     try:
         for name in doomed:
             freed += _delete(repo, name, known[name])

@@ -11,7 +11,7 @@ from localllm.base.files.atomic import NewFile
 from localllm.base.printable import printable
 from localllm.base.units import size
 from localllm.hub import hub_cache
-from localllm.hub.choose import choose_variant
+from localllm.hub.choose import choose_encoders, choose_variant
 from localllm.hub.client import Hub, Listing, Remote
 from localllm.hub.errors import StoreError
 from localllm.hub.fetch import FetchHooks, check_room, fetch, verify
@@ -33,9 +33,9 @@ class Pulled(NamedTuple):
 
 
 def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchHooks) -> Pulled:
-    """Download all parts of the model that `asked` names, except files already present; raise StoreError on failure.
+    """Download all parts of the model that `asked` names, and its mmproj file, except files already present.
 
-    `free` is the free memory in bytes, which determines the quantization.
+    `free` is the free memory in bytes, which determines the quantization. Raises StoreError.
     """
     listing = hub.listing(asked.repo)
     given = variants(listing.files)
@@ -51,6 +51,10 @@ def pull_model(hub: Hub, asked: Reference, cache: Path, free: int, watch: FetchH
     if chosen.reason:
         watch.tell(f"{name} ({size(total)}): {chosen.reason}")
     parts = [listing.files[part] for part in chosen.variant.parts]
+    if encoders := choose_encoders(listing.files, parts[0].path):
+        parts.append(listing.files[encoders])
+        watch.tell(f"with {printable(encoders)} ({size(parts[-1].size)}), which reads pictures or sound")
+        total += parts[-1].size
     repo = cache / hub_cache.repo_folder(listing.repo)
     try:
         cache.mkdir(parents=True, exist_ok=True)

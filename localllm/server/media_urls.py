@@ -41,7 +41,7 @@ def fetch(url: str, most: int, seconds: float) -> bytes:
             answer = _get(parts, most, deadline)
         except (OSError, http.client.HTTPException, UnicodeError, ValueError) as error:
             late = monotonic() >= deadline
-            reason = "takes too long" if late or isinstance(error, TimeoutError) else "cannot be fetched from"
+            reason = "takes too long" if late or isinstance(error, TimeoutError) else "the file cannot be fetched"
             raise MediaError(f"{host}: {reason}; send the file itself as a data URL") from None
         if not answer.redirect:
             return answer.content

@@ -18,7 +18,7 @@ def server() -> Iterator[HubServer]:
     small = {"README.md": b"# Toy", "config.json": b"{}"}
     with serving(
         {
-            "ann/Toy-GGUF": Repo({**FILES, **small, "mmproj-F16.gguf": b"eyes" * 99, "imatrix.gguf": b"im" * 99}),
+            "ann/Toy-GGUF": Repo({**FILES, **small, "imatrix.gguf": b"im" * 99}),
             "ann/Big-GGUF": Repo({**PARTS, "Big-Q8_0.gguf": os.urandom(400_000)}),
             "ann/One": Repo({"model.gguf": os.urandom(100_000)}),
             "ann/Git": Repo({"tiny-F32.gguf": b"GGUF, small enough for git"}),

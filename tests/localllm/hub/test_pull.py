@@ -9,8 +9,10 @@ import pytest
 from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 
 from localllm.hub import StoreError, find
+from localllm.hub.choose import choose_encoders
 from localllm.hub.client import Hub
 from localllm.hub.labels import variants
+from localllm.hub.owned import remove_model
 from localllm.hub.reference import Reference, reference
 from tests.localllm.hub.hub_client import DATA, GIB, PARTS, Client
 from tests.localllm.hub.hub_server import HubServer, Repo, sha256
@@ -33,6 +35,41 @@ def test_a_pulled_file_is_in_the_cache_as_the_library_keeps_it(client: Client) -
     assert client.partials() == []
     assert client.progress[-1] == ("Toy-Q4_K_M.gguf", len(DATA["Q4_K_M"]), len(DATA["Q4_K_M"]))
     assert find("ann/Toy-GGUF:Q4_K_M", client.models()).path == done.path
+
+
+EYES = {"mmproj-F32.gguf": b"eyes" * 999, "mmproj-F16.gguf": b"eyes" * 500, "mmproj-Q8_0.gguf": b"eyes" * 250}
+
+
+def test_the_encoders_of_a_model_come_with_it(client: Client, server: HubServer) -> None:
+    server.repos["ann/Eyes"] = Repo({"Eyes-Q4_0.gguf": DATA["Q4_K_M"], "Eyes-Q8_0.gguf": DATA["Q8_0"], **EYES})
+    done = client.pull("ann/Eyes:Q4_0")
+    beside = done.path.with_name("mmproj-F16.gguf")
+    assert beside.read_bytes() == EYES["mmproj-F16.gguf"]
+    assert done.bytes == len(DATA["Q4_K_M"]) + len(EYES["mmproj-F16.gguf"])
+    assert not done.path.with_name("mmproj-F32.gguf").exists()
+    assert any(line.startswith("with mmproj-F16.gguf (1.95 KiB)") for line in client.told), client.told
+    assert [each.name for each in client.models()] == ["ann/Eyes:Q4_0"]
+    client.pull("ann/Eyes:Q8_0")
+    remove_model(find("ann/Eyes:Q4_0", client.models()), client.cache)
+    assert beside.exists()
+    remove_model(find("ann/Eyes", client.models()), client.cache)
+    assert not os.path.lexists(beside)
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen"),
+    [("a/x-Q4_0.gguf", "a/mmproj-BF16.gguf"), ("b/x-Q4_0.gguf", "mmproj-x.gguf"), ("x.gguf", "mmproj-x.gguf")],
+)
+def test_the_nearest_encoders_are_chosen(model: str, chosen: str) -> None:
+    files = [
+        "mmproj-x.gguf",
+        "a/mmproj-Q8_0.gguf",
+        "a/mmproj-BF16.gguf",
+        "ab/mmproj-F16.gguf",
+        "a/mmproj-F16.safetensors",
+    ]
+    assert choose_encoders(files, model) == chosen
+    assert choose_encoders(files[3:], model) == ""
 
 
 def test_what_is_there_is_not_fetched_again(client: Client, server: HubServer) -> None:
