@@ -44,7 +44,7 @@ def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOp
         encoders = open_gguf(path)
         try:
             _check_kind(encoders)
-            return Multimodal(encoders, text, options.image_min_tokens, options.image_max_tokens)
+            return Multimodal(encoders, text, tokenizer.bos, options.image_min_tokens, options.image_max_tokens)
         except BaseException:
             encoders.close()
             raise

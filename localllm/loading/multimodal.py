@@ -7,6 +7,7 @@ that steps the model.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ from localllm.plan.runs import EncoderModel
 F32 = NDArray[np.float32]
 Part = str | Piece
 KEPT = 256 << 20  # bytes of preprocessed pictures and sounds that are kept for the next turn
+_DEEP = re.compile(r"v\.deepstack\.\d+\.fc1\.weight")  # one per stream that is added behind a layer of the text model
 _ENCODERS: dict[str, Literal["vision", "audio"]] = {"image": "vision", "audio": "audio"}
 
 
@@ -47,10 +49,10 @@ def text_model(config: Config, architecture: Architecture, tokens: Iterable[str]
 class Multimodal(Closing):
     """The encoders of one mmproj file for one text model. Raises LocalLLMError, with the file, if they do not fit."""
 
-    def __init__(self, file: GGUFFile, text: TextModel, least: int = 0, most: int = 0) -> None:
-        """`least` and `most` limit the tokens of a picture; 0: the file's limits."""
+    def __init__(self, file: GGUFFile, text: TextModel, bos: int | None = None, least: int = 0, most: int = 0) -> None:
+        """`bos` is the token that may begin a prompt. `least` and `most` limit a picture's tokens; 0: the file's."""
         name = printable(file.path.name, None)
-        self.file, self._name = file, name
+        self.file, self._bos = file, bos
         self.projector = Projector.of(file, text, least or None, most or None)
         types = {"vision": self.projector.picture_type, "audio": self.projector.sound_type}
         metadata = dict(file.metadata) | {f"clip.{kind}.projector_type": own for kind, own in types.items() if own}
@@ -60,12 +62,14 @@ class Multimodal(Closing):
                 self._models[kind] = encoder_of(metadata, file.tensors, _ENCODERS[kind])
             except ModelError as error:
                 raise MediaError(f"{name}: {said(error)}") from None
-        widths = {model.width for model in self._models.values()}
-        if wrong := [width for width in widths if width % text.width]:
-            problem = f"its embeddings have {wrong[0]} values, the text model has {text.width}"
-            raise MediaError(f"{name}: does not fit this model: {problem}; choose the mmproj file of this model")
-        self.input = MediaInput(max(widths) // text.width, self.projector.together)
-        self._width = max(widths)
+        streams = 1 + sum(bool(_DEEP.fullmatch(each)) for each in file.tensors)
+        for kind, model in self._models.items():
+            width = model.width // (streams if kind == "image" else 1)
+            if width != text.width:
+                problem = f"its embeddings have {width} values, the text model has {text.width}"
+                raise MediaError(f"{name}: does not fit this model: {problem}; choose the mmproj file of this model")
+        self.input = MediaInput(streams, self.projector.together)
+        self._width = streams * text.width
         self._encoders: dict[str, Encoder] = {}
         self._own: Backend | None = None
         self._current: _Encoding | None = None  # the encoding that the executables work on
@@ -129,24 +133,30 @@ class Multimodal(Closing):
             if isinstance(section, str):
                 add(encode(section, first))
             else:
-                for part in self.parts(section):
+                before = sum(chunk.count for chunk in found) - (found[0].tokens[:1] == [self._bos] if found else 0)
+                index = sum(chunk.kind == "image" for chunk in found)
+                for part in self.parts(section, index, before):
                     add(marks(part)) if isinstance(part, str) else add(piece=part)
             first = False
         return found
 
-    def parts(self, medium: Medium) -> list[Part]:
-        """Return the marker texts and pieces of a picture or a sound, which may be kept from an earlier prompt."""
+    def parts(self, medium: Medium, index: int = 0, before: int = 0) -> list[Part]:
+        """Return the marker texts and pieces of a picture or a sound, which may be kept from an earlier prompt.
+
+        `index` and `before` count the pictures and the tokens before it, as in `Projector.picture`.
+        """
         if medium.kind not in self.kinds:
             other = "no pictures" if medium.kind == "image" else "no sound"
             raise MediaError(f"{medium.what}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
         medium = medium.loaded()
         source = medium.source
-        digest = _digest(medium.kind, source)
+        place = (index, before) if self.projector.placed else (0, 0)
+        digest = _digest(medium.kind, source, place)
         with self._lock:
             if digest is not None and (kept := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return kept
-        found = self._prepared(medium.kind, source, medium.what)
+        found = self._prepared(medium.kind, source, medium.what, place)
         if digest is not None:
             with self._lock:
                 self._kept[digest] = found
@@ -154,21 +164,26 @@ class Multimodal(Closing):
                     self._kept.popitem(last=False)
         return found
 
-    def _prepared(self, kind: Kind, source: Any, name: str) -> list[Part]:
+    def _prepared(self, kind: Kind, source: Any, name: str, place: tuple[int, int]) -> list[Part]:
         if kind == "image":
             frames = source if isinstance(source, list | tuple) else [source]
-            return self.projector.picture([self._decoder.picture(frame, name) for frame in frames])
+            return self.projector.picture([self._decoder.picture(frame, name) for frame in frames], *place)
         if isinstance(source, np.ndarray):
             source = (source, self.projector.rate)
         return self.projector.sound(self._decoder.sound(source, self.projector.rate, name))
 
     # -- embeddings ----------------------------------------------------------------------------------------------------
 
-    def span(self, piece: Piece) -> MediaSpan:
-        """Return a piece as the engine knows it."""
-        key = hashlib.sha256(self._identity + piece.key).digest()
+    def span(self, piece: Piece, start: int) -> MediaSpan:
+        """Return a piece as the engine knows it. `start` is the position of its first token."""
+        key = hashlib.sha256(self._identity + piece.key)
         positions = np.arange(piece.tokens, dtype=np.int32) if piece.axes is None else piece.axes
-        return MediaSpan(key, piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece))
+        if piece.absolute is not None and piece.absolute[:, :3].any():  # the engine adds the start to all of them
+            positions = positions - np.where(piece.absolute, start, 0).astype(np.int32)
+            key.update(b"%d" % start)
+        return MediaSpan(
+            key.digest(), piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece)
+        )
 
     def begin(self, encoding: _Encoding, piece: Piece) -> Running:
         """Begin to encode a piece. The encoding before loses the executables, and begins again when it is advanced."""
@@ -272,15 +287,15 @@ class MediaChunk:
     @property
     def prompt(self) -> Sequence[int | MediaSpan]:
         """The chunk as part of a prompt for `Model.generate` and `Model.logits`."""
-        return self.tokens if self.piece is None else [self._owner.span(self.piece)]
+        return self.tokens if self.piece is None else [self._owner.span(self.piece, self.start)]
 
 
 _READ = {"image": "pictures", "audio": "sound"}
 
 
-def _digest(kind: Kind, source: Any) -> bytes | None:
-    """Return a hash of a source; None if it has no content to compare."""
-    digest = hashlib.sha256(kind.encode())
+def _digest(kind: Kind, source: Any, place: tuple[int, int]) -> bytes | None:
+    """Return a hash of a source and its place; None if it has no content to compare."""
+    digest = hashlib.sha256(f"{kind} {place} ".encode())
     for each in source if isinstance(source, list | tuple) else [source]:
         if isinstance(each, np.ndarray):
             digest.update(f"{each.dtype.str} {each.shape} ".encode() + np.ascontiguousarray(each).tobytes())

@@ -88,6 +88,11 @@ class Projector:
         return self._row.frames if self._row else 1
 
     @property
+    def placed(self) -> bool:
+        """Whether a picture depends on its number in the prompt, or on the tokens before it."""
+        return bool(self._row) and (self._row.numbered or self._row.lead_pad)
+
+    @property
     def together(self) -> int:
         """The largest number of tokens of a picture that see each other; 0 if pictures are causal."""
         if not (row := self._row) or not row.non_causal or self._text.width in row.causal_widths:

@@ -104,7 +104,10 @@ def _get(parts: SplitResult, most: int, deadline: float) -> _Answer:
             if answer.status != 200:
                 shown = printable(host, 200)
                 raise MediaError(f"{shown}: answered with status {answer.status}; send the file itself as a data URL")
-            return _Answer(_read(answer, host, most), "")
+            content = _read(answer, host, most)
+            if monotonic() >= deadline:  # `_cut` looks like the end of the file
+                raise TimeoutError
+            return _Answer(content, "")
         finally:
             ended.cancel()
             used.close()

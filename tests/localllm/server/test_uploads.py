@@ -1,0 +1,230 @@
+"""Pictures and sound in the requests of all APIs: the same prompt from each, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.media import MediaError
+from localllm.server import media_urls
+from localllm.server.catalogue import only
+from localllm.server.errors import BadRequest
+from localllm.server.registry import ModelRegistry
+from localllm.server.served import Served
+from localllm.server.service import Service
+from localllm.server.uploads import Upload, UploadRules, Uploads, decoded
+from tests.localllm.media_models import data_url, encoded, png, wav, write_pair
+from tests.localllm.server.calls import call
+from tests.localllm.support import write_model
+
+PICTURE = png(seed=5)
+FOLDER_PICTURE = png(seed=6)
+TEXT = {"type": "text", "text": "what?"}
+
+
+def service_of(path: Path, rules: UploadRules | None = None) -> Service:
+    def load(path: Path) -> Served:
+        model = localllm.load(path, backend="cpu", threads=1, spec="off", sequences=2)
+        return Served(model, SchedulerLimits(parallel=2))
+
+    return Service(ModelRegistry(only("tiny", path), load), None, rules)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "media").mkdir()
+    (folder / "media" / "a.png").write_bytes(FOLDER_PICTURE)
+    found = service_of(write_pair(folder), UploadRules(folder=folder / "media"))
+    yield found
+    found.registry.end()
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 4, "temperature": 0}
+
+
+def image_url(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(PICTURE)}}
+LIMITS = {"num_predict": 4, "temperature": 0}
+RESPONSES = [{"type": "input_image", "image_url": data_url(PICTURE)}, {"type": "input_text", "text": "what?"}]
+REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {  # path, body, (text, tokens of the prompt) of a response
+    "openai": (
+        "/v1/chat/completions", chat(image_url(data_url(PICTURE)), TEXT),
+        lambda r: (r["choices"][0]["message"]["content"], r["usage"]["prompt_tokens"]),
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": RESPONSES}], "max_output_tokens": 4, "temperature": 0},
+        lambda r: (r["output"][0]["content"][0]["text"], r["usage"]["input_tokens"]),
+    ),
+    "anthropic": (
+        "/v1/messages", {"model": "tiny", **chat(ANTHROPIC, TEXT)},
+        lambda r: (
+            r["content"][0]["text"],
+            r["usage"]["input_tokens"] + r["usage"]["cache_read_input_tokens"],
+        ),
+    ),
+    "ollama": (
+        "/api/chat",
+        {"model": "tiny", "stream": False, "options": LIMITS,
+         "messages": [{"role": "user", "content": "what?", "images": [encoded(PICTURE)]}]},
+        lambda r: (r["message"]["content"], r["prompt_eval_count"]),
+    ),
+    "ollama generate": (
+        "/api/generate",
+        {"model": "tiny", "stream": False, "options": LIMITS, "prompt": "what?", "images": [encoded(PICTURE)]},
+        lambda r: (r["response"], r["prompt_eval_count"]),
+    ),
+}  # fmt: skip
+
+
+def test_all_apis_make_the_same_prompt(service: Service) -> None:
+    found = set()
+    for name, (path, body, read) in REQUESTS.items():
+        answer = call(service, path, body)
+        assert answer.status_code == 200, (name, answer.text)
+        found.add(read(answer.json()))
+    assert len(found) == 1, found
+    [(text, tokens)] = found
+    assert len(text) == 4
+    counted = call(service, "/v1/chat/completions/input_tokens", REQUESTS["openai"][1]).json()["input_tokens"]
+    assert counted == tokens
+    cached = call(service, "/v1/chat/completions", REQUESTS["openai"][1]).json()["usage"]
+    assert cached["prompt_tokens_details"]["cached_tokens"] == tokens - 1
+
+
+def test_llama_cpp_s_prompts_have_a_marker_for_each_file(service: Service) -> None:
+    prompt = {"prompt_string": "a <__media__> b", "multimodal_data": [encoded(PICTURE)]}
+    body = {"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True}
+    found = call(service, "/completion", body)
+    assert found.status_code == 200, found.text
+    assert found.json()["tokens_evaluated"] > 16
+    wrong = call(service, "/completion", {"prompt": {**prompt, "prompt_string": "a b"}})
+    assert wrong.status_code == 400
+    assert "the prompt has 0 of <__media__> and 1 pictures and sounds" in wrong.text
+    assert call(service, "/completion", {"prompt": {**prompt, "multimodal_data": [1]}}).status_code == 400
+
+
+def test_pictures_in_a_tool_s_result(service: Service) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "seen"}, ANTHROPIC]}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    with_it = call(service, "/v1/messages/count_tokens", {"model": "tiny", "messages": messages}).json()
+    result["content"].pop()  # type: ignore[attr-defined]
+    without = call(service, "/v1/messages/count_tokens", {"model": "tiny", "messages": messages}).json()
+    assert with_it["input_tokens"] - without["input_tokens"] >= 16
+
+
+def test_the_server_says_what_a_model_reads(service: Service) -> None:
+    call(service, "/v1/chat/completions", chat(TEXT))  # loads the model
+    assert call(service, "/props").json()["modalities"] == {"vision": True, "video": False, "audio": False}
+    models = call(service, "/v1/models").json()
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+    assert {"multimodal", "vision"} <= set(models["models"][0]["capabilities"])
+    assert "vision" in call(service, "/api/show", {"model": "tiny"}).json()["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        (image_url("data:image/png;base64,AAAA"), "it is not a picture that can be read"),
+        (image_url("data:image/png,plain"), "expected a data URL such as data:image/png;base64,..."),
+        (image_url("!!"), "expected base64 or a data URL"),
+        (image_url(""), "the picture or sound is empty"),
+        (image_url("http://93.184.216.34/a.png"), "this server fetches no URLs; send the file itself as a data URL"),
+        (image_url("file:../tiny-Q8_0.gguf"), "no such file in the server's media folder"),
+        (image_url("file:///etc/passwd"), "no such file in the server's media folder"),
+        ({"type": "image_url"}, "messages[0].content[0].image_url"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "video input is not supported; send text"),
+        ({"type": "input_audio", "input_audio": {"data": encoded(wav())}}, "this model reads pictures, no sound"),
+    ],
+)
+def test_wrong_pictures_are_one_line(service: Service, part: dict[str, Any], problem: str) -> None:
+    answer = call(service, "/v1/chat/completions", chat(part, TEXT))
+    assert answer.status_code == 400, answer.text
+    assert problem in answer.json()["error"]["message"]
+
+
+def test_files_of_the_folder_are_read(service: Service) -> None:
+    for url in ("file:a.png", "file:///a.png", "file://a.png"):
+        answer = call(service, "/v1/chat/completions", chat(image_url(url), TEXT))
+        assert answer.status_code == 200, (url, answer.text)
+
+
+def test_a_model_without_encoders_says_so(tmp_path: Path) -> None:
+    service = service_of(write_model(tmp_path / "text.gguf"))
+    try:
+        for name, (path, body, _) in REQUESTS.items():
+            answer = call(service, path, {**body, "model": "tiny"})
+            assert answer.status_code == 400, (name, answer.text)
+            assert "image and audio input is not supported: this model was loaded without an mmproj file" in answer.text
+        assert call(service, "/props").json()["modalities"] == {"vision": False, "video": False, "audio": False}
+    finally:
+        service.registry.end()
+
+
+def test_sound(tmp_path: Path) -> None:
+    service = service_of(write_pair(tmp_path, "gemma4ua"))
+    try:
+        part = {"type": "input_audio", "input_audio": {"data": encoded(wav(3200)), "format": "wav"}}
+        answer = call(service, "/v1/chat/completions", chat(part, TEXT))
+        assert answer.status_code == 200, answer.text
+        assert call(service, "/props").json()["modalities"] == {"vision": False, "video": False, "audio": True}
+    finally:
+        service.registry.end()
+
+
+def test_base64_may_have_line_breaks() -> None:
+    assert decoded("data:image/png;base64,aGVs\n bG8=") == b"hello"
+    with pytest.raises(BadRequest, match="expected base64"):
+        decoded("aGVsbG8")
+
+
+def test_there_is_a_limit_of_pictures() -> None:
+    async def run() -> None:
+        with pytest.raises(BadRequest, match="257 pictures and sounds; the limit is 256"):
+            await Uploads()._all([Upload("image", "aGVsbG8=").part] * 257)
+
+    asyncio.run(run())
+
+
+# -- addresses of URLs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1",
+        "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost",
+    ],
+)  # fmt: skip
+def test_private_addresses_are_refused(host: str) -> None:
+    with pytest.raises(MediaError, match="not a public address"):
+        media_urls.addresses(host, 80)
+
+
+def test_public_addresses_are_not() -> None:
+    assert media_urls.addresses("93.184.216.34", 80) == ["93.184.216.34"]
+    assert media_urls.addresses("2606:2800:220:1::1", 80) == ["2606:2800:220:1::1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://example.org/a", "http://", "http://u:p@example.org/", "http://a b/", "http://x:99999/", "x" * 9000]
+)
+def test_odd_urls_are_refused(url: str) -> None:
+    with pytest.raises(MediaError, match=r"expected an http or https URL|must not have a user name"):
+        media_urls.fetch(url, 100, 1)

@@ -1,0 +1,287 @@
+"""Pictures and sound in Python: loading encoders, chunks of a prompt, messages, and conversations."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import localllm
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import NotUsed
+from localllm.engine import MediaSpan
+from localllm.loading.media_parts import Medium
+from localllm.loading.mmproj import mmproj_beside
+from localllm.model import Model
+from localllm.options import OptionError
+from tests.localllm.media_models import LISTS, MARKS, png, wav, write_mmproj, write_pair
+from tests.localllm.multimodal import FOLDER, kit
+from tests.localllm.support import write_model
+from tests.models.encoders import small
+
+USUAL = {"backend": "cpu", "threads": 1, "spec": "off"}
+GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("pair")
+    write_pair(found)
+    (found / "a.png").write_bytes(png())
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Model]:
+    with localllm.load(folder / "tiny-Q8_0.gguf", **USUAL) as model:
+        yield model
+
+
+def asks(*parts: object, text: str = "what?") -> list[dict[str, object]]:
+    pictures = [{"type": "image", "image": part} for part in parts]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
+
+
+# -- loading -------------------------------------------------------------------------------------------------------
+
+
+def test_encoders_beside_a_model_are_loaded(model: Model) -> None:
+    assert model.reads == ("image",)
+
+
+def test_off_loads_none(folder: Path) -> None:
+    with localllm.load(folder / "tiny-Q8_0.gguf", mmproj="off", **USUAL) as text:
+        assert text.reads == ()
+        with pytest.raises(LocalLLMError, match="loaded without encoders of pictures and sound; give its mmproj file"):
+            text.chat(asks(png()))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf"], "mmproj-F16.gguf"),
+        (["mmproj-F16.gguf", "mmproj-Big-VL-7B-Q8_0.gguf"], "mmproj-Big-VL-7B-Q8_0.gguf"),
+        (["Big-VL-7B.mmproj-f16.gguf"], "Big-VL-7B.mmproj-f16.gguf"),
+        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
+        (["mmproj-Other-VL-F16.gguf", "Other.gguf"], None),
+        (["mmproj-F16.txt"], None),
+    ],
+)
+def test_the_file_beside_has_the_name_of_the_model(names: list[str], expected: str | None, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    found = mmproj_beside(tmp_path / "Big-VL-7B-Instruct-Q4_K_M.gguf")
+    assert (found[0].name if found else None) == expected
+
+
+def test_a_file_beside_that_does_not_fit_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf")
+    write_mmproj(tmp_path / "mmproj.gguf", "minicpmv-2.6")
+    with pytest.warns(NotUsed, match=r"pictures and sound are off: mmproj.gguf: does not fit this model"):
+        localllm.load(path, **USUAL).close()
+
+
+def test_wrong_files_are_one_line(folder: Path, tmp_path: Path) -> None:
+    path = folder / "tiny-Q8_0.gguf"
+    wide = write_mmproj(tmp_path / "wide.gguf", "minicpmv-2.6")
+    other = write_mmproj(tmp_path / "other.gguf", "gemma3", projector_type="gemma3na")
+    for given, problem in (
+        (wide, r"^wide.gguf: does not fit this model: its embeddings have 128 values, the text model has 64; choose"),
+        (other, r"^other.gguf: projector type 'gemma3na' is not supported for vision; supported: "),
+        (path, r"tiny-Q8_0.gguf: not an mmproj file, but a model; give the file of its encoders, mmproj-\*.gguf$"),
+        (tmp_path / "none.gguf", r"none.gguf"),
+    ):
+        with pytest.raises(LocalLLMError, match=problem) as caught:
+            localllm.load(path, mmproj=given, **USUAL)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(OptionError, match="exchange the two limits"):
+        localllm.load(path, image_min_tokens=9, image_max_tokens=8)
+
+
+# -- chunks of a prompt --------------------------------------------------------------------------------------------
+
+
+def test_chunks_have_texts_positions_tensors_and_embeddings(model: Model) -> None:
+    own = small.input_of("gemma3")
+    picture = np.clip(own * 127.5 + 127.5, 0, 255).astype(np.uint8)
+    before, middle, after = model.media("a <__media__> b", picture)
+    assert [chunk.kind for chunk in (before, middle, after)] == ["text", "image", "text"]
+    marks = [model.tokenize(mark, add_special=False, parse_special=True) for mark in MARKS]
+    assert before.tokens == [*model.tokenize("a ", parse_special=True), *marks[0]]
+    assert after.tokens == [*marks[1], *model.tokenize(" b", add_special=False)]
+    assert (middle.count, middle.positions, middle.start, middle.pos) == (16, 16, len(before.tokens), None)
+    assert after.start == middle.start + 16
+    (tensor,) = middle.tensors
+    np.testing.assert_allclose(tensor, picture / np.float32(127.5) - 1, atol=1e-6)
+    assert middle.embeddings is not None
+    assert middle.embeddings.shape == (16, 64)
+    assert before.embeddings is None
+    prompt = [each for chunk in (before, middle, after) for each in chunk.prompt]
+    assert sum(isinstance(each, MediaSpan) for each in prompt) == 1
+    rows = model.logits(prompt)
+    assert len(rows) == len(before.tokens) + 1 + len(after.tokens)
+    again = model.logits(model.media("a <__media__> b", picture)[0].tokens)
+    np.testing.assert_array_equal(rows[: len(again)], again)
+    other = model.media("a <__media__> b", 255 - picture)
+    assert not np.array_equal(model.logits([each for chunk in other for each in chunk.prompt])[-1], rows[-1])
+
+
+def test_a_marker_for_each_picture(model: Model) -> None:
+    with pytest.raises(LocalLLMError, match="the prompt has 1 of <__media__> and 2 pictures and sounds; write one"):
+        list(localllm.loading.media_parts.of_marked("<__media__>", [Medium("image", b""), Medium("image", b"")]))
+    chunks = model.media("<__media__><__media__>", [png(seed=1), png(seed=2)])
+    assert [chunk.kind for chunk in chunks] == ["text", "image", "text", "image", "text"]
+
+
+def test_sound_is_not_for_a_model_of_pictures(model: Model) -> None:
+    with pytest.raises(LocalLLMError, match=r"^sound: this model reads pictures, no sound$"):
+        model.media("<__media__>", wav())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sound(tmp_path: Path, backend: str) -> None:
+    path = write_pair(tmp_path, "gemma4ua")
+    with localllm.load(path, **{**USUAL, "backend": backend}) as model:
+        assert model.reads == ("audio",)
+        chunks = model.media("a<__media__>", wav(3200))
+        assert [chunk.kind for chunk in chunks] == ["text", "audio", "text"]
+        assert chunks[1].count == 5
+        sound = {"type": "audio", "audio": (np.sin(np.arange(3200) / 9).astype(np.float32), 16000)}
+        reply = model.chat([{"role": "user", "content": [sound, {"type": "text", "text": "a"}]}], max_tokens=2)
+        assert reply.end.usage.prompt_tokens > 5
+
+
+@pytest.mark.skipif(kit() is None, reason="needs the reference kit")
+@pytest.mark.parametrize(("case", "only"), [("gemma3", ()), ("qwen3vl", ()), ("ultravox", ("short",))])
+def test_the_reference_kit_end_to_end(case: str, only: tuple[str, ...], tmp_path: Path) -> None:
+    """Layout, tensors, embeddings and logits are llama.cpp's, as the kit's README compares them."""
+    make, _ = kit()
+    z = np.load(FOLDER / f"{case}.npz")
+    make.build(str(FOLDER / f"{case}.npz"), str(tmp_path / "mm.gguf"), int(z["seed"]))
+    make.build(str(FOLDER / f"{z['text_model']}.npz"), str(tmp_path / "text.gguf"), int(z["seed"]))
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    with localllm.load(tmp_path / "text.gguf", mmproj=tmp_path / "mm.gguf", ctx_size=2048, **exact, **USUAL) as model:
+        for name, kind, data in make.inputs(z):
+            if only and name not in only:
+                continue
+            chunks = model.media("a <__media__><__media__> b" if kind == "two" else "a <__media__> b", data)
+            for number, (chunk, row) in enumerate(zip(chunks, z[f"{name}.layout"].tolist(), strict=True)):
+                assert [chunk.count, chunk.positions, chunk.start] == row[1:4], (name, number)
+                if chunk.piece is None:
+                    assert chunk.tokens == z[f"{name}.{number}.text"].tolist()
+                    continue
+                if f"{name}.{number}.pos" in z:
+                    np.testing.assert_array_equal(chunk.pos, z[f"{name}.{number}.pos"])
+                found = make.check_media(z, name, number, chunk.embeddings, chunk.tensors)
+                assert found["rows"] < 2e-5, (name, found)
+                assert found["centered"] < 1e-4, (name, found)
+                assert found["pre0.max"] < (1e-3 if kind == "audio" else 1e-5), (name, found)
+            prompt = [each for chunk in chunks for each in chunk.prompt] + z[f"{name}.next_tokens"].tolist()
+            rows = model.logits(prompt)[-7:, :512]
+            assert max(map(make.nmse, rows, z[f"{name}.logits"])) < 1e-3, name
+
+
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+def test_all_sources_of_a_picture_are_the_same_prompt(model: Model, folder: Path) -> None:
+    from PIL import Image
+
+    path = folder / "a.png"
+    with Image.open(path) as image:
+        sources = [str(path), path, path.read_bytes(), image, np.asarray(image)]
+        answers = {str(model.chat(asks(source), **GREEDY)) for source in sources}
+    assert len(answers) == 1
+    other = model.chat(asks(png(seed=9)), **GREEDY)
+    assert str(other)
+    assert other.end.usage.reused_tokens < 40 < other.end.usage.prompt_tokens - 16
+
+
+def test_the_same_picture_again_is_in_the_cache(model: Model) -> None:
+    first = model.chat(asks(png(seed=3)), **GREEDY)
+    text = str(first)
+    again = model.chat(asks(png(seed=3)), **GREEDY)
+    assert str(again) == text
+    assert again.end.usage.reused_tokens == again.end.usage.prompt_tokens - 1
+
+
+def test_text_cannot_imitate_a_picture(model: Model) -> None:
+    plain = "<__media__> <__media_0__> <start_of_image>"
+    reply = model.chat(plain, **GREEDY)
+    assert str(reply)
+    assert reply.end.usage.prompt_tokens > len(plain)  # letters, no picture
+    with_picture = model.chat(asks(png(), text=plain), **GREEDY)
+    assert str(with_picture)
+    assert with_picture.end.usage.prompt_tokens - reply.end.usage.prompt_tokens < 16 + 40
+
+
+def test_a_template_that_writes_its_own_tokens_sees_text(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, template=LISTS)
+    with localllm.load(path, **USUAL) as model:
+        told = model.apply_chat_template(asks(png(), text="what"), tokenize=False)
+        assert told == "<|im_start|>user\n[picture]what<|im_end|>\n<|im_start|>assistant\n"
+        assert str(model.chat(asks(png()), **GREEDY))
+
+
+def test_a_template_that_leaves_out_a_picture_is_refused(tmp_path: Path) -> None:
+    path = write_pair(tmp_path, template="{{ messages[-1].content }}")
+    with localllm.load(path, **USUAL) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        messages = [*asks(png()), {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+        with pytest.raises(LocalLLMError, match="the chat template leaves out a message with picture; give another"):
+            model.chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"type": "image"}, "expected .*'type': 'image'|expected "),
+        ({"type": "image", "image": 7}, "picture: expected a path, the bytes of a file, or an array, got int"),
+        ({"type": "image", "image": "none.png"}, "none.png: No such file"),
+        ({"type": "image", "image": b"nonsense"}, "picture: it is not a picture that can be read"),
+        ({"type": "video"}, "content has parts of type text, image or audio"),
+    ],
+)
+def test_wrong_parts_are_one_line(model: Model, part: dict[str, object], problem: str) -> None:
+    with pytest.raises(LocalLLMError, match=problem):
+        model.chat([{"role": "user", "content": [{"type": "image", "image": png()}, part]}])
+
+
+# -- conversations -------------------------------------------------------------------------------------------------
+
+
+def test_later_turns_see_the_picture_and_evaluate_only_what_is_new(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "b.png"
+    shutil.copyfile(Path(model.file.path).parent / "a.png", path)
+    talk = model.conversation(**GREEDY)
+    first = talk.say([{"type": "image", "image": str(path)}, {"type": "text", "text": "what?"}])
+    said = str(first)
+    path.unlink()  # the conversation has its content
+    second = talk.say("and?")
+    text = str(second)
+    assert second.end.usage.reused_tokens >= first.end.usage.prompt_tokens
+    assert talk.told[0]["content"] == "[b.png]what?"
+    other = [*asks(png()), {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+    assert str(model.chat(other, **GREEDY)) == text
+    assert talk.undo() == "and?"
+    assert talk.undo() == "[b.png]what?"
+    assert str(talk.say("plain"))
+
+
+def test_a_conversation_refuses_what_the_model_cannot_read(model: Model) -> None:
+    talk = model.conversation()
+    with pytest.raises(LocalLLMError, match="this model reads pictures, no sound"):
+        talk.say([{"type": "audio", "audio": wav()}])
+    with pytest.raises(LocalLLMError, match="say expects a text, or parts with media"):
+        talk.say([{"type": "text", "text": "x"}])
+    assert talk.messages == []
+
+
+def test_measurements_load_no_encoders() -> None:
+    from localllm.cli.options import MeasuringOptions
+
+    assert MeasuringOptions().options.mmproj == "off"
