@@ -90,7 +90,7 @@ class Projector:
     @property
     def placed(self) -> bool:
         """Whether a picture depends on its number in the prompt, or on the tokens before it."""
-        return bool(self._row) and (self._row.numbered or self._row.lead_pad)
+        return self._row is not None and (self._row.numbered or self._row.lead_pad)
 
     @property
     def together(self) -> int:

@@ -23,6 +23,7 @@ from tests.localllm import started
 from tests.localllm.convert.support import HF
 from tests.localllm.diffusion.test_diffusion import write_diffusion
 from tests.localllm.hub.hub_server import HubServer, Repo, serving
+from tests.localllm.media_models import png, write_mmproj
 from tests.localllm.support import REPOSITORY, default_signals, write_model
 from tests.localllm.test_embedding import write_embedder
 
@@ -61,6 +62,12 @@ def _unquantized(path: Path) -> None:
     tiny.unlink()
 
 
+def _vision(path: Path) -> None:
+    """Write a tiny model, and encoders of pictures beside it."""
+    write_mmproj(path.with_name("mmproj-vision-F16.gguf"), "gemma3")
+    write_model(path, context=CONTEXT)
+
+
 def _text(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text)
 
@@ -70,6 +77,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "model.gguf": _model,
     "small.gguf": lambda path: write_model(path, context=CONTEXT),
     "model-F16.gguf": _unquantized,
+    "vision.gguf": _vision,
+    "a.png": lambda path: path.write_bytes(png(seed=1)),
+    "b.jpg": lambda path: path.write_bytes(png(seed=2)),  # the content decides
     "dream.gguf": lambda path: write_diffusion(path, "dream"),
     "llada.gguf": lambda path: write_diffusion(path, "llada"),
     "embedder.gguf": lambda path: write_embedder(path, "bert-mean"),

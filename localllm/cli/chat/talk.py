@@ -215,7 +215,8 @@ class Talk:
     def _attach(self, kind: Kind, name: str) -> None:
         """Put a picture or a sound before the next message. A file that cannot be read is refused at once."""
         medium = Medium(kind, str(Path(name).expanduser()), name).loaded()
-        tokens = sum(1 if isinstance(part, str) else part.tokens for part in self.model.encoders.parts(medium))
+        model, parts = self.model, self.model.encoders.parts(medium)
+        tokens = sum(len(model.media_marks(part)) if isinstance(part, str) else part.tokens for part in parts)
         self._media.append(part_of(medium))
         say(f"{name}: {tokens} tokens, added before your next message")
 

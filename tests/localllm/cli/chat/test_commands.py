@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import stat
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from localllm.cli.chat.commands import COMMANDS
 from localllm.cli.chat.journal import MOST, Journal, last
 from localllm.cli.main import main
+from tests.localllm.media_models import png, write_pair
 from tests.localllm.support import Terminal, localllm, write_model
 
 QUICK = ("-n", "6", "--temp", "0", "-c", "256", "-t", "1")
@@ -258,3 +260,55 @@ def test_run_without_a_prompt_is_a_chat_with_its_options(tiny: Path, tmp_path: P
     terminal.type("/bye\r")
     assert terminal.end() == 0
     assert "tokens/s" not in terminal.written
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_go_before_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, picture = write_pair(tmp_path), tmp_path / "a b.png"
+    picture.write_bytes(png())
+    typed = (f"/image {picture}", "what?", "and?", "/undo", "/undo", "/audio x.wav", f"/image {path}", "/tokens aaa")
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
+    assert main(["chat", str(path), *QUICK, "--no-stats"]) == 0
+    answers, err = capsys.readouterr()
+    assert len(answers.splitlines()) == 2
+    said = err.splitlines()
+    marks = len("<start_of_image><end_of_image>") + 2  # letters, because the vocabulary lacks these tokens
+    assert f"{picture}: {16 + marks} tokens, added before your next message" in said
+    assert f"removed: [{picture}]what?" in said
+    assert "error: x.wav: this model reads pictures, no sound" in said
+    assert any(line.startswith(f"error: {path}: it is not a picture") for line in said)
+    assert said[-1] == "4 tokens"  # the conversation goes on
+
+
+def test_run_takes_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, picture = write_pair(tmp_path), tmp_path / "a.png"
+    picture.write_bytes(png())
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+    def prompt_of(*words: str) -> int:
+        assert main(["run", str(path), *QUICK, "-v", "--ignore-eos", *words]) == 0
+        found = re.search(r"prompt (\d+)", capsys.readouterr().err)
+        assert found
+        return int(found[1])
+
+    alone = prompt_of("hi", "--raw")
+    one, two = (prompt_of("hi", "--raw", *["--image", str(picture)] * count) for count in (1, 2))
+    assert one - alone > 16
+    assert two - one == one - alone
+    assert prompt_of("h<__media__>i", "--raw", "--image", str(picture)) > alone + 16
+    assert prompt_of("hi", "--image", str(picture)) > prompt_of("hi") + 16
+    for words, problem in (
+        (["--image", str(tmp_path / "none.png")], "none.png: No such file or directory"),
+        (["--audio", str(picture)], "this model reads pictures, no sound"),
+        (["--mmproj", "off", "--image", str(picture)], "loaded without encoders of pictures and sound"),
+    ):
+        assert main(["run", str(path), "hi", *QUICK, *words]) == 1
+        err = capsys.readouterr().err
+        assert problem in err
+        assert "Traceback" not in err
