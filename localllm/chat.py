@@ -77,7 +77,7 @@ class Conversation:
         self._answered: list[int] = []  # tokens of the last answer
         self._media = MediaParts()  # whose markers are in the messages
         self._spans = NumberedSpans(lambda: model.engine)  # the pictures and sounds of `tokens`
-        self._restored: list[Placed] = []  # those of a file, whose ids stay theirs
+        self._restored: list[Placed] = []  # pictures and sounds from a file; keeps their ids
         self.tokens: list[int] = []  # evaluated tokens of the conversation
         self._first = [dict(message) for message in first_messages]
         self.messages: list[dict[str, str]] = []

@@ -240,7 +240,7 @@ class Model(Templated):
             chunks[1].tensors, chunks[1].embeddings
             model.generate([each for chunk in chunks for each in chunk.prompt])
 
-        `data` is what the marker `<__media__>` stands for, a list for several markers: a path, the bytes of a file, a
+        `data` replaces the marker `<__media__>`; several markers take a list: a path, the bytes of a file, a
         PIL image, an array (height, width, 3), float samples at the rate of the encoder, or (samples, rate). A list for
         one marker has the frames of a video. Special tokens in the prompt count, and BOS is added.
         """

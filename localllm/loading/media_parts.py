@@ -1,4 +1,4 @@
-"""Pictures and sounds in messages: a marker stands in the text for each while the chat template is rendered.
+"""Pictures and sounds in messages: markers replace them while the chat template is rendered.
 
 A marker has a random number that is made after the user's text, so no text can imitate it. As in llama.cpp, a template
 sees one text per message and does not write its own tokens for pictures; the projector's texts come instead.
@@ -25,12 +25,12 @@ from localllm.template.origin import Text, marked
 Kind = Literal["image", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "audio")
 _MOST_FILE = MediaLimits().file_bytes
-MARKER = "<__media__>"  # stands for a picture or a sound in prompts without messages, as in llama.cpp
+MARKER = "<__media__>"  # replaces a picture or a sound in prompts without messages, as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Medium:
-    """A picture or a sound of a prompt. `source` is what `localllm.media.decode` reads; two frames are a list."""
+    """A picture or a sound of a prompt. `localllm.media.decode` reads `source`; two frames are a list."""
 
     kind: Kind
     source: Any
@@ -121,7 +121,7 @@ class MediaParts:
 
 
 def joined_texts(texts: Iterable[tuple[str, bool]]) -> str:
-    """Join texts of parts, of which some are markers, by line breaks, but not next to a marker before."""
+    """Join texts and markers. A line break precedes a text, unless it follows a marker."""
     whole, behind = "", False
     for text, is_marker in texts:
         whole += ("\n" if whole and not is_marker and not behind else "") + text
@@ -149,7 +149,7 @@ def part_of(each: str | Medium) -> dict[str, Any]:
 
 
 def of_marked(text: str, media: Sequence[Medium]) -> Iterator[str | Medium]:
-    """Yield the texts and media of a prompt in which MARKER stands for each picture and sound, in order."""
+    """Yield the texts of a prompt with `media` in place of each MARKER."""
     texts = text.split(MARKER)
     if len(texts) - 1 != len(media):
         counts = f"{len(texts) - 1} of {MARKER} and {len(media)} pictures and sounds"

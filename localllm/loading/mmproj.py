@@ -1,4 +1,4 @@
-"""Opens the mmproj file of a model: the given one, or one beside the model that has its name and fits it."""
+"""Opens the mmproj file of a model: the given file, or a file in the same folder with a similar name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PLAIN = re.compile(r"(^|[-._])(model|gguf|i?q\d\w*|bf16|fp?16|fp?32|ud|mxfp4\w*
 def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOptions) -> Multimodal | None:
     """Return the encoders for a model; None if there are none, or if they are off.
 
-    Raises LocalLLMError if the given file does not fit the model. A file that is only found beside it is left out, with
-    a warning.
+    Raises LocalLLMError if the given file does not fit the model. A file that was only found in its folder is left out,
+    with a warning.
     """
     if str(options.mmproj) in OFF:
         return None

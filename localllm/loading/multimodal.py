@@ -105,8 +105,8 @@ class Multimodal(Closing):
     ) -> list[int | MediaSpan]:
         """Return the tokens and spans of texts and media in turn.
 
-        `encode` returns the tokens of a text, given whether the prompt begins with it; `marks` those of the texts
-        around a picture, whose special tokens count.
+        `encode` returns the tokens of a text, given whether the prompt begins with it. `marks` encodes the texts around
+        a picture, with special tokens.
         """
         return [each for chunk in self.chunks(sections, encode, marks) for each in chunk.prompt]
 

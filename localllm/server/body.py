@@ -31,15 +31,20 @@ BODIES = "localllm.bodies"  # key of the lane for large bodies in the ASGI scope
 
 async def read_json(request: Request, limits: ServerLimits) -> Json:
     """Read the body as one JSON object, ignoring its Content-Type; raise BadRequest, TooLarge or TooSlow."""
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await _body(request, limits.body_bytes)
-    except TimeoutError:
-        raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    body = await read_body(request, limits)
     if len(body) < LARGE:
         return parse(body, limits)
     lane: Lane = request.scope.get(BODIES) or Lane("body")
     return await lane.run(lambda: parse(body, limits))
+
+
+async def read_body(request: Request, limits: ServerLimits) -> bytes:
+    """Read the whole body; raise TooLarge or TooSlow."""
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await _body(request, limits.body_bytes)
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
 
 
 async def _body(request: Request, most: int) -> bytes:

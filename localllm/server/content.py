@@ -98,11 +98,11 @@ class Part(Body):
 Parts = str | list[Part]
 
 
-def joined(content: str | Sequence[Part] | None) -> str:
+def joined(content: str | Sequence[Part] | None, where: str = "content") -> str:
     """Return the text of a content field, which is "" if it is missing. Raises BadRequest for pictures and sound."""
     found = contents(content)
     if not isinstance(found, str):
-        raise wrong("image and audio input is not supported here; send text", "content")
+        raise wrong("image and audio input is not supported here; send text", where)
     return found
 
 

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from localllm.server.body import ClientGone, read_json
 from localllm.server.errors import Refusal, refusal_of
+from localllm.server.forms import Form, read_form
 from localllm.server.limits import ServerLimits
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
@@ -70,6 +71,18 @@ def post(
         return await while_connected(request, handler(request, body))
 
     return _routes(paths, work, method)
+
+
+def post_form(
+    paths: Sequence[str], handler: Callable[[Request, Form], Coroutine[Any, Any, Reply]], limits: ServerLimits
+) -> list[Route]:
+    """Make the routes of a handler that takes a multipart form."""
+
+    async def work(request: Request) -> Reply:
+        form = await read_form(request, limits)
+        return await while_connected(request, handler(request, form))
+
+    return _routes(paths, work, "POST")
 
 
 def get(paths: Sequence[str], handler: Callable[[Request], Awaitable[Reply]], method: str = "GET") -> list[Route]:

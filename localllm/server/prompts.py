@@ -68,7 +68,7 @@ class Prompt:
 
     @property
     def count(self) -> int:
-        """The number of tokens, with those of pictures and sounds."""
+        """The number of tokens, including pictures and sounds."""
         return sum(each.tokens if isinstance(each, MediaSpan) else 1 for each in self.ids)
 
 

@@ -57,7 +57,7 @@ class Uploads:
         self._fetching = asyncio.Semaphore(AT_ONCE)
 
     async def of_turn(self, turn: Turn) -> Turn:
-        """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for one that cannot be used."""
+        """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for an unusable file."""
         found = [part for message in turn.messages for part in _parts(message) if isinstance(_upload(part), Upload)]
         if not found:
             return turn

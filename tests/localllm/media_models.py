@@ -1,4 +1,4 @@
-"""Small models with encoders: an mmproj file of tests/models/encoders beside the text model of `support`."""
+"""Small models with encoders: an mmproj file of tests/models/encoders and the text model of `support`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_mmproj(path: Path, case: str, **changed: Any) -> Path:
 
 
 def write_pair(folder: Path, case: str = "gemma3", template: str = CHATML, name: str = "tiny") -> Path:
-    """Write a text model, and the encoders of a case beside it. Return the path of the text model."""
+    """Write a text model and the encoders of a case to one folder. Return the path of the text model."""
     write_mmproj(folder / f"mmproj-{name}-F16.gguf", case)
     return write_model(folder / f"{name}-Q8_0.gguf", template=template, context=1024)
 

@@ -65,7 +65,7 @@ def run(name: str, asked: Asking[RunOptions]) -> None:
             confined.start()  # start while the model loads
         with splitting(asked.opening.machines) as split, _loaded(name, asked, split) as model:
             if media_of(asked.own):
-                _ = model.encoders  # raises an error if the model has none
+                _ = model.encoders  # raises an error for a model without encoders
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
 

@@ -53,7 +53,7 @@ def with_media(value: Any, name: str) -> Completion | None:
     text, media = value.get("prompt_string"), value["multimodal_data"]
     if not isinstance(text, str) or not isinstance(media, list) or not all(isinstance(each, str) for each in media):
         raise BadRequest(f"{name}: expected a text as prompt_string, and base64 texts as multimodal_data", name)
-    return Completion(text, media=[Upload("image", each) for each in media])  # the content says what it is
+    return Completion(text, media=[Upload("image", each) for each in media])  # or a sound: its content decides
 
 
 async def _mixed(

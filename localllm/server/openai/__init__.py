@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from localllm.server.http import get, post
+from localllm.server.http import get, post, post_form
 from localllm.server.openai.chat import Chat
 from localllm.server.openai.completions import Completions
 from localllm.server.openai.embeddings import Embeddings
 from localllm.server.openai.models import OpenAIModels
 from localllm.server.openai.responses.routes import Responses
 from localllm.server.openai.studio import Studio
+from localllm.server.openai.transcriptions import Transcriptions
 from localllm.server.service import Service
 from localllm.server.settings import ServerSettings
 
@@ -23,6 +24,7 @@ from localllm.server.settings import ServerSettings
 def routes(service: Service, settings: ServerSettings) -> list[Route]:
     """Return the routes of OpenAI's API."""
     chat, completions = Chat(service, settings), Completions(service, settings)
+    sounds = Transcriptions(service, settings)
     responses, embeddings, models = (
         Responses(service, settings),
         Embeddings(service, settings),
@@ -37,6 +39,7 @@ def routes(service: Service, settings: ServerSettings) -> list[Route]:
         *post(("/v1/responses/input_tokens", "/responses/input_tokens"), responses.count, limits),
         *post(("/v1/embeddings",), embeddings.embed, limits),
         *post(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), embeddings.rank, limits),
+        *post_form(("/v1/audio/transcriptions", "/audio/transcriptions"), sounds.create, limits),
         *get(("/v1/models", "/models"), models.every),
         *get(("/v1/models/{model:path}", "/models/{model:path}"), models.one),
         *get(("/api/v0/models",), studio.every),

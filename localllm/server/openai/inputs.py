@@ -50,7 +50,7 @@ def _input(value: Any, place: str) -> Input:
         return value
     if isinstance(value, dict):
         found = read(value, TextInput, place)
-        return joined(found.content) if found.prompt_string is None else found.prompt_string
+        return joined(found.content, f"{place}.content") if found.prompt_string is None else found.prompt_string
     if not isinstance(value, list) or not value:
         raise wrong("expected a text or a list of token ids", place)
     for item in value:

@@ -1,4 +1,4 @@
-"""Pictures and sound in the requests of all APIs: the same prompt from each, and one clear line for what is wrong."""
+"""Pictures and sound in the requests of all APIs: each makes the same prompt, and errors are one clear line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from localllm.media import MediaError
 from localllm.server import media_urls
 from localllm.server.catalogue import only
 from localllm.server.errors import BadRequest
+from localllm.server.forms import parse_form
 from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.server.service import Service
+from localllm.server.settings import ServerSettings
 from localllm.server.uploads import Upload, UploadRules, Uploads, decoded
 from tests.localllm.media_models import data_url, encoded, png, wav, write_pair
 from tests.localllm.server.calls import call
@@ -186,6 +188,53 @@ def test_sound(tmp_path: Path) -> None:
         assert call(service, "/props").json()["modalities"] == {"vision": False, "video": False, "audio": True}
     finally:
         service.registry.end()
+
+
+def form(**fields: str | bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a multipart body and its headers; bytes are a file."""
+    parts = b""
+    for name, value in fields.items():
+        file, data = (b'; filename="a.wav"', value) if isinstance(value, bytes) else (b"", value.encode())
+        parts += b'--XX\r\nContent-Disposition: form-data; name="' + name.encode() + b'"' + file + b"\r\n\r\n"
+        parts += data + b"\r\n"
+    return parts + b"--XX--\r\n", {"content-type": "multipart/form-data; boundary=XX"}
+
+
+def test_transcriptions(tmp_path: Path, service: Service) -> None:
+    path = "/v1/audio/transcriptions"
+    limited = ServerSettings(max_tokens=4)
+    sounds = service_of(write_pair(tmp_path, "gemma4ua"))
+    try:
+        body, headers = form(file=wav(3200), model="tiny", language="de", temperature="0.0")
+        answer = call(sounds, path, body, headers=headers, settings=limited)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert found["text"]
+        assert found["usage"]["input_tokens"] > 5
+        body, headers = form(file=wav(3200), language="de", response_format="text")
+        assert call(sounds, path, body, headers=headers, settings=limited).text == found["text"] + "\n"
+    finally:
+        sounds.registry.end()
+    for body, headers, problem in (
+        (*form(file=wav()), "this model reads pictures, no sound"),
+        (*form(model="tiny"), "the form has no file"),
+        (*form(file=wav(), response_format="srt"), "expected json or text"),
+        (*form(file=wav(), temperature="hot"), "temperature: expected a number from 0 to 2"),
+        (b"--XX\r\nnonsense", {"content-type": "multipart/form-data; boundary=XX"}, "the form is damaged"),
+        (b"{}", {}, "expected a form"),
+    ):
+        answer = call(service, path, body, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert problem in answer.text
+
+
+def test_forms_are_read_to_the_byte() -> None:
+    data = bytes(range(256)) * 3 + b"\r\n--X\r\n--XX"[:-1]
+    body, _ = form(a="\u00e9", file=data)
+    assert parse_form(body, b"XX") == ({"a": "\u00e9"}, {"file": data})
+    for cut in range(0, len(body) - 6, 37):
+        with pytest.raises(BadRequest, match="the form is damaged"):
+            parse_form(body[:cut], b"XX")
 
 
 def test_base64_may_have_line_breaks() -> None:
