@@ -2,7 +2,20 @@
 
 const SAVE_EVERY = 400; // minimum milliseconds between two saves of a streamed message
 
-export const fileText = (file) => `\n\nFile ${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}`;
+const MEDIA = /^data:(?:(image)\/(?:png|jpeg|webp|gif|bmp)|(audio)\/[\w.+-]+)(?:;[\w.=-]+)*;base64,[A-Za-z0-9+/=]*$/;
+
+// Returns "image" or "audio" for a data URL of a picture or a sound that a server can read, and "" for everything else.
+export const mediaKind = (media) => {
+  const found = typeof media === "string" ? MEDIA.exec(media) : null;
+  return found?.[1] ?? found?.[2] ?? "";
+};
+
+function mediaPart(file) {
+  if (mediaKind(file.media) === "image") return { type: "image_url", image_url: { url: file.media } };
+  return { type: "input_audio", input_audio: { data: file.media.split(",")[1] } };
+}
+
+export const fileText = (file) => mediaKind(file.media) ? `\n\n[${file.name}]` : `\n\nFile ${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}`;
 
 // Returns a code fence longer than any run of backticks in the text, so that the file cannot close the code block.
 function fence(text) {
@@ -12,7 +25,11 @@ function fence(text) {
 
 function wireMessage(message) {
   if (message.role === "tool") return { role: "tool", tool_call_id: message.call, content: message.content };
-  if (message.role === "user") return { role: "user", content: message.content + (message.files ?? []).map(fileText).join("") };
+  if (message.role === "user") {
+    const [media, texts] = [true, false].map((wanted) => (message.files ?? []).filter((file) => Boolean(file.media) === wanted));
+    const text = message.content + texts.map(fileText).join("");
+    return { role: "user", content: media.length ? [...media.map(mediaPart), { type: "text", text }] : text };
+  }
   const made = { role: "assistant", content: message.content };
   if (message.thought) made.reasoning_content = message.thought;
   if (message.calls?.length) {

@@ -1,9 +1,12 @@
-// The message box: it grows with its text, sends and stops, and accepts text files by button, drop or paste.
+// The message box: it grows with its text, sends and stops, and accepts files by button, drop or paste: text, pictures
+// and sound.
 
+import { mediaKind } from "./answer.js";
 import { $, announce, complain, element, iconButton } from "./dom.js";
 import { counted } from "./units.js";
 
 const FILE_BYTES = 1 << 20;
+const MEDIA_BYTES = 20 << 20; // a server accepts requests of 32 MiB by default, and base64 adds a third
 const MOST_FILES = 20;
 const SHOWN_FROM = 0.25, FULL_FROM = 0.8; // shares of the context
 
@@ -75,7 +78,8 @@ export class Composer {
     event?.preventDefault();
     for (const file of files) {
       if (this.files.length >= MOST_FILES) return complain(`At most ${MOST_FILES} files can be attached to a message.`);
-      if (file.size > FILE_BYTES) complain(`${file.name} is larger than 1 MiB. Attach part of it instead.`);
+      if (mediaKind(`data:${file.type};base64,`)) await this.readMedia(file);
+      else if (file.size > FILE_BYTES) complain(`${file.name} is larger than 1 MiB. Attach part of it instead.`);
       else await this.read(file);
     }
     this.list();
@@ -87,12 +91,24 @@ export class Composer {
       if (text.includes("\0")) throw new TypeError();
       this.files.push({ name: file.name.slice(0, 200), text });
     } catch {
-      complain(`${file.name} is not a UTF-8 text file. Images, PDFs and other formats can't be attached.`);
+      complain(`${file.name} is neither a UTF-8 text file nor a picture or a sound. PDFs and other formats can't be attached.`);
     }
   }
 
+  async readMedia(file) {
+    if (file.size > MEDIA_BYTES) return complain(`${file.name} is larger than 20 MiB. Make it smaller.`);
+    const reader = new FileReader();
+    const media = await new Promise((resolve) => {
+      reader.addEventListener("loadend", () => resolve(reader.result));
+      reader.readAsDataURL(file);
+    });
+    if (mediaKind(media)) this.files.push({ name: file.name.slice(0, 200), text: "", media });
+    else complain(`${file.name} could not be read.`);
+  }
+
   list() {
-    $("files").replaceChildren(...this.files.map((file, number) => element("li", {}, file.name, iconButton("close", `Remove ${file.name}`, () => {
+    const picture = (file) => (mediaKind(file.media) === "image" ? element("img", { class: "thumbnail", src: file.media, alt: "" }) : null);
+    $("files").replaceChildren(...this.files.map((file, number) => element("li", {}, picture(file), file.name, iconButton("close", `Remove ${file.name}`, () => {
       this.files.splice(number, 1);
       this.list();
       $("prompt").focus();

@@ -1,6 +1,7 @@
 // Shows the messages of the current branch. An article is rendered again only if its message has changed, so that
 // focus, selection and an open editor survive while an answer streams.
 
+import { mediaKind } from "./answer.js";
 import { $, announce, complain, copy, element, icon, iconButton } from "./dom.js";
 import { Growing } from "./markdown.js";
 import { siblings } from "./tree.js";
@@ -103,7 +104,9 @@ export class MessageView {
     if (message.role === "assistant") return this.fillAnswer(one, message);
     const content = element("div", { class: "plain-text" }, message.content);
     const files = (message.files ?? []).map((file) =>
-      element("details", { class: "file" }, element("summary", {}, icon("clip"), file.name), element("pre", { tabindex: "0" }, file.text)));
+      mediaKind(file.media) === "image" ? element("img", { class: "picture", src: file.media, alt: file.name })
+      : file.media ? element("div", { class: "file" }, icon("clip"), file.name)
+      : element("details", { class: "file" }, element("summary", {}, icon("clip"), file.name), element("pre", { tabindex: "0" }, file.text)));
     const label = message.role === "tool" ? [element("div", { class: "note" }, "Result of the call")] : [];
     one.body.replaceChildren(...label, ...(message.content ? [content] : []), ...files);
   }

@@ -1,7 +1,7 @@
 // Exports conversations as JSON and imports them. An imported file is untrusted: every field is checked, ids are
 // replaced, and unknown fields are dropped.
 
-import { fileText } from "./answer.js";
+import { fileText, mediaKind } from "./answer.js";
 import { newId } from "./store.js";
 import { EFFORTS, FIELDS } from "./settings.js";
 
@@ -68,7 +68,9 @@ function message(one, conversation, ids) {
   };
   if (one.deleted === true) return { ...made, content: "", deleted: true };
   if (one.dropped === true) made.dropped = true;
-  if (one.role === "user") made.files = list(one.files).map((file) => ({ name: string(file?.name), text: string(file?.text) }));
+  if (one.role === "user") made.files = list(one.files).map((file) => ({
+    name: string(file?.name), text: string(file?.text), ...(mediaKind(file?.media) ? { media: file.media } : {}),
+  }));
   if (one.role === "tool") made.call = string(one.call);
   if (one.role !== "assistant") return made;
   made.calls = list(one.calls).filter(Boolean).map((call) => ({ id: string(call.id), name: string(call.name), arguments: string(call.arguments) }));

@@ -124,11 +124,11 @@ def test_notices_stay_until_they_are_closed(site: Callable[..., Site], tmp_path:
     page = site(script("line\n\n" * 40)).page()
     send(page, "x")
     answered(page)
-    for name in ("a.png", "b.pdf"):
+    for name in ("a.bin", "b.pdf"):
         (tmp_path / name).write_bytes(b"\xff\x00")
-    page.set_input_files("#attach-files", [tmp_path / "a.png", tmp_path / "b.pdf"])
+    page.set_input_files("#attach-files", [tmp_path / "a.bin", tmp_path / "b.pdf"])
     page.wait_for_selector(".notice >> text=b.pdf")
-    assert [text.split()[0] for text in texts(page, ".notice")] == ["a.png", "b.pdf"]
+    assert [text.split()[0] for text in texts(page, ".notice")] == ["a.bin", "b.pdf"]
     until(page, f"{LEFT} < 2")  # the notices do not cover the end of the conversation
     page.click(".notice [aria-label='Close the message']")
     assert [text.split()[0] for text in texts(page, ".notice")] == ["b.pdf"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from localllm.server.settings import ServerSettings, digest
 from localllm.server.turn import Turn
+from tests.localllm.media_models import encoded, png, wav
 from tests.localllm.server.browser.site import Site, answered, echo, last_turn, send, texts, until
 from tests.localllm.server.scripted import Model, Step, called, done, said, script
 
@@ -46,7 +47,7 @@ def test_settings_files_and_the_model_are_sent(site: Callable[..., Site], tmp_pa
     (tmp_path / "a.txt").write_text("line ``` one\n")
     (tmp_path / "b.bin").write_bytes(b"\xff\x00")
     page.set_input_files("#attach-files", [tmp_path / "a.txt", tmp_path / "b.bin"])
-    page.wait_for_selector(".notice >> text=b.bin is not a UTF-8 text file")
+    page.wait_for_selector(".notice >> text=b.bin is neither a UTF-8 text file")
     send(page, "Read this")
     answered(page)
     turn = last_turn(it)
@@ -56,6 +57,41 @@ def test_settings_files_and_the_model_are_sent(site: Callable[..., Site], tmp_pa
     assert (turn.generation.sampling, turn.generation.max_tokens) == ({"temperature": 0.25}, 99)
     assert turn.thinking.enabled is False
     assert texts(page, ".file summary") == ["a.txt"]
+
+
+PASTE = """([data]) => {
+    const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+    const clipboardData = new DataTransfer();
+    clipboardData.items.add(new File([bytes], "pasted.png", { type: "image/png" }));
+    document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", { clipboardData, cancelable: true }));
+}"""
+
+
+def test_pictures_and_sounds_are_attached_shown_and_sent(site: Callable[..., Site], tmp_path: Path) -> None:
+    it = site(echo)
+    page = it.page()
+    (tmp_path / "a.png").write_bytes(png(seed=1))
+    (tmp_path / "b.wav").write_bytes(wav())
+    page.set_input_files("#attach-files", [tmp_path / "a.png", tmp_path / "b.wav"])
+    page.wait_for_selector("#files >> text=b.wav")
+    page.evaluate(PASTE, [encoded(png(seed=2))])
+    page.wait_for_selector("#files >> text=pasted.png")
+    assert page.locator("#files img.thumbnail").count() == 2
+    send(page, "What is this?")
+    answered(page)
+    parts = last_turn(it).messages[0]["content"]
+    assert parts == [
+        {"type": "image", "image": png(seed=1)},
+        {"type": "audio", "audio": wav()},
+        {"type": "image", "image": png(seed=2)},
+        {"type": "text", "text": "What is this?"},
+    ]
+    assert page.locator("#files li").count() == 0
+    assert page.locator(".message img.picture").count() == 2
+    until(page, "[...document.querySelectorAll('img.picture')].every((one) => one.naturalWidth === 40)")
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector(".message img.picture")  # kept with the conversation
 
 
 def test_calls_of_tools_are_shown_and_their_results_sent(site: Callable[..., Site]) -> None:
