@@ -108,7 +108,7 @@ class LoadedModel(Closing):
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
         if self.multimodal is not None:
-            self.multimodal.bind(bound.backend, options.threads)
+            self.multimodal.bind(bound.backend, options.threads, lambda job: self.exclusively(0, job))
         asked = options.ctx_size and not options.any_cache  # measurements (`any_cache`) may use any context size
         if asked and self.context > bound.config.context_length > 0:
             trained = (

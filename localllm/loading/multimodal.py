@@ -72,6 +72,7 @@ class Multimodal(Closing):
         self._width = streams * text.width
         self._encoders: dict[str, Encoder] = {}
         self._own: Backend | None = None
+        self._alone: Callable[[Callable[[], F32]], F32] = lambda job: job()
         self._current: _Encoding | None = None  # the encoding that the executables work on
         self._identity = identity(file).encode()
         self._decoder = Decoder()
@@ -83,8 +84,12 @@ class Multimodal(Closing):
         """What the model reads: "image", "audio"."""
         return self.projector.kinds
 
-    def bind(self, backend: Backend | None, threads: int | None) -> None:
-        """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU."""
+    def bind(self, backend: Backend | None, threads: int | None, alone: Callable[[Callable[[], F32]], F32]) -> None:
+        """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU.
+
+        `alone` runs a job between two steps of the model.
+        """
+        self._alone = alone
         if backend is not None:
             try:
                 self._encoders = {kind: Encoder(backend, model) for kind, model in self._models.items()}
@@ -195,6 +200,17 @@ class Multimodal(Closing):
     def working_on(self, encoding: _Encoding) -> bool:
         return self._current is encoding
 
+    def embeddings(self, piece: Piece) -> F32:
+        """Return the embeddings of a piece, computed between two steps of the model."""
+        encoding = _Encoding(self, piece)
+
+        def whole() -> F32:
+            while not encoding.advance():
+                pass
+            return encoding.embeddings
+
+        return self._alone(whole)
+
     def widened(self, embeddings: F32) -> F32:
         """Return embeddings with zeros for the streams that the other encoder of the file has."""
         missing = self._width - embeddings.shape[1]
@@ -276,13 +292,8 @@ class MediaChunk:
 
     @property
     def embeddings(self) -> F32 | None:
-        """What the encoder gives, (tokens, width). Computed when it is read, and not while an answer is generated."""
-        if self.piece is None:
-            return None
-        encoding = _Encoding(self._owner, self.piece)
-        while not encoding.advance():
-            pass
-        return encoding.embeddings
+        """The encoder's result, (tokens, width), computed when it is read."""
+        return None if self.piece is None else self._owner.embeddings(self.piece)
 
     @property
     def prompt(self) -> Sequence[int | MediaSpan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +250,22 @@ def test_a_template_that_leaves_out_a_picture_is_refused(tmp_path: Path) -> None
 def test_wrong_parts_are_one_line(model: Model, part: dict[str, object], problem: str) -> None:
     with pytest.raises(LocalLLMError, match=problem):
         model.chat([{"role": "user", "content": [{"type": "image", "image": png()}, part]}])
+
+
+def test_embeddings_and_answers_at_the_same_time(model: Model) -> None:
+    """Answers with other pictures run while embeddings are read; all of them are as alone."""
+    chunk = model.media("<__media__>", png(seed=20))[1]
+    alone = chunk.embeddings
+    assert alone is not None
+    answers = [str(model.chat(asks(png(seed=seed)), **GREEDY)) for seed in (30, 31, 32)]
+    with localllm.load(model.file.path, **USUAL) as other:  # nothing is cached
+        replies = [other.chat(asks(png(seed=seed)), **GREEDY) for seed in (30, 31, 32)]
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(str, reply) for reply in replies]
+            own = other.media("<__media__>", png(seed=20))[1]
+            for _ in range(5):
+                np.testing.assert_array_equal(own.embeddings, alone)
+            assert [each.result() for each in found] == answers
 
 
 # -- conversations -------------------------------------------------------------------------------------------------
