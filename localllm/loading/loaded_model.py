@@ -299,7 +299,7 @@ class LoadedModel(Closing):
         A picture or a sound among the ids has one row, after its last token.
         """
         step = min(self.batch_rows, self.executable.limits.logit_rows)
-        if not isinstance(prompt, str) and any(isinstance(each, MediaSpan) for each in prompt):
+        if isinstance(prompt, list | tuple) and any(isinstance(each, MediaSpan) for each in prompt):
             self._check_open()
             given, size = list(prompt), sum(each.tokens if isinstance(each, MediaSpan) else 1 for each in prompt)
             return self.exclusively(size, lambda: logits_of(self.engine, given, step))

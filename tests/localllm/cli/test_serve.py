@@ -67,6 +67,8 @@ BAD = {  # values with an invalid format: exit code 2
     "n_cpu_moe": ["-1", "x"],
     "cache_type_k": ["foo", "", "F16"],
     "cache_type_v": ["foo", "f16,f16"],
+    "image_min_tokens": ["-1", "x"],
+    "image_max_tokens": ["-1", "x"],
     "spec": ["maybe"],
     "draft_max": ["0", "x"],
     "draft_earlier": ["-1", "x"],
@@ -75,6 +77,8 @@ LATE = {  # valid values that fail on this machine or with this model: exit code
     "ctx_size": (["-c", 2147483647], "the cache needs"),
     "device": (["--backend", "cpu", "--device", 7], "--device 7: the cpu backend has no devices"),
     "gpu_layers": (["--backend", "cpu", "-ngl", 3], "-ngl 3: the cpu backend has no GPU"),
+    "mmproj": (["--mmproj", "none.gguf"], "No such file: none.gguf"),
+    "image_min_tokens": (["--image-min-tokens", 9, "--image-max-tokens", 8], "a picture cannot have 9 to 8 tokens"),
     "model_draft": (["-md", "none.gguf"], "No such file: none.gguf"),
     "spec": (["--spec", "draft"], "speculation with a draft model requires one: give it (-md FILE)"),
 }
