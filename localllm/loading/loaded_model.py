@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import CacheTypes, Executable, Progress
+from localllm.backends.base import BackendError, CacheTypes, Executable, Progress
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import FILE, BeyondTraining, Notice, Setting, Written
@@ -307,6 +307,8 @@ class LoadedModel(Closing):
         if not ids:
             raise LocalLLMError("logits need at least one token id, got none")
         self._check_open()
+        if min(ids) < 0:  # ids of pictures, which only spans have
+            raise BackendError(f"tokens must be from 0 to {self.vocabulary - 1}, found {min(ids)}")
 
         def evaluate() -> NDArray[np.float32]:
             session = self.session()
