@@ -109,6 +109,7 @@ class LoadedModel(Closing):
         self.batch_rows = bound.engine.limits.rows
         if self.multimodal is not None:
             self.multimodal.bind(bound.backend, options.threads, lambda job: self.exclusively(0, job))
+            self.multimodal.context = self.context
         asked = options.ctx_size and not options.any_cache  # measurements (`any_cache`) may use any context size
         if asked and self.context > bound.config.context_length > 0:
             trained = (

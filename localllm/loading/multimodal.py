@@ -21,9 +21,9 @@ from localllm.backends import open_backend
 from localllm.backends.base import Backend, BackendError
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import said
+from localllm.base.notices import Notice, Setting, said
 from localllm.base.printable import printable
-from localllm.engine import MediaSpan
+from localllm.engine import ContextFull, MediaSpan
 from localllm.engine.encoder import Encoder, Running
 from localllm.gguf import GGUFFile
 from localllm.gguf.identity import identity
@@ -73,6 +73,7 @@ class Multimodal(Closing):
         self._encoders: dict[str, Encoder] = {}
         self._own: Backend | None = None
         self._alone: Callable[[Callable[[], F32]], F32] = lambda job: job()
+        self.context = 0  # tokens that a prompt may have; 0: no limit
         self._current: _Encoding | None = None  # the encoding that the executables work on
         self._identity = identity(file).encode()
         self._decoder = Decoder()
@@ -123,10 +124,16 @@ class Multimodal(Closing):
     ) -> list[MediaChunk]:
         """Return the prompt divided into chunks: runs of text tokens, and the inputs of encoders."""
         found: list[MediaChunk] = []
-        start = 0
+        start = count = 0
 
         def add(tokens: Sequence[int] = (), piece: Piece | None = None) -> None:
-            nonlocal start
+            nonlocal start, count
+            count += len(tokens) if piece is None else piece.tokens
+            if 0 < self.context < count:  # at once, because the tensors of many pictures take much memory
+                counts = f"the prompt has more than {self.context} tokens with its pictures and sounds"
+                raise ContextFull(
+                    Notice(f"{counts}, the size of the context; leave some out, or raise ", Setting("ctx_size"))
+                )
             if piece is None and found and found[-1].piece is None:
                 found[-1].tokens.extend(tokens)
             elif piece is not None or tokens:

@@ -14,7 +14,7 @@ import pytest
 import localllm
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import NotUsed
-from localllm.engine import MediaSpan
+from localllm.engine import ContextFull, MediaSpan
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
 from localllm.model import Model
@@ -208,6 +208,17 @@ def test_the_same_picture_again_is_in_the_cache(model: Model) -> None:
     again = model.chat(asks(png(seed=3)), **GREEDY)
     assert str(again) == text
     assert again.end.usage.reused_tokens == again.end.usage.prompt_tokens - 1
+
+
+def test_too_many_pictures_are_refused_before_all_are_prepared(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = []
+    parts = model.encoders.parts
+    monkeypatch.setattr(model.encoders, "parts", lambda *given: prepared.append(1) or parts(*given))
+    with pytest.raises(
+        ContextFull, match="more than 1024 tokens with its pictures and sounds, the size of the context"
+    ):
+        model.chat(asks(*[png()] * 200))
+    assert len(prepared) < 40  # of at least 33 tokens each
 
 
 def test_text_cannot_imitate_a_picture(model: Model) -> None:
