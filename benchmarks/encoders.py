@@ -5,8 +5,8 @@
 
 `--peer` is a folder as ../shared/oracle/build.sh makes it, with libmtmd. Preprocessing and encoding are timed, from
 pixels to embeddings; the files are F16 with norms and biases in F32. llama.cpp runs with flash attention and without.
-Speedups are over the faster of the two. One
-JSON line per shape, size and program goes to benchmarks/results/encoders.jsonl.
+Speedups are over the faster of the two. One JSON line per shape, size and program goes to
+benchmarks/results/encoders.jsonl.
 """
 
 from __future__ import annotations
