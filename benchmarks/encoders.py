@@ -119,7 +119,7 @@ def new_tensor(name: str, size: tuple[int, ...], random: np.random.Generator) ->
 
 
 def write_files(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write the mmproj file, and a text model of one layer that llama.cpp needs beside it."""
+    """Write the mmproj file and the small text model without which llama.cpp does not load it."""
     shape, random = SHAPES[name], np.random.default_rng(1)
     projector, text = folder / f"{name}-mmproj.gguf", folder / f"{name}-text.gguf"
     if not projector.exists():
@@ -194,7 +194,7 @@ class Ours:
 
 
 class Peer:
-    """llama.cpp's encoder, in a process of its own."""
+    """llama.cpp's encoder, in a separate process."""
 
     def __init__(self, program: Path, projector: Path, text: Path, threads: int, flash: bool) -> None:
         command = [str(program), str(projector), str(text), str(threads), str(int(flash))]

@@ -22,7 +22,7 @@ class Encoder:
         self._bound: dict[str, Shell] = {}
         try:
             for name, part in model.parts.items():
-                executable = backend.bind(part.plan, _limits(part), EXACT)
+                executable = backend.bind(part.plan, limits_of(part), EXACT)
                 assert isinstance(executable, Shell), f"{backend.name} does not run stages"
                 self._bound[name] = executable
         except BaseException:
@@ -92,7 +92,7 @@ class Running:
             self._run, self._values, self._result = None, (), np.ascontiguousarray(end.value, np.float32)
 
 
-def _limits(part: Part) -> Limits:
+def limits_of(part: Part) -> Limits:
     """Return the limits of a part; windows shorter than a cache block take one each."""
     rows = -(-part.rows // BLOCK) * BLOCK
     each = min(part.window or rows, rows)

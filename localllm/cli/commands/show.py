@@ -19,6 +19,7 @@ from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.processor import usable_threads
+from localllm.cli.commands.show_encoders import beside, encoder_rows, encoders, is_mmproj
 from localllm.cli.flags import typed
 from localllm.cli.forecast import DecodeSpeed, cost_of, planned
 from localllm.cli.options import ShowOptions
@@ -80,6 +81,12 @@ def describe(
         "chat_template": _told(lambda: _template(file, confined)),  # last, since the template process is still starting
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
+    if is_mmproj(file):
+        facts["encoders"] = _told(lambda: encoders(file))
+        facts["model"] = {"problem": "none; encoders of pictures or sound, for --mmproj"}
+        facts["memory"] = {"problem": "the encoders' is above"}
+    else:
+        facts["mmproj"] = beside(file)
     if every_tensor:
         facts["tensors"] = [
             {"name": t.name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
@@ -297,6 +304,9 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
             )
         if model["unused_tensors"]:
             yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."
+    yield from encoder_rows(facts.get("encoders", {}))
+    if facts.get("mmproj"):
+        yield "encoders", f"{facts['mmproj'][0]} (pictures or sound; `localllm show` tells more)"
     words = facts["tokenizer"]
     if "problem" in words:
         yield "tokenizer", words["problem"]

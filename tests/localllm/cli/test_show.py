@@ -15,6 +15,7 @@ from localllm.cli.main import main
 from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ARCHITECTURES
 from tests.conftest import reference
+from tests.localllm import media_models
 from tests.localllm.support import write_model
 from tests.models.kit import KIT
 
@@ -134,3 +135,24 @@ def test_support_tables_need_no_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert {name for name in quant.FORMATS if name not in ("I8", "I16", "I32", "I64")} <= named
     q8 = next(line for line in out.splitlines() if line.startswith("| Q8_0 "))
     assert [cell.strip() for cell in q8.split("|")[2:-1]] == ["8.5", "32 in 34 bytes", "yes", "yes", "yes"]
+
+
+def test_an_mmproj_file_shows_its_encoders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens are those of a prompt. A model shows the file that it would load."""
+    encoders = media_models.write_mmproj(tmp_path / "mmproj-F16.gguf", "qwen3vl")
+    found = facts(encoders, capsys)["encoders"]["image"]
+    assert (found["projector"], found["width"]) == ("qwen3vl_merger", 32)
+    assert found["tokens"] == {"448x448": (448 // 32) ** 2, "1024x1024": 32 * 32}
+    assert found["weights"] > 0.9 * sum(part["bytes"] for part in facts(encoders, capsys)["formats"].values())
+    model = write_model(tmp_path / "tiny.gguf")
+    assert facts(model, capsys)["mmproj"] == [str(encoders)]
+    assert main(["show", str(model)]) == 0
+    assert f"encoders       {encoders}" in capsys.readouterr().out
+
+
+def test_an_mmproj_file_that_cannot_run_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = media_models.write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl", projector_type="unheard-of")
+    problem = facts(path, capsys)["encoders"]["problem"]
+    assert "'unheard-of' is not supported" in problem
+    assert main(["show", str(path)]) == 0
+    assert problem in capsys.readouterr().out
