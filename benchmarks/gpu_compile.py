@@ -34,7 +34,7 @@ TABLE = Path(__file__).parent / "results" / "gpu_compile.csv"
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)", "swiglu_clamp(a, b, 7.0f)")
-ALONE = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", "signed_root(a)")
+ALONE = ("a", "silu(a)", "gelu(a)", "gelu_erf(a)", "gelu_quick(a)", "sigmoid(a)", "relu2(a)", "signed_root(a)")
 ELEMENTS = (*ALONE, *GATES, "softplus(a) * (b)", "(a) + (b)")
 BLOCKS = products.block_words(2048)
 # The form of a row that a kernel writes: floats, activation blocks, or both.
@@ -56,6 +56,7 @@ def every_kernel(architecture: str) -> list[Labelled]:
         found += _attention(CacheLayer(8, head, head), group, CacheTypes(), window, cap, sinks)
     found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # MLA: latent rows as keys and values
     found += _attention(CacheLayer(12, 64, 64), 1, CacheTypes(), 65, causal=False)  # encoders: bidirectional attention
+    found += _attention(CacheLayer(4, 256, 256), 2, CacheTypes(), 512, spans=True)  # pictures in Gemma 3
     for name in cachetypes.CACHE:
         found += _cache(name)
     for name in ("f16", "q8_0", "q4_0"):
@@ -129,7 +130,7 @@ def _together(name: str, x_stride: int) -> list[Labelled]:
 
 def _shape(layer: CacheLayer, group: int, cache: CacheTypes, **given: Any) -> attention.AttentionShape:
     """Return plain causal attention, except for the macros given."""
-    heads, flags = layer.kv_heads * group, ("CHUNKED", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SLOPES", "AFTER")
+    heads, flags = layer.kv_heads * group, ("CHUNKED", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SLOPES", "AFTER", "SPANS")
     shape: dict[str, Any] = {
         "MAX_ROWS": ROWS, "PARTITIONS": attention.partitions(LIMITS), "cache": attention.cache_shape(cache, layer),
         "HEADS": heads, "Q_STRIDE": heads * layer.head_dim, "FACTOR": layer.head_dim**-0.5, "WINDOW": 0,
@@ -146,12 +147,13 @@ def _attention(
     cap: bool = False,
     sinks: bool = False,
     causal: bool = True,
+    spans: bool = False,
 ) -> list[Labelled]:
     shape = _shape(
         layer, group, cache, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
-        HAS_SINKS=sinks, HAS_SLOPES=sinks,
+        HAS_SINKS=sinks, HAS_SLOPES=sinks, SPANS=spans,
     )  # fmt: skip
-    label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
+    label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal) + ", spans" * spans
     return [
         (f"attend_partition {label}", attention.AttendPartition(shape=shape, GROUPED=attention.grouped(group))),
         *(
@@ -202,10 +204,12 @@ def _cache(name: str) -> list[Labelled]:
     """Return the kernels that store keys and values of a cache type, and that prepare queries."""
     cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64, 64))
     shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "SLOTS_AT": 2}
-    rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
-    found: list[Labelled] = [
-        (f"append {name}", attention.AppendHeads(**shape)), (f"append {name}, rotated", rotated)
-    ]  # fmt: skip
+    found: list[Labelled] = [(f"append {name}", attention.AppendHeads(**shape))]
+    for label, axes in (("", None), (" on axes", True)):
+        rotated = attention.AppendRotated(
+            Q_STRIDE=2048, N_ROT=64, NEOX=True, AXES=axes, NORMED=True, EPS=1e-5, **shape
+        )  # fmt: skip
+        found.append((f"append {name}, rotated{label}", rotated))
     if name == "f16":
         return found
     queries = attention.PrepareQueries(
@@ -258,8 +262,13 @@ def _rowwise() -> list[Labelled]:
         found.append((f"join, {what}", rowwise.ConcatColumns(delivered=to, **joined)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
+        for add in (False, True):
+            spliced = rowwise.SpliceRows(MAX_ROWS=ROWS, MEDIA_STRIDE=2048, START=0, ADD=add, delivered=to, **row)
+            found.append((f"splice {add}, {what}", spliced))
     for style in (False, True):
-        found.append((f"rotate {style}", rowwise.RotateHeads(MAX_ROWS=ROWS, HEAD=64, N_ROT=64, NEOX=style, **row)))
+        for label, axes in (("", None), (" on axes", True)):
+            turned = rowwise.RotateHeads(MAX_ROWS=ROWS, HEAD=64, N_ROT=64, NEOX=style, AXES=axes, **row)
+            found.append((f"rotate {style}{label}", turned))
         found.append((f"norm {style} of heads", _norm(128, style, floats)))
     return found
 

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.base import BackendError
+
 Int32s = NDArray[np.int32]
 LOWEST = -(1 << 31)  # the smallest id of a media token
 
@@ -107,12 +109,12 @@ class MediaIds:
             return media
 
     def find(self, token: int) -> Media:
-        """Return the media that a token belongs to, which something must still refer to."""
+        """Return the media that a token belongs to, which something must still refer to. Raises BackendError."""
         with self._lock:
             at = bisect_right(self._firsts, token) - 1
             found = self._known[at]() if at >= 0 else None
-        assert found is not None, f"no media with token {token}"
-        assert token in found.ids, f"no media with token {token}"
+        if found is None or token not in found.ids:
+            raise BackendError(f"token {token} is outside the vocabulary, and no picture or sound has it")
         return found
 
     def _free(self, count: int) -> int:

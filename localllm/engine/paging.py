@@ -288,9 +288,8 @@ class CacheSequence:
             raise self._full(len(tokens))
         if not self.tokens:
             self._losses = self.pool.losses
-        slots = [table.append(len(tokens)) for table in self._tables]
         self._extend(tokens)
-        return slots
+        return [table.append(len(tokens)) for table in self._tables]
 
     def _extend(self, tokens: abc.Sequence[int]) -> None:
         if min(tokens, default=0) < 0:

@@ -167,8 +167,8 @@ FAULTS: dict[str, Fault] = {
         "second ? x * cosine - other * sine : other * sine + x * cosine", LAYER, "append",
     ),
     "rope: the next position": Fault(
-        "angles = (size_t)POSITIONS_OF(step)[GROUP_Y] * N_ROT",
-        "angles = (size_t)(POSITIONS_OF(step)[GROUP_Y] + 1) * N_ROT",
+        "of = table + (size_t)POSITIONS_OF(step)[row] * N_ROT",
+        "of = table + (size_t)(POSITIONS_OF(step)[row] + 1) * N_ROT",
         LAYER, "append",
     ),
     "mask: a row sees the next": Fault(

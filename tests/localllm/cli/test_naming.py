@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(tiny: Path) -> Iterator[HubServer]:
     data = tiny.read_bytes()
-    other = {"Tiny-Q4_K_M.gguf": data + bytes(1 << 20), "mmproj-F16.gguf": b"eyes" * 99}
+    other = {"Tiny-Q4_K_M.gguf": data + bytes(1 << 20)}
     with serving({"ann/Tiny-GGUF": Repo({"Tiny-Q8_0.gguf": data, **other})}) as hub:
         yield hub
 

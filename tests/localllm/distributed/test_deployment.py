@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
+from localllm.cluster.worker import Source
 from localllm.distributed import deployment
 from localllm.distributed.deployment import TRIES, Deployment
+from localllm.distributed.files import Home
 from localllm.distributed.fleet import Fleet
+from localllm.distributed.parts import Needed
+from localllm.distributed.placing import ReplicaLayout
 from localllm.distributed.replica import ReplicaSettings
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.options import LoadOptions
 
-SETTINGS = ReplicaSettings("model.gguf", "identity", "version", LoadOptions(), SchedulerLimits(parallel=4), 2)
+HOME = Home("node", Source("model.gguf", "identity"), ("model.gguf",), Needed("identity", (), (), ()))
+SETTINGS = ReplicaSettings(HOME, "version", LoadOptions(), SchedulerLimits(parallel=4), 2)
+LAYOUT = ReplicaLayout(2, ("node",), ())
 
 
 @pytest.mark.parametrize("raced", [0, 2, TRIES - 1])
@@ -32,7 +38,7 @@ def test_a_start_that_another_front_disturbs_is_repeated(raced: int, monkeypatch
     monkeypatch.setattr(Deployment, "_started", started)
     monkeypatch.setattr(deployment, "sleep", lambda seconds: None)
     fleet = Fleet("front", 4)
-    assert Deployment.start("front", fleet, SETTINGS, (1, 2)) == "started"  # type: ignore[comparison-overlap]
+    assert Deployment.start("front", fleet, SETTINGS, (1, 2), LAYOUT) == "started"  # type: ignore[comparison-overlap]
     assert lasts == [False] * min(raced, TRIES - 1) + [raced == TRIES - 1]  # the last try raises what it meets
 
 
@@ -47,6 +53,6 @@ def test_a_front_ends_although_its_cluster_is_gone(monkeypatch: pytest.MonkeyPat
 
 
 def test_several_servers_fit_in_a_small_cluster() -> None:
-    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0})
-    options = deployment._options(ray, "front", SETTINGS, (2, 2))
+    ray = SimpleNamespace(nodes=lambda: [{"NodeID": "node", "Resources": {"CPU": 2.0}}])
+    options = deployment._options(ray, "front", SETTINGS, (2, 2), LAYOUT)
     assert 3 * 2 * sum(bundle["CPU"] for bundle in options["placement_group_bundles"]) <= 2.0

@@ -15,7 +15,7 @@ import pytest
 from localllm.cli.commands.worker import worker
 from localllm.cli.options import WorkerOptions
 from localllm.cluster.errors import ClusterError
-from localllm.distributed import package
+from localllm.distributed import attach, package
 from localllm.distributed.attach import has_cluster
 from localllm.distributed.membership import ray_folder
 from localllm.options import OptionError, RayOptions
@@ -66,6 +66,7 @@ def test_ray_is_imported_only_when_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("given", ["garbage", "ray://127.0.0.1:10001", "127.0.0.1:x", "127.0.0.1:99999"])
 def test_a_wrong_address_of_the_environment_is_named(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "connected_ray", lambda: None)  # another test of this process may be connected
     monkeypatch.setenv("RAY_ADDRESS", given)
     with pytest.raises(ClusterError, match=rf"^RAY_ADDRESS: '{given}' is not HOST:PORT, such as"):
         has_cluster()
@@ -74,6 +75,7 @@ def test_a_wrong_address_of_the_environment_is_named(given: str, monkeypatch: py
 def test_a_damaged_note_on_the_cluster_counts_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RAY_ADDRESS", "XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path) if name != "RAY_ADDRESS" else "")
+    monkeypatch.setattr(attach, "connected_ray", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = ray_folder()
     assert folder is not None
