@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -184,6 +185,25 @@ def test_the_page_on_machines_shows_the_stored_stages(monkeypatch) -> None:  # t
     assert {"two stages", "llama.cpp, RPC"} <= {name for row in rows for name in row["rows"]}
     for name in ("stages", "relay", "compare"):
         sys.modules.pop(name, None)
+
+
+def test_the_page_on_pictures_shows_the_stored_encoders(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import encoders
+
+    rows = [json.loads(line) for line in (encoders.RESULTS / "encoders.jsonl").read_text().splitlines()]
+    assert shown("docs/media.md", "encoders") == encoders.table(rows)
+    for name in ("encoders", "compare"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_on_pictures_names_the_types_without_an_encoder() -> None:
+    from localllm.media.pictures import PICTURES
+    from localllm.media.sounds import SOUNDS
+    from localllm.models.encoders import supported
+
+    missing = (set(PICTURES) - set(supported("vision"))) | (set(SOUNDS) - set(supported("audio")))
+    assert set(re.findall(r"`(\w+)`", shown("docs/media.md", "no encoder"))) == missing
 
 
 def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]
