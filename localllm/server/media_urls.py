@@ -23,6 +23,7 @@ REDIRECTS = 3
 _CHUNK = 1 << 16
 _MOST_URL = 8192
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # Python also calls fec0::1 (site-local) and ::127.0.0.1 global
 _AGENT = {"User-Agent": "localllm", "Accept": "image/*, audio/*", "Accept-Encoding": "identity"}
 
 
@@ -76,8 +77,9 @@ def _is_public(address: str) -> bool:
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
         if inner is None and ip in _NAT64:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            ip = inner
+        if inner is None and ip not in _UNICAST:
+            return False
+        ip = ip if inner is None else inner
     return ip.is_global and not ip.is_multicast
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,17 @@ def test_base64_may_have_line_breaks() -> None:
         decoded("aGVsbG8")
 
 
+def test_blanks_in_base64_take_no_memory() -> None:
+    text = "aa " * 300_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="expected base64"):
+            decoded(text + "!")
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
 def test_there_is_a_limit_of_pictures() -> None:
     async def run() -> None:
         with pytest.raises(BadRequest, match="257 pictures and sounds; the limit is 256"):
@@ -258,7 +270,8 @@ def test_there_is_a_limit_of_pictures() -> None:
     "host",
     [
         "127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1",
-        "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost",
+        "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost", "fec0::1",
+        "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "5f00::1",
     ],
 )  # fmt: skip
 def test_private_addresses_are_refused(host: str) -> None:
