@@ -10,19 +10,24 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from localllm.base.files.regular import read_regular
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.media import MediaError
+from localllm.server.accounts import ACCOUNT
+from localllm.server.bridge import in_daemon
 from localllm.server.errors import BadRequest
 from localllm.server.media_urls import fetch
 from localllm.server.turn import Completion, Json, Turn
 
 AT_ONCE = 8  # maximum number of files that are fetched at the same time
+AT_ONCE_EACH = 2  # and of one account, so that slow URLs of one client do not delay the others
 _BLANK = b" \t\r\n\v\f"
 MOST = 256  # maximum number of pictures and sounds in a request
 
@@ -56,6 +61,7 @@ class Uploads:
     def __init__(self, rules: UploadRules | None = None) -> None:
         self._rules = rules or UploadRules()
         self._fetching = asyncio.Semaphore(AT_ONCE)
+        self._accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def of_turn(self, turn: Turn) -> Turn:
         """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for an unusable file."""
@@ -91,9 +97,12 @@ class Uploads:
             if not self._rules.urls:
                 problem = "this server fetches no URLs; send the file itself as a data URL, or start it with "
                 raise BadRequest(Notice(problem, Setting("allow_media_urls")), "url")
-            async with self._fetching:
-                try:
-                    return await asyncio.to_thread(fetch, given, self._rules.bytes, self._rules.seconds)
+            own = self._accounts.setdefault(ACCOUNT.get(), asyncio.Semaphore(AT_ONCE_EACH))
+            async with own, self._fetching:
+                try:  # not to_thread, whose few threads decode the data URLs of others
+                    return await in_daemon(
+                        partial(fetch, given, self._rules.bytes, self._rules.seconds), lambda unwanted: None
+                    )
                 except MediaError as error:
                     raise BadRequest(str(error), "url") from None
         if scheme == "file":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import localllm
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.media import MediaError
 from localllm.server import media_urls
+from localllm.server.accounts import ACCOUNT
 from localllm.server.catalogue import only
 from localllm.server.errors import BadRequest
 from localllm.server.forms import parse_form
@@ -259,6 +261,34 @@ def test_there_is_a_limit_of_pictures() -> None:
     async def run() -> None:
         with pytest.raises(BadRequest, match="257 pictures and sounds; the limit is 256"):
             await Uploads()._all([Upload("image", "aGVsbG8=").part] * 257)
+
+    asyncio.run(run())
+
+
+def test_slow_urls_of_one_client_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    def slow(url: str, most: int, seconds: float) -> bytes:
+        if "slow" in url:
+            end.wait(20)
+        return url.encode()
+
+    async def of(account: str, given: str) -> bytes:
+        ACCOUNT.set(account)
+        return await uploads._bytes(given)
+
+    uploads = Uploads(UploadRules(urls=True))
+    monkeypatch.setattr("localllm.server.uploads.fetch", slow)
+
+    async def run() -> None:
+        attack = [asyncio.create_task(of("a", f"http://slow/{number}")) for number in range(64)]
+        await asyncio.sleep(0.05)
+        try:
+            assert await asyncio.wait_for(of("b", "data:;base64,aGVsbG8="), 5) == b"hello"
+            assert await asyncio.wait_for(of("b", "http://quick/"), 5) == b"http://quick/"
+        finally:
+            end.set()
+            await asyncio.gather(*attack)
 
     asyncio.run(run())
 
