@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,19 +65,7 @@ class Uploads:
 
     async def of_turn(self, turn: Turn) -> Turn:
         """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for an unusable file."""
-        found = [part for message in turn.messages for part in _parts(message) if isinstance(_upload(part), Upload)]
-        if not found:
-            return turn
-        made = {
-            id(part): {**part, part["type"]: data} for part, data in zip(found, await self._all(found), strict=True)
-        }
-        messages = [
-            {**message, "content": [made.get(id(part), part) for part in message["content"]]}
-            if _parts(message)
-            else message
-            for message in turn.messages
-        ]
-        return replace(turn, messages=messages)
+        return await replaced(turn, Upload, self._all)
 
     async def of_completion(self, completion: Completion) -> Completion:
         """Return a completion with the bytes of its pictures and sounds."""
@@ -125,6 +113,21 @@ class Uploads:
             raise BadRequest("no such file in the server's media folder; give its path relative to it", "url") from None
 
 
+async def replaced(turn: Turn, wanted: type, change: Callable[[list[Json]], Awaitable[Sequence[Any]]]) -> Turn:
+    """Return a turn whose pictures and sounds of type `wanted` are replaced by what `change` makes of their parts."""
+    found = [part for message in turn.messages for part in _parts(message) if isinstance(_medium(part), wanted)]
+    if not found:
+        return turn
+    made = {id(part): {**part, part["type"]: data} for part, data in zip(found, await change(found), strict=True)}
+    messages = [
+        {**message, "content": [made.get(id(part), part) for part in message["content"]]}
+        if _parts(message)
+        else message
+        for message in turn.messages
+    ]
+    return replace(turn, messages=messages)
+
+
 def decoded(given: str) -> bytes:
     """Return the bytes of a data URL or of base64; raise BadRequest for anything else."""
     if given[:5].lower() == "data:":
@@ -148,5 +151,5 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
     return content if isinstance(content, list) else ()
 
 
-def _upload(part: Any) -> Any:
+def _medium(part: Any) -> Any:
     return part.get(part.get("type")) if isinstance(part, dict) else None
