@@ -308,6 +308,19 @@ def test_later_turns_see_the_picture_and_evaluate_only_what_is_new(model: Model,
     assert str(talk.say("plain"))
 
 
+def test_a_conversation_drops_the_oldest_pictures_of_a_full_context(folder: Path) -> None:
+    with localllm.load(folder / "tiny-Q8_0.gguf", ctx_size=256, **USUAL) as model:
+        talk = model.conversation(context_shift=True, max_tokens=4, temperature=0, ignore_eos=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for seed in range(4):  # two turns fill most of the context
+                [message] = asks(png(seed=seed), text="what is this now?")
+                assert len(str(talk.say(message["content"]))) == 4  # type: ignore[arg-type]
+    full = [str(each.message) for each in told if "the context of 256 tokens is full" in str(each.message)]
+    assert len(full) == 1
+    assert "the oldest 2 turns were dropped" in full[0]
+
+
 def test_a_conversation_refuses_what_the_model_cannot_read(model: Model) -> None:
     talk = model.conversation()
     with pytest.raises(LocalLLMError, match="this model reads pictures, no sound"):
