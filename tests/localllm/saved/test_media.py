@@ -141,6 +141,21 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyte
             read_prompt_cache(tmp_path / "x", model)
 
 
+def test_positions_on_too_few_axes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened("qwen3vl-dense", tmp_path) as (model, pictures):
+        sequence = answered(model, prompt_of(pictures, 1))
+        dumps, [(start, real)] = json.dumps, sequence.media
+        forged = MediaIds().of(real.key, real.tokens, real.positions[:, :2], real.advance, True)
+
+        def wrong(header: dict[str, Any], **how: Any) -> str:
+            return dumps(header | {"media": [header_of(Placed(start, forged))]}, **how)
+
+        monkeypatch.setattr(prompt_cache.json, "dumps", wrong)
+        save(tmp_path / "x", model, sequence, [])
+        with pytest.raises(CacheFileError, match="x: is damaged: its media have no usable 'positions'"):
+            read_prompt_cache(tmp_path / "x", model)
+
+
 def test_pictures_of_different_requests_have_different_files() -> None:
     ids = MediaIds()
     one, other = (ids.of(key, 3, np.arange(3, dtype=np.int32), 3, True) for key in (b"1", b"2"))
