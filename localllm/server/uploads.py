@@ -51,7 +51,7 @@ class UploadRules:
 
     urls: bool = False  # http and https, at public addresses
     folder: Path | None = None  # file URLs, relative to this folder
-    bytes: int = 32 << 20  # maximum size of a file
+    bytes: int = 32 << 20  # maximum size of the files of a request together
     seconds: float = 10.0  # to fetch a file
 
 
@@ -77,9 +77,16 @@ class Uploads:
     async def _all(self, parts: Sequence[Json]) -> list[bytes]:
         if len(parts) > MOST:
             raise BadRequest(f"the request has {len(parts)} pictures and sounds; the limit is {MOST}", "messages")
-        return [await self._bytes(part[part["type"]].given) for part in parts]
+        found, left = list[bytes](), self._rules.bytes
+        for part in parts:
+            if left <= 0:
+                raise BadRequest(f"the files of the request have more than {self._rules.bytes} bytes", "messages")
+            found.append(await self._bytes(part[part["type"]].given, left))
+            left -= len(found[-1])
+        return found
 
-    async def _bytes(self, given: str) -> bytes:
+    async def _bytes(self, given: str, most: int) -> bytes:
+        """Return the content of a file, which a URL may not make larger than `most` bytes."""
         scheme = given[:8].partition(":")[0].lower() if ":" in given[:8] else ""
         if scheme in ("http", "https"):
             if not self._rules.urls:
@@ -88,16 +95,14 @@ class Uploads:
             own = self._accounts.setdefault(ACCOUNT.get(), asyncio.Semaphore(AT_ONCE_EACH))
             async with own, self._fetching:
                 try:  # not to_thread, whose few threads decode the data URLs of others
-                    return await in_daemon(
-                        partial(fetch, given, self._rules.bytes, self._rules.seconds), lambda unwanted: None
-                    )
+                    return await in_daemon(partial(fetch, given, most, self._rules.seconds), lambda unwanted: None)
                 except MediaError as error:
                     raise BadRequest(str(error), "url") from None
         if scheme == "file":
-            return await asyncio.to_thread(self._file, given[5:])
+            return await asyncio.to_thread(self._file, given[5:], most)
         return await asyncio.to_thread(decoded, given)
 
-    def _file(self, path: str) -> bytes:
+    def _file(self, path: str, most: int) -> bytes:
         """Return the content of a file in the operator's folder. All problems look alike, so that no one can probe."""
         folder = self._rules.folder
         if folder is None:
@@ -108,7 +113,7 @@ class Uploads:
             found = (root / unquote(path).lstrip("/")).resolve(strict=True)
             if not found.is_relative_to(root):
                 raise ValueError
-            return read_regular(found, self._rules.bytes)
+            return read_regular(found, most)
         except (OSError, ValueError, RuntimeError):
             raise BadRequest("no such file in the server's media folder; give its path relative to it", "url") from None
 

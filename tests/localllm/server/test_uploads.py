@@ -265,6 +265,26 @@ def test_there_is_a_limit_of_pictures() -> None:
     asyncio.run(run())
 
 
+def test_the_files_of_a_request_have_a_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def fetched(url: str, most: int, seconds: float) -> bytes:
+        asked.append(most)
+        return b"x" * 40
+
+    async def run() -> None:
+        uploads = Uploads(UploadRules(urls=True, folder=tmp_path, bytes=100))
+        file, url = Upload("image", "file:a").part, Upload("image", "http://a/").part
+        assert await uploads._all([file, url, file, url]) == [b"y" * 10, b"x" * 40] * 2
+        assert asked == [90, 40]
+        with pytest.raises(BadRequest, match="the files of the request have more than 100 bytes"):
+            await uploads._all([url, url, file, file, file])
+
+    monkeypatch.setattr("localllm.server.uploads.fetch", fetched)
+    (tmp_path / "a").write_bytes(b"y" * 10)
+    asyncio.run(run())
+
+
 def test_slow_urls_of_one_client_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
 
@@ -275,7 +295,7 @@ def test_slow_urls_of_one_client_delay_no_other(monkeypatch: pytest.MonkeyPatch)
 
     async def of(account: str, given: str) -> bytes:
         ACCOUNT.set(account)
-        return await uploads._bytes(given)
+        return await uploads._bytes(given, 1000)
 
     uploads = Uploads(UploadRules(urls=True))
     monkeypatch.setattr("localllm.server.uploads.fetch", slow)
