@@ -453,6 +453,9 @@ def _refuse_mmproj(options: LoadOptions, how: str) -> None:
 
 def _refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file name, unless the GGUF is a model of a supported architecture."""
+    if file.metadata.get("general.architecture") == "clip":
+        problem = f"{file.path}: the encoders of pictures or sound, not a model; give the model, and this file ("
+        raise ModelError(Notice(problem, Setting("mmproj", FILE), ")"))
     if file.metadata.get("general.type") == "imatrix":
         problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
         raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))

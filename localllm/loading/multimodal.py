@@ -215,6 +215,11 @@ class Multimodal(Closing):
         self._current = encoding
         return self._encoders[piece.kind].begin(piece.tensors, piece.flags.numbers)
 
+    def done(self, encoding: _Encoding) -> None:
+        """Forget an encoding, whose embeddings may take hundreds of megabytes."""
+        if self._current is encoding:
+            self._current = None
+
     def working_on(self, encoding: _Encoding) -> bool:
         return self._current is encoding
 
@@ -267,6 +272,7 @@ class _Encoding:
         if not self._running.advance():
             return False
         self._embeddings, self._running = self._owner.widened(self._running.result), None
+        self._owner.done(self)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from localllm.engine import ContextFull, MediaSpan
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
 from localllm.model import Model
+from localllm.models import ModelError
 from localllm.options import OptionError
 from tests.localllm.media_models import LISTS, MARKS, png, wav, write_mmproj, write_pair
 from tests.localllm.multimodal import FOLDER, kit
@@ -60,6 +62,17 @@ def test_encoders_that_would_not_be_used_are_refused(folder: Path) -> None:
         localllm.load(model, embeddings=True, mmproj=encoders, **USUAL)
     with localllm.load(model, embeddings=True, **USUAL) as vectors:  # one that was only found is left out
         assert vectors.reads == ()
+
+
+def test_encoders_are_not_a_model(folder: Path) -> None:
+    with pytest.raises(ModelError, match="the encoders of pictures or sound, not a model; give the model, and this"):
+        localllm.load(folder / "mmproj-tiny-F16.gguf", **USUAL)
+
+
+def test_embeddings_are_not_kept(model: Model) -> None:
+    [*_, chunk] = model.media("a <__media__>", png(seed=70))[:2]
+    assert chunk.embeddings is not None
+    assert not [each for each in gc.get_objects() if type(each).__name__ == "_Encoding"]
 
 
 def test_off_loads_none(folder: Path) -> None:
