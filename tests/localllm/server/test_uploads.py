@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -255,6 +257,25 @@ def test_blanks_in_base64_take_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
     finally:
         tracemalloc.stop()
+
+
+def test_large_base64_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, real = list[int](), base64.b64decode
+
+    def counted(data: bytes, **how: Any) -> bytes:
+        sizes.append(len(data))
+        return real(data, **how)
+
+    monkeypatch.setattr("localllm.server.uploads.base64.b64decode", counted)
+    for length in (600_000, 600_001, 600_002):
+        data = random.Random(length).randbytes(length)
+        text = encoded(data)
+        assert decoded(text) == data
+        assert decoded(text[:5] + "\n " + text[5:] + " " * 300_000) == data
+        for wrong in (text[:-1], text + "A", text[:40] + "==" + text[40:], text + "=" + " " * 300_000 + "AAA"):
+            with pytest.raises(BadRequest, match="expected base64"):
+                decoded(wrong)
+    assert max(sizes) < 300_000
 
 
 def test_there_is_a_limit_of_pictures() -> None:
