@@ -54,16 +54,16 @@ class Preparing:
         return bool(self._model.reads) and not self._model.encoders.projector.placed
 
     async def _all(self, media: Sequence[Medium], param: str) -> list[Medium]:
-        found, tokens = list[Medium](), 0
+        found, own = list[Medium](), list[Piece]()
         for each in media:
-            made = await self.lane.run(partial(self._prepared, each, ACCOUNT.get(), param))
-            tokens += sum(piece.tokens for piece in _pieces(made))
-            self._model.encoders.check_count(tokens)
+            made = await self.lane.run(partial(self._prepared, each, ACCOUNT.get(), own, param))
+            own += _pieces(made)
+            self._model.encoders.check_count(sum(piece.tokens for piece in own))
             found.append(made)
         return found
 
-    def _prepared(self, medium: Medium, account: str, param: str) -> Medium:
-        self._check(account)
+    def _prepared(self, medium: Medium, account: str, own: Sequence[Piece], param: str) -> Medium:
+        self._check(account, own)
         try:
             made = self._model.encoders.prepared(medium)
         except MediaError as error:
@@ -71,11 +71,13 @@ class Preparing:
         self._held.setdefault(account, WeakSet()).update(_pieces(made))
         return made
 
-    def _check(self, account: str) -> None:
-        """Raise TooManyRequests if the requests of this account, or of all, hold too much."""
-        held = {name: pieces for name, pieces in self._held.items() if pieces}
-        self._held = held
-        sizes = {name: sum(piece.nbytes for piece in pieces) for name, pieces in held.items()}
+    def _check(self, account: str, own: Sequence[Piece]) -> None:
+        """Raise TooManyRequests if other requests of this account, or of all, hold too much. `own` are this one's."""
+        self._held = {name: pieces for name, pieces in self._held.items() if pieces}
+        mine = set(own)
+        sizes = {
+            name: sum(piece.nbytes for piece in pieces if piece not in mine) for name, pieces in self._held.items()
+        }
         if sizes.get(account, 0) > MOST_HELD // 2 or sum(sizes.values()) > MOST_HELD:
             raise TooManyRequests("pictures and sounds of waiting requests fill their memory; try again later")
 
