@@ -23,7 +23,7 @@ from localllm.server.lanes import Lane
 from localllm.server.turn import Completion, Json, Turn
 from localllm.server.uploads import replaced
 
-MOST_HELD = 2 << 30  # bytes of prepared pictures and sounds of all requests, of which an account may have half
+MOST_HELD = 2 << 30  # maximum bytes of prepared pictures and sounds of all requests; an account may have half
 
 
 class Preparing:

@@ -120,7 +120,7 @@ class Uploads:
 
 
 async def replaced(turn: Turn, wanted: type, change: Callable[[list[Json]], Awaitable[Sequence[Any]]]) -> Turn:
-    """Return a turn whose pictures and sounds of type `wanted` are replaced by what `change` makes of their parts."""
+    """Return a turn in which `change` has replaced the pictures and sounds of type `wanted`. It gets their parts."""
     found = [part for message in turn.messages for part in _parts(message) if isinstance(_medium(part), wanted)]
     if not found:
         return turn
