@@ -350,6 +350,12 @@ def test_private_addresses_are_refused(host: str) -> None:
         media_urls.addresses(host, 80)
 
 
+def test_public_addresses_of_this_computer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_urls, "_is_public", lambda address: True)
+    with pytest.raises(MediaError, match="not a public address"):
+        media_urls.addresses("127.0.0.1", 80)
+
+
 def test_public_addresses_are_not() -> None:
     assert media_urls.addresses("93.184.216.34", 80) == ["93.184.216.34"]
     assert media_urls.addresses("2606:2800:220:1::1", 80) == ["2606:2800:220:1::1"]
