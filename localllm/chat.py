@@ -303,8 +303,10 @@ class Conversation:
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
         self._sampler.begin()  # clears the history, which the prompt repeats; keeps the random state
+        spanned = self._spans.spanned(prompt)
+        self._spans.forget_others(spanned)
         return Request(
-            self._spans.spanned(prompt),
+            spanned,
             self._sampler.options,
             left,
             self._stop,

@@ -18,6 +18,7 @@ from localllm.base.notices import NotUsed
 from localllm.engine import ContextFull, MediaSpan
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
+from localllm.media import Piece
 from localllm.model import Model
 from localllm.models import ModelError
 from localllm.options import OptionError
@@ -332,6 +333,18 @@ def test_a_conversation_drops_the_oldest_pictures_of_a_full_context(folder: Path
     full = [str(each.message) for each in told if "the context of 256 tokens is full" in str(each.message)]
     assert len(full) == 1
     assert "the oldest 2 turns were dropped" in full[0]
+
+
+def test_a_conversation_keeps_no_tensors_of_dropped_turns(model: Model) -> None:
+    talk = model.conversation(**GREEDY)
+    known = {id(each) for each in gc.get_objects() if isinstance(each, Piece)}
+    [message] = asks(png(seed=80))
+    assert str(talk.say(message["content"]))  # type: ignore[arg-type]
+    assert str(talk.say("and?"))
+    talk.clear()
+    assert str(talk.say("plain"))
+    model.encoders._kept.clear()
+    assert [each for each in gc.get_objects() if isinstance(each, Piece) and id(each) not in known] == []
 
 
 def test_a_conversation_refuses_what_the_model_cannot_read(model: Model) -> None:
