@@ -239,6 +239,10 @@ class Multimodal(Closing):
         missing = self._width - embeddings.shape[1]
         return np.pad(embeddings, ((0, 0), (0, missing))) if missing else embeddings
 
+    def stop_decoding(self) -> None:
+        """End the decoder. The picture or sound that it decodes in another thread fails."""
+        self._decoder.close()
+
     def close(self) -> None:
         """Free the encoders, and end the decoder."""
         for encoder in self._encoders.values():

@@ -357,14 +357,10 @@ class Served(Closing):
             self._scheduler.close()
         if self._child is not None:
             self._child.close()  # also ends a running compilation
-        for lane in (
-            self._short.lane,
-            self._large.lane,
-            self._media.lane,
-            self._grammars,
-            self._breakers,
-            self._vectors,
-        ):
+        if self.model.multimodal is not None:
+            self.model.multimodal.stop_decoding()
+        rooms = (self._short, self._large, self._media)
+        for lane in (*(room.lane for room in rooms), self._grammars, self._breakers, self._vectors):
             lane.close()
         if self._child is not None:
             self._child.close()

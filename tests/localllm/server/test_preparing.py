@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from localllm.media import Piece
 from localllm.media.decode import Decoder
 from localllm.server import preparing
 from localllm.server.accounts import ACCOUNT
-from localllm.server.errors import TooManyRequests
+from localllm.server.errors import BadRequest, TooManyRequests
 from localllm.server.served import Prepared, Served
 from localllm.server.turn import Completion, Turn
 from tests.localllm.media_models import png, write_pair
@@ -106,3 +109,27 @@ def test_pictures_beyond_the_context_are_not_prepared(served: Served, monkeypatc
         with pytest.raises(ContextFull, match="leave some out"):
             asyncio.run(asked)
     assert decoded == [png(seed=0), png(seed=1)]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the decoder cannot be halted")
+def test_a_server_ends_while_a_picture_is_decoded(served: Served) -> None:
+    failed = list[BaseException]()
+
+    def ask() -> None:
+        try:
+            asyncio.run(served.of_turn(turn(1)))
+        except BaseException as error:
+            failed.append(error)
+
+    confined = served.model.encoders._decoder._child
+    confined.start()
+    assert confined._child is not None
+    os.kill(confined._child.pid, signal.SIGSTOP)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    served.close()
+    assert time.monotonic() - began < WAIT
+    asking.join(WAIT)
+    assert [type(each) for each in failed] == [BadRequest]
