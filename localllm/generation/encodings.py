@@ -57,8 +57,10 @@ class Encodings:
         self._current = None
 
     def _next(self) -> tuple[RequestState, PromptMedia] | None:
-        """Return the first media without embeddings of the request that comes next: of those with the highest priority,
-        the one that has had the fewest tokens encoded. Many pictures of one delay a single one of another little.
+        """Return the first media without embeddings of the next request, to begin with; None if none is needed.
+
+        The highest priority comes first, then the request with the fewest encoded tokens, so that many pictures do not
+        delay a single picture of another request.
         """
         active = [one for one in self._running.active if one.media and not one.ticket.paused]
         waiting = [(one, media) for one in active if (media := one.unencoded) is not None]
