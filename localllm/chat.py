@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.base.errors import LocalLLMError
 from localllm.constrained.request import answer_constraint, prompt_tail
-from localllm.engine import Placed, align_tokens
+from localllm.engine import ContextFull, Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
@@ -255,10 +255,8 @@ class Conversation:
         started = text = self._tokenizer.decode(begun)
         ended = False
         try:
-            prompt = [*self._prompt(messages), *begun]
+            turn.messages, prompt = self._fitting(messages, begun)
             reader = self._reader(prompt[: len(prompt) - len(begun)], begun)
-            if self._context_shift and len(prompt) >= self._context:
-                turn.messages, prompt = self._make_room(messages, begun) or (messages, prompt)
             for piece in pieces_of(self._events(turn, prompt, len(begun), cancel), reader):
                 text += self.shown(piece)
                 ended = piece.finished is not None and piece.finished.reason != "cancelled"
@@ -305,8 +303,10 @@ class Conversation:
     def _request(self, prompt: list[int], left: int | None, given: int, constraint: Constraint | None) -> Request:
         """Return the request for an answer whose first `given` tokens are at the end of the prompt."""
         self._sampler.begin()  # clears the history, which the prompt repeats; keeps the random state
+        spanned = self._spans.spanned(prompt)
+        self._spans.forget_others(spanned)
         return Request(
-            self._spans.spanned(prompt),
+            spanned,
             self._sampler.options,
             left,
             self._stop,
@@ -389,10 +389,24 @@ class Conversation:
             return [*messages[: starts[0]], *messages[starts[turns] :]]
 
         def fits(turns: int) -> bool:
-            return len(self._prompt(without(turns))) + len(tokens) <= self._context // 2
+            try:
+                return len(self._prompt(without(turns))) + len(tokens) <= self._context // 2
+            except ContextFull:
+                return False
 
         dropped = 1 + bisect_left(range(1, len(starts) - 1), True, key=fits)
         return without(dropped), dropped
+
+    def _fitting(self, messages: list[dict[str, str]], begun: list[int]) -> tuple[list[dict[str, str]], list[int]]:
+        """Return the messages, without the oldest turns if they exceed the context, and their prompt with `begun`."""
+        try:
+            prompt = [*self._prompt(messages), *begun]
+        except ContextFull:  # known before all pictures are prepared
+            if not self._context_shift or (room := self._make_room(messages, begun)) is None:
+                raise
+            return room
+        full = self._context_shift and len(prompt) >= self._context
+        return (self._make_room(messages, begun) if full else None) or (messages, prompt)
 
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]

@@ -25,7 +25,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.drafters import find_drafter
 from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.media_parts import MARKER, MediaParts, Medium, of_marked, source_kind
-from localllm.loading.mmproj import open_multimodal
+from localllm.loading.mmproj import OFF, open_multimodal
 from localllm.loading.resolve import resolve
 from localllm.loading.splitting import Splitter
 from localllm.loading.templated import Templated, messages_of
@@ -401,7 +401,9 @@ def load(
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
-            if media is None and not embeddings and split is None:
+            if embeddings or split is not None:
+                _refuse_mmproj(chosen, "for embeddings" if embeddings else "in several processes")
+            elif media is None:
                 model.multimodal = open_multimodal(file, model.maybe_tokenizer, chosen)
                 media = model.multimodal.input if model.multimodal is not None else None
             model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media)
@@ -442,8 +444,18 @@ def _token_ids(ids: Any) -> list[int | MediaSpan] | None:
     return [token if isinstance(token, MediaSpan) else int(token) for token in given]
 
 
+def _refuse_mmproj(options: LoadOptions, how: str) -> None:
+    """Raise LocalLLMError for an mmproj file that would not be used."""
+    if options.mmproj and str(options.mmproj) not in OFF:
+        problem = f": a model that is loaded {how} reads no pictures or sound; leave it out"
+        raise LocalLLMError(Notice(Setting("mmproj", options.mmproj), problem))
+
+
 def _refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file name, unless the GGUF is a model of a supported architecture."""
+    if file.metadata.get("general.architecture") == "clip":
+        problem = f"{file.path}: the encoders of pictures or sound, not a model; give the model, and this file ("
+        raise ModelError(Notice(problem, Setting("mmproj", FILE), ")"))
     if file.metadata.get("general.type") == "imatrix":
         problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
         raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))

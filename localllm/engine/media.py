@@ -7,6 +7,7 @@ the same ids again as long as anything refers to them.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 from bisect import bisect_right
@@ -91,12 +92,15 @@ class MediaIds:
         self._next = 0  # ids are allocated downwards from here
 
     def of(self, key: bytes, tokens: int, positions: Int32s, advance: int, causal: bool) -> Media:
-        """Return the media with this key, described as in `MediaSpan`; allocate ids if none is known."""
+        """Return the media with this key and layout, described as in `MediaSpan`; allocate ids if none is known.
+
+        A key of a damaged or forged file may come with another layout; it then has other ids.
+        """
+        layout = f"{tokens} {advance} {causal} {len(key)} {positions.size}".encode()
+        named = hashlib.sha256(layout + key + np.ascontiguousarray(positions, np.int32).tobytes()).digest()
         with self._lock:
-            found = self._by_key.get(key)
+            found = self._by_key.get(named)
             if found is not None:
-                if (found.tokens, found.advance, found.causal) != (tokens, advance, causal):
-                    raise ValueError("one key for media of different layouts")
                 return found
             if len(self._known) > 64 + 2 * len(self._by_key):
                 self._forget_dead()
@@ -105,7 +109,7 @@ class MediaIds:
             at = bisect_right(self._firsts, media.first)
             self._firsts.insert(at, media.first)
             self._known.insert(at, weakref.ref(media))
-            self._by_key[key] = media
+            self._by_key[named] = media
             return media
 
     def find(self, token: int) -> Media:

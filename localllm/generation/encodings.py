@@ -44,6 +44,7 @@ class Encodings:
                 media.encoding = media.span.encode()
             if media.encoding.advance():
                 media.embeddings, media.encoding = self._checked(media, media.encoding.embeddings), None
+                media.encoded += media.span.tokens
                 self._current = None
         except (BackendError, LocalLLMError) as error:
             self._current = None
@@ -56,12 +57,14 @@ class Encodings:
         self._current = None
 
     def _next(self) -> tuple[RequestState, PromptMedia] | None:
-        """Return the first media without embeddings of the request that comes next, to begin with; None if none is
-        needed.
+        """Return the first media without embeddings of the next request, to begin with; None if none is needed.
+
+        The highest priority comes first, then the request with the fewest encoded tokens, so that many pictures do not
+        delay a single picture of another request.
         """
         active = [one for one in self._running.active if one.media and not one.ticket.paused]
         waiting = [(one, media) for one in active if (media := one.unencoded) is not None]
-        found = min(waiting, key=lambda each: (-each[0].request.priority, each[0].number), default=None)
+        found = min(waiting, key=_turn, default=None)
         if found is not None:
             found[1].encoding = None  # of a run before a preemption
         return found
@@ -71,3 +74,8 @@ class Encodings:
         if embeddings.shape != expected:
             raise LocalLLMError(f"the encoder made embeddings of shape {embeddings.shape}, not {expected}")
         return embeddings
+
+
+def _turn(waiting: tuple[RequestState, PromptMedia]) -> tuple[int, int, int]:
+    one, _ = waiting
+    return -one.request.priority, sum(media.encoded for media in one.media), one.number

@@ -21,6 +21,7 @@ class PromptMedia:
         self.placed, self.span = placed, span
         self.encoding: Encoding | None = None  # while the encoder works on it
         self.embeddings: F32 | None = None  # (tokens, width)
+        self.encoded = 0  # tokens that the encoder has made, more than once after a preemption
 
     def drop(self) -> None:
         """Give up the embeddings, because they are in the cache or the request has ended."""

@@ -35,6 +35,7 @@ class Medium:
     kind: Kind
     source: Any
     name: str = ""  # in messages
+    parts: tuple[Any, ...] | None = None  # marker texts and pieces, once `Multimodal.prepared` has made them
 
     def loaded(self) -> Medium:
         """Return the medium with the content of its file, which then identifies it, and may be gone later."""
@@ -138,7 +139,7 @@ def medium_of(part: Mapping[str, Any]) -> Medium:
     given = [part[key] for key in (kind, "path", "data") if part.get(key) is not None]
     if len(given) != 1:
         raise LocalLLMError(f'expected {{"type": "{kind}", "{kind}": a path, bytes or an array}}, got {part!r:.80}')
-    return Medium(kind, given[0], str(part.get("name") or ""))
+    return given[0] if isinstance(given[0], Medium) else Medium(kind, given[0], str(part.get("name") or ""))
 
 
 def part_of(each: str | Medium) -> dict[str, Any]:

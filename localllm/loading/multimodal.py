@@ -11,7 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -129,11 +129,7 @@ class Multimodal(Closing):
         def add(tokens: Sequence[int] = (), piece: Piece | None = None) -> None:
             nonlocal start, count
             count += len(tokens) if piece is None else piece.tokens
-            if 0 < self.context < count:  # at once, because the tensors of many pictures take much memory
-                counts = f"the prompt has more than {self.context} tokens with its pictures and sounds"
-                raise ContextFull(
-                    Notice(f"{counts}, the size of the context; leave some out, or raise ", Setting("ctx_size"))
-                )
+            self.check_count(count)  # at once, because the tensors of many pictures take much memory
             if piece is None and found and found[-1].piece is None:
                 found[-1].tokens.extend(tokens)
             elif piece is not None or tokens:
@@ -152,6 +148,19 @@ class Multimodal(Closing):
             first = False
         return found
 
+    def check_count(self, tokens: int) -> None:
+        """Raise ContextFull if a prompt with this number of tokens exceeds the context."""
+        if 0 < self.context < tokens:
+            counts = f"the prompt has more than {self.context} tokens with its pictures and sounds"
+            raise ContextFull(
+                Notice(f"{counts}, the size of the context; leave some out, or raise ", Setting("ctx_size"))
+            )
+
+    def prepared(self, medium: Medium) -> Medium:
+        """Return a medium with its parts, so that a prompt need not make them. They must not depend on their place."""
+        assert not self.projector.placed
+        return replace(medium, parts=tuple(self.parts(medium)))
+
     def parts(self, medium: Medium, index: int = 0, before: int = 0) -> list[Part]:
         """Return the marker texts and pieces of a picture or a sound, which may be kept from an earlier prompt.
 
@@ -160,6 +169,8 @@ class Multimodal(Closing):
         if medium.kind not in self.kinds:
             other = "no pictures" if medium.kind == "image" else "no sound"
             raise MediaError(f"{medium.what}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
+        if medium.parts is not None:
+            return list(medium.parts)
         medium = medium.loaded()
         source = medium.source
         place = (index, before) if self.projector.placed else (0, 0)
@@ -204,6 +215,11 @@ class Multimodal(Closing):
         self._current = encoding
         return self._encoders[piece.kind].begin(piece.tensors, piece.flags.numbers)
 
+    def done(self, encoding: _Encoding) -> None:
+        """Forget an encoding, whose embeddings may take hundreds of megabytes."""
+        if self._current is encoding:
+            self._current = None
+
     def working_on(self, encoding: _Encoding) -> bool:
         return self._current is encoding
 
@@ -222,6 +238,10 @@ class Multimodal(Closing):
         """Return embeddings with zeros for the streams that the other encoder of the file has."""
         missing = self._width - embeddings.shape[1]
         return np.pad(embeddings, ((0, 0), (0, missing))) if missing else embeddings
+
+    def stop_decoding(self) -> None:
+        """End the decoder. The picture or sound that it decodes in another thread fails."""
+        self._decoder.close()
 
     def close(self) -> None:
         """Free the encoders, and end the decoder."""
@@ -256,6 +276,7 @@ class _Encoding:
         if not self._running.advance():
             return False
         self._embeddings, self._running = self._owner.widened(self._running.result), None
+        self._owner.done(self)
         return True
 
 

@@ -13,7 +13,8 @@ class NumberedSpans:
     def __init__(self, engine: Callable[[], Engine]) -> None:
         """`engine` is called when the first picture or sound comes."""
         self._engine = engine
-        self._spans: dict[int, tuple[Media, MediaSpan]] = {}  # by their first id
+        self._media: dict[int, Media] = {}  # by their first id
+        self._spans: dict[int, MediaSpan] = {}  # in the last prompt; their tensors take much memory
 
     def numbered(self, prompt: Sequence[int | MediaSpan]) -> list[int]:
         """Return a prompt with the ids of the tokens of its pictures and sounds."""
@@ -22,7 +23,7 @@ class NumberedSpans:
             if isinstance(each, MediaSpan):
                 ids = self._engine().pool.media
                 media = ids.of(each.key, each.tokens, each.positions, each.advance, each.causal)
-                self._spans[media.first] = media, each
+                self._media[media.first], self._spans[media.first] = media, each
                 found += media.ids
             else:
                 found.append(each)
@@ -33,10 +34,14 @@ class NumberedSpans:
         found, at = list[int | MediaSpan](), 0
         while at < len(tokens):
             if tokens[at] < 0:
-                media, span = self._spans[tokens[at]]
-                found.append(span)
-                at += media.tokens
+                found.append(self._spans[tokens[at]])
+                at += self._media[tokens[at]].tokens
             else:
                 found.append(tokens[at])
                 at += 1
         return found
+
+    def forget_others(self, prompt: Sequence[int | MediaSpan]) -> None:
+        """Forget the spans that are not in a prompt. Their ids stay theirs."""
+        kept = {id(each) for each in prompt}
+        self._spans = {first: span for first, span in self._spans.items() if id(span) in kept}

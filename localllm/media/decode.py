@@ -91,6 +91,8 @@ class Decoder(Closing):
     def _read(self, source: Any, name: str) -> tuple[Data, str]:
         """Return the bytes of a file, and its name for messages."""
         most = self.limits.file_bytes
+        if isinstance(source, str) and not source:
+            raise MediaError(f"{name or 'the file'}: its path is empty; name a file")
         if isinstance(source, str | os.PathLike):
             name = printable(Path(source).name, None)
             try:

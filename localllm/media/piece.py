@@ -33,7 +33,7 @@ class Flags:
         return (int(self.view_separator), int(self.newline), self.lead_pad, *self.grid, *self.original, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Piece:
     """One input of an encoder. `columns` x `rows` is the grid of its tokens; without one, it is `tokens` x 1.
 

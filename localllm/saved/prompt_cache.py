@@ -209,6 +209,8 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
         raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
     try:
         ids, media = with_ids(tokens.tolist(), header["media"], model.engine.pool.media)
+        if any(1 < each.media.positions.shape[1] < model.engine.media.axes for each in media):
+            raise ValueError("its media have no usable 'positions'")
     except ValueError as error:
         raise CacheFileError(f"{path}: is damaged: {error}") from None
     return Kept(path, header["messages"], ids, media, _misfit(header, model), offset, own)

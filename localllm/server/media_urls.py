@@ -1,7 +1,7 @@
 """Fetches a picture or a sound from an http(s) URL, if the operator allows it.
 
 A client chooses the URL, so it must not reach the server's own network: a name is resolved once, every address must be
-public, the connection goes to that address, and each redirect is checked in the same way.
+public and of another computer, the connection goes to that address, and each redirect is checked in the same way.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ REDIRECTS = 3
 _CHUNK = 1 << 16
 _MOST_URL = 8192
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # Python also calls fec0::1 (site-local) and ::127.0.0.1 global
 _AGENT = {"User-Agent": "localllm", "Accept": "image/*, audio/*", "Accept-Encoding": "identity"}
 
 
@@ -65,7 +66,7 @@ def _checked(url: str) -> SplitResult:
 def addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a host; raise MediaError unless all of them are public."""
     found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not found or not all(map(_is_public, found)):
+    if not found or not all(_is_public(each) and not _is_own(each) for each in found):
         raise MediaError(f"{printable(host, 200)}: not a public address; send the file itself as a data URL")
     return found
 
@@ -76,9 +77,19 @@ def _is_public(address: str) -> bool:
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
         if inner is None and ip in _NAT64:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            ip = inner
+        if inner is None and ip not in _UNICAST:
+            return False
+        ip = ip if inner is None else inner
     return ip.is_global and not ip.is_multicast
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is this computer's: packets to it would have it as their source. Sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0]) == address
+    return False  # it cannot be reached
 
 
 def _get(parts: SplitResult, most: int, deadline: float) -> _Answer:

@@ -177,12 +177,13 @@ class Prompts:
         ids = self._model.tokenizer.encode(prompt, completion.add_special, completion.parse_special)
         return Prompt(ids, prompt, resumed=bool(prompt))
 
-    def _with_media(self, prompt: str, media: Sequence[bytes]) -> Prompt:
+    def _with_media(self, prompt: str, media: Sequence[bytes | Medium]) -> Prompt:
         """Return a text prompt with pictures and sounds in place of its markers."""
         self._check_reads("prompt")
         model = self._model
         try:
-            sections = list(of_marked(prompt, [Medium(source_kind(data), data) for data in media]))
+            listed = [each if isinstance(each, Medium) else Medium(source_kind(each), each) for each in media]
+            sections = list(of_marked(prompt, listed))
             ids = model.encoders.prompt(sections, model.prompt_part, model.media_marks)
         except LocalLLMError as error:
             raise BadRequest(said(error), "prompt") from None

@@ -1,7 +1,7 @@
 """One loaded model in the server: prompts, scheduler requests, tokens and vectors.
 
-Blocking work runs in lanes (`lanes.py`). There is one lane each for short prompts, large prompts, compiling grammars,
-searching the vocabulary for sequence breakers, and vectors.
+Blocking work runs in lanes (`lanes.py`). There is one lane each for short prompts, large prompts, pictures and sound,
+compiling grammars, searching the vocabulary for sequence breakers, and vectors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from localllm.embedding import TextPooler, normalized, rank_pair
 from localllm.generation.interfaces import Observer, PrefixStore, SchedulerLimits
 from localllm.generation.request import Request
 from localllm.generation.scheduler import RequestScheduler, Scheduler
+from localllm.loading.media_parts import has_media
 from localllm.model import Model
 from localllm.models.config import Pooling
 from localllm.options import SamplingOptions
@@ -35,6 +36,7 @@ from localllm.server.accounts import ACCOUNT
 from localllm.server.bridge import Inbox
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.lanes import Lane, is_large
+from localllm.server.preparing import Preparing
 from localllm.server.prompts import Prompt, Prompts
 from localllm.server.turn import Completion, EmbedResult, Generation, SlotAction, Turn
 
@@ -69,6 +71,8 @@ class Served(Closing):
         self.embeds, self._slots = model.embeds, slots
         self._short = Room(Prompts(model), Lane("prompts"))
         self._large = Room(Prompts(model, beside=True), Lane("large prompts", heavy=True))
+        self._preparing = Preparing(model)
+        self._media = Room(Prompts(model, beside=True), self._preparing.lane)
         self._grammars, self._vectors = Lane("grammars", heavy=True), Lane("vectors")
         self._breakers = Lane("sequence breakers")
         self._child: GrammarChild | None = None
@@ -90,7 +94,7 @@ class Served(Closing):
 
     async def of_turn(self, turn: Turn) -> Prepared:
         """Return the requests for the next message of a conversation."""
-        room = self._room_of(turn)
+        room, turn = self._room_of(turn), await self._preparing.turn(turn)
         made = await room.lane.run(lambda: self._asked(room.prompts, turn))
         request = made.request
         if not made.asked.free:
@@ -101,7 +105,9 @@ class Served(Closing):
     async def of_completion(self, completion: Completion) -> Prepared:
         """Return the requests for the continuation of a text."""
         biases = list(completion.generation.biases)
-        room = self.room(completion.prompt, completion.suffix or "", completion.extra, biases, list(completion.media))
+        room = self.room(completion.prompt, completion.suffix or "", completion.extra, biases)
+        room = self._media if completion.media else room
+        completion = await self._preparing.completion(completion)
 
         def asked() -> Request:
             request = self._request(room.prompts.of_text(completion), completion.generation)
@@ -116,10 +122,12 @@ class Served(Closing):
 
     async def prompt(self, turn: Turn) -> Prompt:
         """Return the prompt of a turn."""
-        room = self._room_of(turn)
+        room, turn = self._room_of(turn), await self._preparing.turn(turn)
         return await room.lane.run(lambda: room.prompts.of_turn(turn, tools_of(turn)))
 
     def _room_of(self, turn: Turn) -> Room:
+        if has_media(turn.messages):
+            return self._media
         return self.room(turn.messages, turn.tools, turn.template_variables, list(turn.generation.biases))
 
     async def _constrained(self, room: Room, recipe: Recipe) -> Constrained | None:
@@ -349,11 +357,15 @@ class Served(Closing):
             self._scheduler.close()
         if self._child is not None:
             self._child.close()  # also ends a running compilation
-        for lane in (self._short.lane, self._large.lane, self._grammars, self._breakers, self._vectors):
+        if self.model.multimodal is not None:
+            self.model.multimodal.stop_decoding()
+        rooms = (self._short, self._large, self._media)
+        for lane in (*(room.lane for room in rooms), self._grammars, self._breakers, self._vectors):
             lane.close()
         if self._child is not None:
             self._child.close()
         self._large.prompts.close()
+        self._media.prompts.close()
         self.model.close()
 
 

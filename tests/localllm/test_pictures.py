@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from localllm.base.notices import NotUsed
 from localllm.engine import ContextFull, MediaSpan
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
+from localllm.media import Piece
 from localllm.model import Model
+from localllm.models import ModelError
 from localllm.options import OptionError
 from tests.localllm.media_models import LISTS, MARKS, png, wav, write_mmproj, write_pair
 from tests.localllm.multimodal import FOLDER, kit
@@ -52,6 +55,25 @@ def asks(*parts: object, text: str = "what?") -> list[dict[str, object]]:
 
 def test_encoders_beside_a_model_are_loaded(model: Model) -> None:
     assert model.reads == ("image",)
+
+
+def test_encoders_that_would_not_be_used_are_refused(folder: Path) -> None:
+    model, encoders = folder / "tiny-Q8_0.gguf", folder / "mmproj-tiny-F16.gguf"
+    with pytest.raises(LocalLLMError, match="loaded for embeddings reads no pictures or sound; leave it out"):
+        localllm.load(model, embeddings=True, mmproj=encoders, **USUAL)
+    with localllm.load(model, embeddings=True, **USUAL) as vectors:  # one that was only found is left out
+        assert vectors.reads == ()
+
+
+def test_encoders_are_not_a_model(folder: Path) -> None:
+    with pytest.raises(ModelError, match="the encoders of pictures or sound, not a model; give the model, and this"):
+        localllm.load(folder / "mmproj-tiny-F16.gguf", **USUAL)
+
+
+def test_embeddings_are_not_kept(model: Model) -> None:
+    [*_, chunk] = model.media("a <__media__>", png(seed=70))[:2]
+    assert chunk.embeddings is not None
+    assert not [each for each in gc.get_objects() if type(each).__name__ == "_Encoding"]
 
 
 def test_off_loads_none(folder: Path) -> None:
@@ -298,6 +320,31 @@ def test_later_turns_see_the_picture_and_evaluate_only_what_is_new(model: Model,
     assert talk.undo() == "and?"
     assert talk.undo() == "[b.png]what?"
     assert str(talk.say("plain"))
+
+
+def test_a_conversation_drops_the_oldest_pictures_of_a_full_context(folder: Path) -> None:
+    with localllm.load(folder / "tiny-Q8_0.gguf", ctx_size=256, **USUAL) as model:
+        talk = model.conversation(context_shift=True, max_tokens=4, temperature=0, ignore_eos=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for seed in range(4):  # two turns fill most of the context
+                [message] = asks(png(seed=seed), text="what is this now?")
+                assert len(str(talk.say(message["content"]))) == 4  # type: ignore[arg-type]
+    full = [str(each.message) for each in told if "the context of 256 tokens is full" in str(each.message)]
+    assert len(full) == 1
+    assert "the oldest 2 turns were dropped" in full[0]
+
+
+def test_a_conversation_keeps_no_tensors_of_dropped_turns(model: Model) -> None:
+    talk = model.conversation(**GREEDY)
+    known = {id(each) for each in gc.get_objects() if isinstance(each, Piece)}
+    [message] = asks(png(seed=80))
+    assert str(talk.say(message["content"]))  # type: ignore[arg-type]
+    assert str(talk.say("and?"))
+    talk.clear()
+    assert str(talk.say("plain"))
+    model.encoders._kept.clear()
+    assert [each for each in gc.get_objects() if isinstance(each, Piece) and id(each) not in known] == []
 
 
 def test_a_conversation_refuses_what_the_model_cannot_read(model: Model) -> None:

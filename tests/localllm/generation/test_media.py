@@ -279,6 +279,17 @@ def test_a_cancelled_request_frees_the_encoder(tmp_path: Path) -> None:
         assert len(following.tokens) == 12
 
 
+def test_many_pictures_of_one_request_do_not_delay_one_of_another(tmp_path: Path) -> None:
+    with opened("qwen3vl-dense", tmp_path) as (model, pictures), Stepped(model) as stepped:
+        stepped.ask(request([4, *(each for seed in (1, 2, 3, 4) for each in (pictures(seed), 5))]))
+        stepped.turn()
+        _, answer = stepped.ask(request([6, pictures(5), 5]))
+        stepped.ask(request([7, pictures(6), 5], priority=1))
+        stepped.finish()
+        assert pictures.encoded == [1, 6, 5, 2, 3, 4]
+        assert len(answer.tokens) == 12
+
+
 def test_pictures_far_ahead_are_not_encoded_yet(tmp_path: Path) -> None:
     """Embeddings take much memory, and small chunks take them up slowly."""
     held = []

@@ -175,6 +175,7 @@ HUGE_WAV = wav(TONE, 16000)[:40] + struct.pack("<I", 2**32 - 2) + bytes(1000)
         (7, "expected a path"),
         ("a\0b", "is not the path"),
         ("/nowhere/x.png", "No such file"),
+        ("", "its path is empty; name a file"),
         ("/dev/zero", "device"),
         ("/", "folder"),
         (bytes((64 << 20) + 1), "at most 67108864"),

@@ -112,11 +112,18 @@ def test_media_and_tokens_must_agree(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=r"its (header|media)"):
             with_ids(tokens, headers, MediaIds())
-    ids = MediaIds()
-    held = ids.of(b"k", 5, np.arange(5, dtype=np.int32), 5, True)
-    with pytest.raises(ValueError, match="one key for media of different layouts"):
-        with_ids(TOKENS, [GOOD], ids)
-    assert held.tokens == 5
+
+
+def test_a_forged_layout_does_not_answer_for_a_picture() -> None:
+    ids, shape = MediaIds(), np.array([[0, 0], [0, 1], [1, 0]], np.int32)
+    _, [forged] = with_ids(TOKENS, [GOOD], ids)
+    for tokens, positions, advance, causal in (
+        (3, shape[::-1], 2, True), (3, shape, 3, True), (3, shape, 2, False), (5, np.arange(5), 5, True),
+    ):  # fmt: skip
+        found = ids.of(b"k", tokens, positions, advance, causal)
+        assert set(found.ids).isdisjoint(forged.media.ids)
+        np.testing.assert_array_equal(found.positions, positions.reshape(tokens, -1))
+    assert ids.of(b"k", 3, shape, 2, True) is forged.media
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +134,21 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyte
         def wrong(header: dict[str, Any], **how: Any) -> str:
             header["media"][0]["axes"] = 7
             return dumps(header, **how)
+
+        monkeypatch.setattr(prompt_cache.json, "dumps", wrong)
+        save(tmp_path / "x", model, sequence, [])
+        with pytest.raises(CacheFileError, match="x: is damaged: its media have no usable 'positions'"):
+            read_prompt_cache(tmp_path / "x", model)
+
+
+def test_positions_on_too_few_axes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened("qwen3vl-dense", tmp_path) as (model, pictures):
+        sequence = answered(model, prompt_of(pictures, 1))
+        dumps, [(start, real)] = json.dumps, sequence.media
+        forged = MediaIds().of(real.key, real.tokens, real.positions[:, :2], real.advance, True)
+
+        def wrong(header: dict[str, Any], **how: Any) -> str:
+            return dumps(header | {"media": [header_of(Placed(start, forged))]}, **how)
 
         monkeypatch.setattr(prompt_cache.json, "dumps", wrong)
         save(tmp_path / "x", model, sequence, [])

@@ -54,6 +54,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str], list
 
     monkeypatch.setattr(media_urls.socket, "getaddrinfo", resolve)
     monkeypatch.setattr(media_urls, "_is_public", lambda address: resolved[-1] == NAME or real(address))
+    monkeypatch.setattr(media_urls, "_is_own", lambda address: False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     with closing(server.socket):

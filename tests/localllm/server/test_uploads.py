@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import localllm
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.media import MediaError
 from localllm.server import media_urls
+from localllm.server.accounts import ACCOUNT
 from localllm.server.catalogue import only
 from localllm.server.errors import BadRequest
 from localllm.server.forms import parse_form
@@ -243,10 +248,88 @@ def test_base64_may_have_line_breaks() -> None:
         decoded("aGVsbG8")
 
 
+def test_blanks_in_base64_take_no_memory() -> None:
+    text = "aa " * 300_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="expected base64"):
+            decoded(text + "!")
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_base64_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, real = list[int](), base64.b64decode
+
+    def counted(data: bytes, **how: Any) -> bytes:
+        sizes.append(len(data))
+        return real(data, **how)
+
+    monkeypatch.setattr("localllm.server.uploads.base64.b64decode", counted)
+    for length in (600_000, 600_001, 600_002):
+        data = random.Random(length).randbytes(length)
+        text = encoded(data)
+        assert decoded(text) == data
+        assert decoded(text[:5] + "\n " + text[5:] + " " * 300_000) == data
+        for wrong in (text[:-1], text + "A", text[:40] + "==" + text[40:], text + "=" + " " * 300_000 + "AAA"):
+            with pytest.raises(BadRequest, match="expected base64"):
+                decoded(wrong)
+    assert max(sizes) < 300_000
+
+
 def test_there_is_a_limit_of_pictures() -> None:
     async def run() -> None:
         with pytest.raises(BadRequest, match="257 pictures and sounds; the limit is 256"):
             await Uploads()._all([Upload("image", "aGVsbG8=").part] * 257)
+
+    asyncio.run(run())
+
+
+def test_the_files_of_a_request_have_a_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def fetched(url: str, most: int, seconds: float) -> bytes:
+        asked.append(most)
+        return b"x" * 40
+
+    async def run() -> None:
+        uploads = Uploads(UploadRules(urls=True, folder=tmp_path, bytes=100))
+        file, url = Upload("image", "file:a").part, Upload("image", "http://a/").part
+        assert await uploads._all([file, url, file, url]) == [b"y" * 10, b"x" * 40] * 2
+        assert asked == [90, 40]
+        with pytest.raises(BadRequest, match="the files of the request have more than 100 bytes"):
+            await uploads._all([url, url, file, file, file])
+
+    monkeypatch.setattr("localllm.server.uploads.fetch", fetched)
+    (tmp_path / "a").write_bytes(b"y" * 10)
+    asyncio.run(run())
+
+
+def test_slow_urls_of_one_client_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    def slow(url: str, most: int, seconds: float) -> bytes:
+        if "slow" in url:
+            end.wait(20)
+        return url.encode()
+
+    async def of(account: str, given: str) -> bytes:
+        ACCOUNT.set(account)
+        return await uploads._bytes(given, 1000)
+
+    uploads = Uploads(UploadRules(urls=True))
+    monkeypatch.setattr("localllm.server.uploads.fetch", slow)
+
+    async def run() -> None:
+        attack = [asyncio.create_task(of("a", f"http://slow/{number}")) for number in range(64)]
+        await asyncio.sleep(0.05)
+        try:
+            assert await asyncio.wait_for(of("b", "data:;base64,aGVsbG8="), 5) == b"hello"
+            assert await asyncio.wait_for(of("b", "http://quick/"), 5) == b"http://quick/"
+        finally:
+            end.set()
+            await asyncio.gather(*attack)
 
     asyncio.run(run())
 
@@ -258,12 +341,19 @@ def test_there_is_a_limit_of_pictures() -> None:
     "host",
     [
         "127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1",
-        "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost",
+        "fe80::1", "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "localhost", "fec0::1",
+        "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "5f00::1",
     ],
 )  # fmt: skip
 def test_private_addresses_are_refused(host: str) -> None:
     with pytest.raises(MediaError, match="not a public address"):
         media_urls.addresses(host, 80)
+
+
+def test_public_addresses_of_this_computer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_urls, "_is_public", lambda address: True)
+    with pytest.raises(MediaError, match="not a public address"):
+        media_urls.addresses("127.0.0.1", 80)
 
 
 def test_public_addresses_are_not() -> None:
