@@ -63,7 +63,7 @@ def _unquantized(path: Path) -> None:
 
 
 def _vision(path: Path) -> None:
-    """Write a tiny model, and encoders of pictures beside it."""
+    """Write a tiny model and encoders of pictures."""
     write_mmproj(path.with_name("mmproj-vision-F16.gguf"), "gemma3")
     write_model(path, context=CONTEXT)
 

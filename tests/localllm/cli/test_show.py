@@ -138,7 +138,7 @@ def test_support_tables_need_no_model(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_mmproj_file_shows_its_encoders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tokens are those of a prompt. A model shows the file that it would load."""
+    """A prompt has the same number of tokens. A model shows the file that it would load."""
     encoders = media_models.write_mmproj(tmp_path / "mmproj-F16.gguf", "qwen3vl")
     found = facts(encoders, capsys)["encoders"]["image"]
     assert (found["projector"], found["width"]) == ("qwen3vl_merger", 32)
