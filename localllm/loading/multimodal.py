@@ -93,13 +93,27 @@ class Multimodal(Closing):
         self._alone = alone
         if backend is not None:
             try:
-                self._encoders = {kind: Encoder(backend, model) for kind, model in self._models.items()}
+                self._load(backend)
                 return
             except BackendError:
                 if backend.name == "cpu":
                     raise
         self._own = open_backend("cpu", threads)
-        self._encoders = {kind: Encoder(self._own, model) for kind, model in self._models.items()}
+        self._load(self._own)
+
+    def _load(self, backend: Backend) -> None:
+        """Load all encoders to a backend, or none."""
+        try:
+            for kind, model in self._models.items():
+                self._encoders[kind] = Encoder(backend, model)
+        except BaseException:
+            self._unload()
+            raise
+
+    def _unload(self) -> None:
+        for encoder in self._encoders.values():
+            encoder.close()
+        self._encoders.clear()
 
     # -- prompts -------------------------------------------------------------------------------------------------------
 
@@ -245,9 +259,7 @@ class Multimodal(Closing):
 
     def close(self) -> None:
         """Free the encoders, and end the decoder."""
-        for encoder in self._encoders.values():
-            encoder.close()
-        self._encoders.clear()
+        self._unload()
         self._decoder.close()
         if self._own is not None:
             self._own.close()

@@ -8,14 +8,18 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import localllm
+from localllm.backends.base import BackendError
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import NotUsed
 from localllm.engine import ContextFull, MediaSpan
+from localllm.loading import multimodal
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
 from localllm.media import Piece
@@ -74,6 +78,29 @@ def test_embeddings_are_not_kept(model: Model) -> None:
     [*_, chunk] = model.media("a <__media__>", png(seed=70))[:2]
     assert chunk.embeddings is not None
     assert not [each for each in gc.get_objects() if type(each).__name__ == "_Encoding"]
+
+
+def test_a_card_that_holds_only_one_encoder_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are on the CPU then, and the card's memory is free again."""
+    loaded: list[str] = []
+
+    class Bound:
+        def __init__(self, backend: Any, kind: str) -> None:
+            if (backend.name, kind) == ("card", "second"):
+                raise BackendError("out of memory")
+            self.place = f"{kind} on {backend.name}"
+            loaded.append(self.place)
+
+        def close(self) -> None:
+            loaded.remove(self.place)
+
+    monkeypatch.setattr(multimodal, "Encoder", Bound)
+    monkeypatch.setattr(multimodal, "open_backend", lambda name, threads: SimpleNamespace(name=name))
+    encoders = object.__new__(multimodal.Multimodal)
+    encoders._models = {"image": "first", "audio": "second"}  # type: ignore[dict-item]
+    encoders._encoders = {}
+    encoders.bind(SimpleNamespace(name="card"), None, lambda job: job())  # type: ignore[arg-type]
+    assert loaded == ["first on cpu", "second on cpu"]
 
 
 def test_off_loads_none(folder: Path) -> None:
