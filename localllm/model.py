@@ -29,7 +29,7 @@ from localllm.loading.mmproj import OFF, open_multimodal
 from localllm.loading.resolve import resolve
 from localllm.loading.splitting import Splitter
 from localllm.loading.templated import Templated, messages_of
-from localllm.models import MediaInput, ModelError, Pooler, architecture_of
+from localllm.models import MediaInput, ModelError, Pooler, architecture_of, is_mmproj
 from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
@@ -453,10 +453,11 @@ def _refuse_mmproj(options: LoadOptions, how: str) -> None:
 
 def _refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file name, unless the GGUF is a model of a supported architecture."""
-    if file.metadata.get("general.architecture") == "clip":
+    if is_mmproj(file.metadata):
         problem = f"{file.path}: the encoders of pictures or sound, not a model; give the model, and this file ("
         raise ModelError(Notice(problem, Setting("mmproj", FILE), ")"))
-    if file.metadata.get("general.type") == "imatrix":
+    kind = file.metadata.get("general.type")
+    if isinstance(kind, str) and kind == "imatrix":
         problem = f"{file.path}: an importance matrix, not a model; give it to `localllm quantize` ("
         raise ModelError(Notice(problem, Setting("imatrix", FILE), ")"))
     try:

@@ -19,7 +19,7 @@ from localllm.models.drafter import check_fit, is_drafter, is_heads, record_with
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Pooler, PoolingHead, unit
-from localllm.models.lookup import architecture_of, read_config
+from localllm.models.lookup import architecture_of, is_mmproj, read_config
 from localllm.models.next_token import has_head, record_mtp_head, record_mtp_heads, record_with_heads
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "has_head",
     "is_drafter",
     "is_heads",
+    "is_mmproj",
     "read_config",
     "record",
     "record_mtp_head",

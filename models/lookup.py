@@ -15,6 +15,12 @@ from localllm.models.families import DRAFTERS
 from localllm.models.reading.keys import Keys
 
 
+def is_mmproj(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a GGUF has encoders of pictures or sound instead of a model."""
+    name = metadata.get("general.architecture")
+    return isinstance(name, str) and name == "clip"
+
+
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     """Return the entry for `general.architecture`; for an unknown name, ModelError suggests the most similar one."""
     name = metadata.get("general.architecture")

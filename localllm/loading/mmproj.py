@@ -12,7 +12,7 @@ from localllm.base.notices import Notice, NotUsed, Setting, said
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.multimodal import Multimodal, text_model
 from localllm.loading.resolve import resolve
-from localllm.models import architecture_of, read_config
+from localllm.models import architecture_of, is_mmproj, read_config
 from localllm.options import LoadOptions
 from localllm.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOp
 
 
 def _check_kind(file: GGUFFile) -> None:
-    if file.metadata.get("general.architecture") != "clip":
+    if not is_mmproj(file.metadata):
         problem = f"{file.path}: not an mmproj file, but a model; give the file of its encoders, mmproj-*.gguf"
         raise LocalLLMError(problem)
 

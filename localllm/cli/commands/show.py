@@ -19,7 +19,7 @@ from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.processor import usable_threads
-from localllm.cli.commands.show_encoders import beside, encoder_rows, encoders, is_mmproj
+from localllm.cli.commands.show_encoders import beside, encoder_rows, encoders
 from localllm.cli.flags import typed
 from localllm.cli.forecast import DecodeSpeed, cost_of, planned
 from localllm.cli.options import ShowOptions
@@ -28,7 +28,16 @@ from localllm.cli.terminal.formatting import in_columns, parameters, rate_text, 
 from localllm.engine.cache_types import choose_types, harm
 from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.loading.resolve import resolve
-from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_mtp_heads
+from localllm.models import (
+    ARCHITECTURES,
+    Config,
+    ModelError,
+    architecture_of,
+    is_mmproj,
+    read_config,
+    record,
+    record_mtp_heads,
+)
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.sandbox import Confined
@@ -81,7 +90,7 @@ def describe(
         "chat_template": _told(lambda: _template(file, confined)),  # last, since the template process is still starting
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
-    if is_mmproj(file):
+    if is_mmproj(file.metadata):
         facts["encoders"] = _told(lambda: encoders(file))
         facts["model"] = {"problem": "none; encoders of pictures or sound, for --mmproj"}
         facts["memory"] = {"problem": "the encoders' is above"}

@@ -15,23 +15,18 @@ from localllm.base.machine.processor import usable_threads
 from localllm.cli.flags import typed
 from localllm.cli.terminal.formatting import size
 from localllm.gguf import GGUFFile
-from localllm.models import ModelError
+from localllm.models import ModelError, is_mmproj
 
 SIDES = (448, 1024)  # pixels of the squares whose tokens are counted
 SECONDS = 30  # of the sound whose tokens are counted
 _KINDS: dict[str, Literal["vision", "audio"]] = {"image": "vision", "audio": "audio"}
 
 
-def is_mmproj(file: GGUFFile) -> bool:
-    """Return whether the file has encoders instead of a text model."""
-    return file.metadata.get("general.architecture") == "clip"
-
-
 def beside(file: GGUFFile) -> list[str]:
     """Return the paths of the mmproj files that `run`, `chat` and `serve` try for a model, the best first."""
     from localllm.loading.mmproj import mmproj_beside
 
-    return [] if is_mmproj(file) else [str(path) for path in mmproj_beside(Path(file.path))]
+    return [] if is_mmproj(file.metadata) else [str(path) for path in mmproj_beside(Path(file.path))]
 
 
 def encoders(file: GGUFFile) -> dict[str, Any]:
