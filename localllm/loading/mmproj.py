@@ -6,15 +6,18 @@ import os
 import re
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, NotUsed, Setting, said
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.loading.multimodal import Multimodal, text_model
 from localllm.loading.resolve import resolve
 from localllm.models import architecture_of, is_mmproj, read_config
 from localllm.options import LoadOptions
 from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.loading.multimodal import Multimodal
 
 OFF = ("off", "none")
 _MOST_TRIED = 16  # maximum number of files that are compared
@@ -38,6 +41,11 @@ def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOp
             raise LocalLLMError(Notice(Setting("mmproj", options.mmproj), problem))
         return None
     assert tokenizer is not None
+    beside = [] if options.mmproj else mmproj_beside(Path(file.path))
+    if not (options.mmproj or beside):
+        return None
+    from localllm.loading.multimodal import Multimodal, text_model  # models of text alone start faster without it
+
     text = text_model(read_config(file.metadata, architecture.name), architecture, tokenizer.special)
 
     def opened(path: str | os.PathLike[str]) -> Multimodal:
@@ -52,7 +60,7 @@ def open_multimodal(file: GGUFFile, tokenizer: Tokenizer | None, options: LoadOp
     if options.mmproj:
         return opened(resolve(options.mmproj))
     problems = []
-    for path in mmproj_beside(Path(file.path)):
+    for path in beside:
         try:
             return opened(path)
         except LocalLLMError as error:
