@@ -159,8 +159,9 @@ class Line:
 def run(
     costs: Costs, requests: Sequence[Request], prefill: int, others: int, target: float, line: Line, beside: int = 0
 ) -> None:
-    """Simulate replicas: `prefill` evaluate prompts only (0: all do both). The target
-    and `beside` rows of prompts limit the requests that a replica decodes.
+    """Simulate replicas: `prefill` evaluate prompts only (0: all do both).
+
+    A replica decodes as many requests as a step with `beside` more rows, of prompts, can have within the target.
     """
     most = max([rows for rows in range(1, DECODING + 1) if costs.step(rows + beside) <= target], default=1)
     makers = [Replica(costs, None, DECODING) for _ in range(prefill)]

@@ -19,12 +19,10 @@ import numpy as np
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import open_regular, read_regular
 from localllm.base.printable import printable
-from localllm.media.decode import MediaLimits
 from localllm.template.origin import Text, marked
 
 Kind = Literal["image", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "audio")
-_MOST_FILE = MediaLimits().file_bytes
 MARKER = "<__media__>"  # replaces a picture or a sound in prompts without messages, as in llama.cpp
 
 
@@ -42,8 +40,10 @@ class Medium:
         source = self.source
         if not isinstance(source, str | os.PathLike):
             return self
+        from localllm.media.decode import MediaLimits  # prompts of text alone start faster without it
+
         try:
-            data = read_regular(source, _MOST_FILE)
+            data = read_regular(source, MediaLimits().file_bytes)
         except (OSError, ValueError):
             return self  # the decoder names what is wrong
         return Medium(self.kind, data, self.name or printable(Path(source).name, None))

@@ -202,19 +202,16 @@ def _of_replicas(loads: Mapping[str, interfaces.Load]) -> Iterator[Metric]:
             ("stages", "Stages of a replica", found.stages),
             ("hop_seconds", "Time from a stage to the next, as measured at the start", found.hop_seconds),
         )
-        for name, meaning, value in gauges:
-            gauge = GaugeMetricFamily(f"localllm_{name}", meaning, labels=("model",))
-            gauge.add_metric((model,), value)
-            yield gauge
-        counters = (
+        counters: tuple[tuple[str, str, float], ...] = (
             ("replicas_lost", "Replicas that died or were silent", found.lost),
             ("stages_restarted", "Stages that were lost and started again alone", found.restarted),
             ("requests_moved", "Answers that went on at another replica, or waited for one", found.moved),
         )
-        for name, meaning, value in counters:
-            counter = CounterMetricFamily(f"localllm_{name}", meaning, labels=("model",))
-            counter.add_metric((model,), value)
-            yield counter
+        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, meaning, value in rows:
+                family = kind(f"localllm_{name}", meaning, labels=("model",))
+                family.add_metric((model,), value)
+                yield family
 
 
 class MetricsMiddleware:
