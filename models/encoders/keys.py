@@ -34,7 +34,8 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
         problem = f"{heads} heads of {head_dim} values with {kv_heads} key-value heads are not supported"
         raise ModelError(f"clip.{kind}.attention.head_count: {problem}")
     layers = keys.integer(f"{kind}.block_count", 0, 512)
-    shape = Shape(kind[0], width, heads, kv_heads, layers, head_dim)
+    used = keys.integer(f"{kind}.expert_used_count", 0, 64, 0)
+    shape = Shape(kind[0], width, heads, kv_heads, layers, head_dim, used)
     eps = keys.real(f"{kind}.attention.layer_norm_epsilon", 0.0, 1.0, 1e-6)
     activation: Activation = "gelu_quick"
     if keys.flag("use_gelu", False):

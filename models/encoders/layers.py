@@ -22,6 +22,7 @@ class Shape:
     kv_heads: int
     layers: int
     head_dim: int
+    experts_used: int = 0  # in layers that have experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Style:
     scale: float = 0.0  # of attention scores; 0: one over the root of the head width
     unit_values: bool = False  # RMS norm of the values of each head
     post_norm: bool = False  # ln1 and ln2 come after attention and feed-forward
+    reaches: tuple[int, ...] = ()  # of each layer: the maximum distance of rows that see each other; 0: any
 
 
 class Layers:
@@ -40,9 +42,11 @@ class Layers:
     def __init__(self, network: Network, shape: Shape, style: Style) -> None:
         self.network, self.shape, self.style = network, shape, style
         self._cache: dict[int, int] = {}  # width of keys -> cache layer
+        self._reach = 0
 
     def layer(self, x: Value, number: int) -> Value:
         network, name = self.network, f"{self.shape.prefix}.blk.{number}."
+        self._reach = self.style.reaches[number] if self.style.reaches else 0
         post = self.style.post_norm
         y = self.attention(x if post else network.norm(x, name + "ln1"), name)
         x = self._residual(x, y, name + ("ln1" if post else "attn_post_norm"), name + "ls1")
@@ -74,7 +78,9 @@ class Layers:
         tensors, sinks = self.network.tensors, f"{name}attn_sinks"
         own = tensors.optional(sinks, self.shape.heads)
         scale = self.style.scale or self.shape.head_dim**-0.5
-        return self.network.recorder.attention(q, layer, self.shape.heads, scale, sinks=own, causal=False)
+        return self.network.recorder.attention(
+            q, layer, self.shape.heads, scale, 2 * self._reach, sinks=own, causal=False
+        )
 
     def stored(self, k: Value, v: Value) -> int:
         """Store keys and values in place of the previous layer's, and return the cache layer."""
@@ -111,6 +117,9 @@ class Layers:
     def feed_forward(self, x: Value, name: str) -> Value:
         network = self.network
         gate, up, down = (f"{name}ffn_{part}" for part in ("gate", "up", "down"))
+        if f"{gate}_exps.weight" in network.tensors:
+            router, bias = f"{name}ffn_gate_inp", f"{name}exp_probs_b"
+            return network.experts(x, router, (gate, up, down), bias, self.shape.experts_used)
         if f"{gate}.weight" in network.tensors:
             return network.gated(x, gate, up, down, network.activation)
         return network.mlp(x, up, down)

@@ -9,7 +9,7 @@ import numpy as np
 from localllm.models import derived
 from localllm.models.errors import ModelError
 from localllm.models.tensors import Tensors
-from localllm.plan import F32, Activation, Plan, Recorder, Value, Weight
+from localllm.plan import F32, Activation, Plan, Recorder, Stack, Value, Weight
 
 Norms = Literal["layer", "rms"]
 WIDEST = 1 << 17  # columns and rows of a matrix
@@ -93,6 +93,21 @@ class Network:
     def gated(self, x: Value, gate: str, up: str, down: str, activation: Activation = "silu") -> Value:
         kind: Literal["swiglu_clamp"] | Activation = "swiglu_clamp" if self.limit else activation
         return self.linear(self.recorder.glu(self.linear(x, gate), self.linear(x, up), kind, self.limit), down)
+
+    def experts(self, x: Value, router: str, stacks: tuple[str, str, str], bias: str, used: int) -> Value:
+        """Return a mixture of gated units. `stacks` names gate, up and down, without `_exps`; the bias only selects."""
+        scores = self.linear(x, router)
+        count, inner = scores.width, self.tensors.height(f"{stacks[0]}_exps.weight") or 1
+        if not 1 <= used <= count:
+            raise ModelError(f"{router}.weight: {count} experts, and the key expert_used_count is {used}")
+        gate, up, down = (
+            Stack(self.tensors.stack(f"{name}_exps.weight", count, rows, columns))
+            for name, rows, columns in zip(stacks, (inner, inner, x.width), (x.width, x.width, inner), strict=True)
+        )
+        own = self.tensors.optional(f"{bias}.weight", count)
+        return self.recorder.experts(
+            x, scores, gate, up, down, used, "sigmoid", normalize=True, scale=1.0, activation="silu", choice_bias=own
+        )
 
     def end(self, *sent: Value) -> None:
         self.recorder.end_stage(*sent)

@@ -35,6 +35,11 @@ _kimi = partial(
     padded=True,
 )
 
+_DOTS = Vision(
+    head=mlp("mm.0", "mm.2", "gelu_erf"), norms="rms", turn=halves(), side=2, before="v.pre_ln",
+    after="mm.post_norm", cell_norm="mm.input_norm", cell_norms="layer", cell_eps=1e-6, padded=True,
+)  # fmt: skip
+
 VISION: dict[str, Vision] = {
     "qwen2vl_merger": _QWEN,
     # llama.cpp does not read the key of the window's size; neither do the models vary it
@@ -71,11 +76,8 @@ VISION: dict[str, Vision] = {
     "kimik25": _kimi(resize=grids.cubic),
     "glm4v": _glm(),
     "glm5v": _glm(),
-    "dots_ocr": Vision(
-        head=mlp("mm.0", "mm.2", "gelu_erf"), norms="rms", turn=halves(), side=2, before="v.pre_ln",
-        after="mm.post_norm",
-        cell_norm="mm.input_norm", cell_norms="layer", cell_eps=1e-6, padded=True,
-    ),
+    "dots_ocr": _DOTS,
+    "dots3note_v": _DOTS,  # some layers have experts
     "nemotron_v2_vl": _siglip(head=heads.nemotron, cls="first", cls_position=False, side=2, after=""),
     "youtuvl": Vision(
         head=mlp("mm.0", "mm.2"), order="cells", turn=halves(), side=2, pixels_last=True, window=112, window_key=True,

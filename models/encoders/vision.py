@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -204,13 +204,18 @@ class VisionEncoder:
         received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
         if self._added:
             received.append(self._with_learned(self._base(grid)[index], self._learned))
-        layouts = self._layouts(grid, order, windows)
-        x, *taps = yield Run("layers", tuple(received), layouts)
+        x, *taps = yield from self._attended(tuple(received), grid, order, windows)
         inputs = []
         for each in (x, *taps):
             inputs.append((yield from self._prepared(self._cells(self._without_learned(each), grid, order), grid)))
         (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
         return (yield from self._finished(y, grid, flags))
+
+    def _attended(
+        self, received: tuple[F32, ...], grid: Grid, order: Ints, windows: tuple[int, ...]
+    ) -> Generator[Run, list[F32], list[F32]]:
+        """Return the results of the layers, whose rows are patches in this order."""
+        return (yield Run("layers", received, self._layouts(grid, order, windows)))
 
     def _prepared(self, x: F32, grid: Grid) -> Encoding:
         """Return the input of the projector from cells in row-major order."""

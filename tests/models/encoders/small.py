@@ -42,12 +42,14 @@ SHAPES = {
     "gemma4ua": Shape(640, 5, True), "glm5v": Shape(56, 84), "cogvlm": Shape(112, 112), "llama4": Shape(112, 112),
     "muse-glimmer": Shape(112, 168), "minicpmv4_6-4": Shape(112, 112), "minicpmv4_6-2": Shape(84, 56),
     "step3vl": Shape(112, 112), "hunyuanvl": Shape(64, 96), "deepseek4v": Shape(84, 56),
+    "dots3note_v": Shape(56, 84),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(
     r"position_embd|class_embd|pos_emb|query|image_newline|view_seperator|image_begin|image_end|token_embd\.|\.boi$|\.eoi$"
+    r"|pos_bias|rel_pos|attn\.pos_|codebook|img_pos|code_embd"
 )
-_ATTENDED = re.compile(r"attn[._](q|k|qkv)\.|attn_(q|k|qkv)\.")
+_ATTENDED = re.compile(r"attn[._](q|k|qkv)\.|attn_(q|k|qkv)\.|attn\.(query|key)")
 
 
 def uniform(name: str, count: int, seed: int) -> np.ndarray:
@@ -62,13 +64,19 @@ def values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return (1.0 if last.endswith("max") else -1.0) * (1.25 if last[0] == "i" else 1.0) + (
             0.5 * u if last.endswith("max") else -0.5 * u
         )
-    if last == "bias" or name == "v.std_bias":
+    if name.endswith("conv_norm_var"):
+        return np.asarray(1 + 0.5 * u)
+    if last == "bias" or name.endswith("conv_norm_mean") or name == "v.std_bias":
         return np.asarray(0.3 * u)
-    if _EMBEDDED.search(name):
+    if "exp_probs_b" in name:
+        return np.asarray(0.1 * u)
+    if name.endswith("attn_sinks"):
+        return np.asarray(4 + u)
+    if _EMBEDDED.search(name) and not name.endswith(".proj.weight"):
         return u
-    if (last == "weight" and len(shape) == 1) or name == "v.std_scale":
+    if (last == "weight" and len(shape) == 1) or "gamma" in name or name == "v.std_scale":
         return np.asarray(1 + 0.25 * u)
-    fan_in = math.prod(shape[:-1]) if len(shape) >= 3 else shape[0]
+    fan_in = math.prod(shape[:-1]) if len(shape) >= 3 and "_exps" not in name else shape[0]
     return np.asarray(u * (math.sqrt(3.0) * (2.0 if _ATTENDED.search(name) else 1.5) / math.sqrt(fan_in)))
 
 
