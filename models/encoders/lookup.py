@@ -9,6 +9,7 @@ from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, 
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.vision import VisionEncoder
@@ -30,6 +31,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "hunyuanvl": HunyuanEncoder,
         "deepseek4v": DeepSeek4Encoder,
         "deepseekocr": DeepSeekOcrEncoder,
+        "mimovl": MimoVisionEncoder,
     },
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }
