@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.models.encoders import grids, heads
-from localllm.models.encoders.audio import CONVOLVED, convolved
+from localllm.models.encoders.convolutions import CONVOLVED, convolved
 from localllm.models.encoders.grids import Grid
 from localllm.models.encoders.layers import halves, sides
 from localllm.models.encoders.network import Network, flat, table

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from localllm.models.encoders.convolutions import CONVOLVED, convolved, windows
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style, Turn
 from localllm.models.encoders.network import Network, Norms, table
@@ -18,7 +19,6 @@ from localllm.plan.runs import Encoding, Layout, Part, Run
 
 Head = Callable[[Network, Value], Value]
 MOST = 4096  # frames of the layers, by default; 30 seconds are 1500
-CONVOLVED = 1 << 12  # rows of a convolution over a picture that run together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +36,6 @@ class Audio:
     positions: bool = True  # a table of positions, which begins again in every chunk
     after: tuple[str, ...] = ("a.post_ln",)  # norms of each frame
     ends: tuple[str, str] | None = None  # learned rows before and after the tokens
-
-
-def windows(x: F32, taps: int, stride: int) -> F32:
-    """Return the inputs of a convolution over time, (rows, channels * taps), from frames (frames, channels)."""
-    wide = np.pad(x, ((taps // 2, taps // 2), (0, 0)))
-    seen = np.lib.stride_tricks.sliding_window_view(wide, taps, axis=0)[::stride]
-    return np.ascontiguousarray(seen).reshape(len(seen), -1)
-
-
-def convolved(part: str, picture: F32, stride: int = 2, side: int = 3) -> Generator[Run, list[F32], F32]:
-    """Yield the runs of a convolution over a picture (rows, columns, channels), and return its result.
-
-    The inputs of the products are many times as large as the picture, so that rows run one group after the other.
-    """
-    wide = np.pad(picture, ((side // 2, side // 2), (side // 2, side // 2), (0, 0)))
-    seen = np.lib.stride_tricks.sliding_window_view(wide, (side, side), axis=(0, 1))[::stride, ::stride]
-    rows, columns = seen.shape[:2]
-    step, found = max(1, CONVOLVED // columns), []
-    for start in range(0, rows, step):
-        own = seen[start : start + step]
-        inputs = np.ascontiguousarray(own).reshape(len(own) * columns, -1)
-        (x,) = yield Run(part, (inputs,), (Layout((len(inputs),)),))
-        found.append(x.reshape(len(own), columns, -1))
-    return np.concatenate(found)
 
 
 class AudioEncoder:

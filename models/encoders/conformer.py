@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.models import derived
-from localllm.models.encoders.audio import CONVOLVED, convolved
+from localllm.models.encoders.convolutions import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.network import Network, constant, table
 from localllm.models.errors import ModelError

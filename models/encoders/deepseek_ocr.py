@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.models import derived
 from localllm.models.encoders import grids
-from localllm.models.encoders.audio import CONVOLVED, convolved
+from localllm.models.encoders.convolutions import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import Network, flat, table

@@ -11,6 +11,7 @@ from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
+from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.errors import ModelError
@@ -32,6 +33,8 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "deepseek4v": DeepSeek4Encoder,
         "deepseekocr": DeepSeekOcrEncoder,
         "mimovl": MimoVisionEncoder,
+        "ldp": LdpEncoder,
+        "ldpv2": LdpV2Encoder,
     },
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }

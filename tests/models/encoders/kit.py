@@ -16,7 +16,9 @@ import numpy as np
 from tests.models.support import MemoryWeight
 
 # Cases for which the kit stores only llama.cpp's results, which differ from the model's.
-ORIGINAL = ("voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features", "cogvlm", "llama4")
+ORIGINAL = (
+    "voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features", "cogvlm", "llama4", "ldp", "ldpv2",
+)  # fmt: skip
 BOTH = {"qwen2.5o": ("qwen2.5vl", "qwen2a"), "gemma4va": ("gemma4v", "gemma4a")}  # files with both encoders
 FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "multimodal"
 
@@ -130,6 +132,8 @@ class Case:
             y = program.llama4(net, x)
             side = round(len(y) ** 0.5)
             return np.asarray(y.reshape(side, side, -1).transpose(1, 0, 2).reshape(len(y), -1))
+        if self.name in ("ldp", "ldpv2"):
+            return self._mobile_vlm(net, x)
         if self.name == "llava-swapped":
             return np.asarray(program.llava(net, x, hf=True))
         y = np.concatenate([w["v.class_embd"][None], net.patches(x).reshape(-1, net.e)]) + w["v.position_embd.weight"]
@@ -142,6 +146,22 @@ class Case:
         net.blocks(y, last=max(listed), after=lambda i, z: found.__setitem__(i + 1, z))
         found[max(listed)] = net.norm(found[max(listed)], "v.post_ln")
         return np.asarray(net.mlp(np.concatenate([found[i] for i in listed], -1)[1:], "mm.0", "mm.2"))
+
+    def _mobile_vlm(self, net: Any, picture: np.ndarray) -> np.ndarray:
+        """Return the embeddings with the class row first, as for llava."""
+        more = module("reference_more")
+        patches = more._mobilevlm
+
+        def own(net: Any, picture: np.ndarray) -> np.ndarray:
+            rows = [net.w["v.class_embd"][None], net.patches(picture).reshape(-1, net.e)]
+            x = np.concatenate(rows) + net.w["v.position_embd.weight"]
+            return np.asarray(net.blocks(net.norm(x, "v.pre_ln"), last=net.n - 1)[1:])
+
+        more._mobilevlm = own
+        try:
+            return np.asarray(getattr(more, self.name)(net, picture))
+        finally:
+            more._mobilevlm = patches
 
     def errors(self, chunk: Chunk, embeddings: np.ndarray) -> dict[str, float]:
         """Return `rows` and `centered`; the original model's results, if the kit has them, count."""
