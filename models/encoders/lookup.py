@@ -14,6 +14,7 @@ from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.vision import VisionEncoder
+from localllm.models.encoders.yasa import YasaEncoder
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
@@ -35,6 +36,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "mimovl": MimoVisionEncoder,
         "ldp": LdpEncoder,
         "ldpv2": LdpV2Encoder,
+        "yasa2": YasaEncoder,
     },
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }

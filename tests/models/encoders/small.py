@@ -43,7 +43,7 @@ SHAPES = {
     "muse-glimmer": Shape(112, 168), "minicpmv4_6-4": Shape(112, 112), "minicpmv4_6-2": Shape(84, 56),
     "step3vl": Shape(112, 112), "hunyuanvl": Shape(64, 96), "deepseek4v": Shape(84, 56),
     "dots3note_v": Shape(56, 84), "mimovl": Shape(128, 96), "ldp": Shape(336, 336),
-    "ldpv2": Shape(336, 336),
+    "ldpv2": Shape(336, 336), "yasa2": Shape(256, 256),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(
