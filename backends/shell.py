@@ -177,6 +177,8 @@ class Shell(ABC):
             check_spans(batch)
         positions = batch.positions
         self._last_position = int(positions.max() if len(positions) > 1 else positions[0])
+        if batch.borders is not None:  # rows may see positions beyond their own
+            self._last_position = max(self._last_position, int(batch.borders.max()) - 1)
         furthest = self._last_position
         if self._axes and batch.axes is not None:
             check_axes(batch.axes, len(positions), self._axes, self.limits)

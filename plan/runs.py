@@ -21,14 +21,15 @@ from localllm.plan.values import F32
 class Layout:
     """How the rows of a step are divided into sequences, which attend only to themselves.
 
-    `lengths` gives the rows of each sequence, in order. The positions of a sequence begin at `start`. With a `border`,
-    rows attend to the positions before it, which an earlier stage has stored.
+    `lengths` gives the rows of each sequence, in order. The positions of a sequence begin at 0. With a `border`, rows
+    attend to the positions before it and to no others: those that an earlier stage has stored with the same border.
+    The first `span` rows of each sequence see each other in layers with spans.
     """
 
     lengths: tuple[int, ...]
     axes: NDArray[np.int32] | None = None  # (rows, axes): positions for rotations, such as row and column
-    start: int = 0
     border: int = 0
+    span: int = 0
 
     @property
     def rows(self) -> int:

@@ -103,16 +103,17 @@ def limits_of(part: Part) -> Limits:
 def _batch(layout: Layout, limits: Limits) -> Batch:
     """Return the batch of a layout; each sequence has its own cache blocks."""
     lengths = np.array(layout.lengths, np.int32)
-    rows, ends = int(lengths.sum()), lengths + layout.start
-    needed = -(-ends // BLOCK)
+    rows, needed = int(lengths.sum()), -(-np.maximum(lengths, layout.border) // BLOCK)
     if rows > limits.rows or int(needed.sum()) > limits.blocks:
         raise BackendError(f"encoder: {rows} rows in {len(lengths)} windows, bound for {limits.rows} rows")
     firsts = np.cumsum(needed) - needed
     tables = np.minimum(firsts[:, None] + np.arange(int(needed.max())), limits.blocks - 1).astype(np.int32)
     sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    positions = (np.arange(rows) - starts + layout.start).astype(np.int32)
+    positions = (np.arange(rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)).astype(np.int32)
     slots = (tables[sequence, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32)
     borders = np.full(len(lengths), layout.border, np.int32) if layout.border else None
+    spans = np.maximum(positions, np.minimum(lengths[sequence], layout.span) - 1) if layout.span else None
     tokens, nothing = np.zeros(rows, np.int32), np.zeros(0, np.int32)
-    return Batch(tokens, positions, slots, sequence, tables, nothing, borders=borders, axes=layout.axes)
+    return Batch(
+        tokens, positions, slots, sequence, tables, nothing, borders=borders, axes=layout.axes, span_ends=spans
+    )

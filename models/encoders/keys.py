@@ -48,3 +48,10 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
         side = keys.integer(f"vision.{key}", 1, 16, side)
     patch = keys.integer("vision.patch_size", 1, 256)
     return Sizes(shape, eps, activation, patch, side, keys.integer("vision.image_size", 1, 1 << 14, 1 << 10))
+
+
+def length(keys: Keys, key: str, most: int) -> int:
+    """Return the number of values of a list, or 1 if it has none, has more than `most`, or is no list."""
+    listed = keys.metadata.get(keys.prefix + key)
+    count = len(listed) if listed is not None and hasattr(listed, "__len__") and not isinstance(listed, str) else 1
+    return count if 1 <= count <= most else 1

@@ -9,6 +9,7 @@ from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, 
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.granite_vision import GraniteVisionEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
@@ -37,6 +38,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "ldp": LdpEncoder,
         "ldpv2": LdpV2Encoder,
         "yasa2": YasaEncoder,
+        "granite4_vision": GraniteVisionEncoder,
     },
     "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
 }

@@ -32,7 +32,7 @@ class ResamplerEncoder(VisionEncoder):
     def __init__(self, keys: Keys, tensors: Tensors) -> None:
         self._queries = np.zeros((0, 0), np.float32)
         super().__init__(ROW, keys, tensors)
-        self.parts["head"] = Part(self.parts["head"].plan, self.most + len(self._queries))
+        self.parts["head"] = Part(self.parts["head"].plan, max(self.most, len(self._queries)))
 
     def _head(self) -> Plan:
         """Record the keys and values of the patches in one stage, and the queries in another."""
@@ -63,7 +63,7 @@ class ResamplerEncoder(VisionEncoder):
         count, queries = len(grid.y), self._queries
         received = *self._patches(pictures), self._base(grid)
         (x,) = yield Run("layers", received, (Layout((count,)),))
-        layouts = Layout((count,), border=count), Layout((len(queries),), start=count, border=count)
+        layouts = Layout((count,), border=count), Layout((len(queries),), border=count)
         (y,) = yield Run("head", (x, _waves(grid, queries.shape[1])), layouts, (queries,))
         return y
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.models.encoders import grids
 from localllm.models.encoders.grids import Grid, Ints
-from localllm.models.encoders.keys import read_sizes
+from localllm.models.encoders.keys import length, read_sizes
 from localllm.models.encoders.layers import Layers
 from localllm.models.encoders.network import Network, Norms, flat, swapped, table
 from localllm.models.encoders.vision_row import Vision
@@ -65,8 +65,7 @@ class VisionEncoder:
         """Return the layers that attend to the whole picture; the others attend to windows."""
         layers = range(self._layer_count)
         if keys.holds("vision.wa_layer_indexes"):
-            listed = keys.metadata["clip.vision.wa_layer_indexes"]
-            count = len(listed) if hasattr(listed, "__len__") and len(listed) <= 512 else 1
+            count = length(keys, "vision.wa_layer_indexes", 512)
             return frozenset(keys.integers("vision.wa_layer_indexes", count, 0, 511))
         period = keys.integer("vision.n_wa_pattern", 0, 512, self.row.period)
         last = self._layer_count - 1 if self.row.period else -1
@@ -83,8 +82,7 @@ class VisionEncoder:
         """Return the numbers of layers, counted from 1, whose outputs stand side by side; () means only the last."""
         if not keys.holds("vision.feature_layer"):
             return ()
-        listed = keys.metadata["clip.vision.feature_layer"]
-        count = len(listed) if hasattr(listed, "__len__") and 1 <= len(listed) <= 16 else 1
+        count = length(keys, "vision.feature_layer", 16)
         return keys.integers("vision.feature_layer", count, 1, max(1, self.sizes.shape.layers))
 
     def _tables(self) -> tuple[F32, F32 | None, F32]:

@@ -138,8 +138,8 @@ class YasaEncoder:
 def _shares(network: Network, squares: Value, one: Value) -> Value:
     """Return the root of each channel's energy, divided by the mean of the roots.
 
-    The reciprocal of the mean comes from the RMS norm of the pair (1, scale * mean), which is (root(2) / (scale * mean),
-    root(2)) for a large scale.
+    The reciprocal of the mean comes from the RMS norm of the pair (1, scale * mean). For a large scale, it is
+    (root(2) / (scale * mean), root(2)).
     """
     recorder, tensors, scale = network.recorder, network.tensors, 1e9
     roots = recorder.activate(squares, "signed_root")

@@ -29,6 +29,7 @@ def expected(name: str) -> np.ndarray:
     with case.stored() as z:
         net = numpy.Net(*numpy.load(str(FOLDER / f"{name}.npz"), int(z["seed"])), kind)
     x, net.lead_pad = tensor.astype(np.float64), 0
+    net.anyres, net.viewsep = SHAPES[name].flags[3:7], 0
     if forward.__name__ in ("llava", "internvl"):
         return np.asarray(forward(net, x, hf=True))
     return np.asarray(forward(net, [x] if forward.__name__ in ("qwen25", "qwen3", "ling3vl") else x))

@@ -23,6 +23,7 @@ class Shape:
     rows: int  # pixels, or mel bins
     columns: int  # pixels, or frames
     sound: bool = False
+    flags: tuple[int, ...] = ()
 
 
 SHAPES = {
@@ -44,6 +45,7 @@ SHAPES = {
     "step3vl": Shape(112, 112), "hunyuanvl": Shape(64, 96), "deepseek4v": Shape(84, 56),
     "dots3note_v": Shape(56, 84), "mimovl": Shape(128, 96), "ldp": Shape(336, 336),
     "ldpv2": Shape(336, 336), "yasa2": Shape(256, 256),
+    "granite4_vision": Shape(3 * 128, 128, flags=(0, 0, 0, 2, 1, 100, 45, 0)),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(

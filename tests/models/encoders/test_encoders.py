@@ -35,7 +35,7 @@ def cpu() -> Iterator[CpuBackend]:
 def run(backend: Backend, name: str) -> np.ndarray:
     with bound(backend, *small.loaded(name), kind(name)) as encoder:
         assert encoder.width == small.expected(name).shape[1]
-        return encoder.encode([small.input_of(name)])
+        return encoder.encode([small.input_of(name)], small.SHAPES[name].flags)
 
 
 def kind(name: str) -> Literal["vision", "audio"]:

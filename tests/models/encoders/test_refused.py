@@ -124,7 +124,7 @@ def test_mutated_files() -> None:
             model = encoder_of(*mutated(name, random), small.kind_of(name))  # type: ignore[arg-type]
             if number % 10 == 0:
                 encoder = Encoder(ReferenceBackend(), model)
-                encoder.encode([small.input_of(name)])
+                encoder.encode([small.input_of(name)], small.SHAPES[name].flags)
         except (ModelError, BackendError) as error:
             refusals.append(str(error))
     assert 60 < len(refusals) < 120
