@@ -40,13 +40,15 @@ class Layout:
 class Run:
     """Run the stages of a part. `received` is the input of the first stage; the last stage's results are returned.
 
-    There is one layout per stage, or one for all stages. If the last stage has other rows, `later` is its input.
+    There is one layout per stage, or one for all stages. If the last stage has other rows, `later` is its input. With
+    `stage`, only this stage runs.
     """
 
     part: str
     received: tuple[F32, ...]
     layouts: tuple[Layout, ...]
     later: tuple[F32, ...] = ()
+    stage: int | None = None
 
 
 Encoding: TypeAlias = Generator[Run, list[F32], F32]

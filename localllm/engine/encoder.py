@@ -71,15 +71,16 @@ class Running:
         """Run the next segment. Return whether the embeddings are complete."""
         if self._run is None:
             return True
-        run, number = self._run, self._stage
+        run, step = self._run, self._stage
         executable, layouts = self._bound[run.part], run.layouts
-        layout = layouts[min(number, len(layouts) - 1)]
-        if not number or layout is not layouts[min(number - 1, len(layouts) - 1)]:
+        number, count = (step, executable.stages) if run.stage is None else (run.stage, 1)
+        layout = layouts[min(step, len(layouts) - 1)]
+        if not step or layout is not layouts[min(step - 1, len(layouts) - 1)]:
             executable.begin(_batch(layout, executable.limits), number)
-        last = number and number == executable.stages - 1
+        last = step and step == count - 1
         self._values = executable.run(run.later if last and run.later else self._values)
         self._stage += 1
-        if self._stage == executable.stages:
+        if self._stage == count:
             self._resume([np.array(value) for value in self._values])
         return self._run is None
 

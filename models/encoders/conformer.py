@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.models import derived
+from localllm.models.encoders.conformer_blocks import gated, half_feed_forward
 from localllm.models.encoders.convolutions import CONVOLVED, convolved
 from localllm.models.encoders.keys import read_sizes
 from localllm.models.encoders.network import Network, constant, table
@@ -65,24 +66,16 @@ class ConformerEncoder:
             if number:
                 network.end()
             name = f"a.blk.{number}."
-            x = self._half(network, x, name, "")
+            x = half_feed_forward(network, x, name, "", post_norm=True)
             x = network.recorder.add(x, self._attended(network, x, name, turns, places))
             x = network.recorder.add(x, self._convolved(network, x, name))
-            x = self._half(network, x, name, "_1")
+            x = half_feed_forward(network, x, name, "_1", post_norm=True)
             x = network.norm(x, name + "ln2")
         x = network.unit(network.linear(x, "a.pre_encode.out"))
         y = network.linear(x, "mm.a.input_projection")
         network.end(y)
         self.width = y.width
         return network.plan()
-
-    def _half(self, network: Network, x: Value, name: str, suffix: str) -> Value:
-        """Return x plus half of a feed-forward block."""
-        y = network.norm(x, f"{name}ffn_norm{suffix}")
-        y = network.norm(
-            network.mlp(y, f"{name}ffn_up{suffix}", f"{name}ffn_down{suffix}"), f"{name}ffn_post_norm{suffix}"
-        )
-        return network.recorder.add(x, network.recorder.scale(y, 0.5))
 
     def _attended(self, network: Network, x: Value, name: str, turns: Value, places: Value) -> Value:
         recorder, shape = network.recorder, self.sizes.shape
@@ -124,8 +117,7 @@ class ConformerEncoder:
     def _convolved(self, network: Network, x: Value, name: str) -> Value:
         """Return the convolution block. The file has the names of its two norms the wrong way round."""
         recorder, width = network.recorder, self.sizes.shape.width
-        y = network.linear(network.norm(x, name + "conv_norm"), name + "conv_pw1", 2 * width)
-        y = recorder.glu(recorder.slice(y, width, 2 * width), recorder.slice(y, 0, width), "sigmoid")
+        y = gated(network, network.norm(x, name + "conv_norm"), name, width)
         taps = self._tensors.width(f"{name}conv_dw.weight") or 1
         y = recorder.convolve(y, self._tensors.matrix(f"{name}conv_dw.weight", width, taps))
         return network.linear(network.activate(network.norm(y, name + "norm_conv")), name + "conv_pw2", width)

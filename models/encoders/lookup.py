@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, StepEncoder
@@ -13,6 +14,7 @@ from localllm.models.encoders.granite_vision import GraniteVisionEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
+from localllm.models.encoders.nemo import LFM2A, PARAKEET, NemoEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.vision import VisionEncoder
 from localllm.models.encoders.yasa import YasaEncoder
@@ -40,7 +42,12 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "yasa2": YasaEncoder,
         "granite4_vision": GraniteVisionEncoder,
     },
-    "audio": {"gemma4a": ConformerEncoder, "gemma4ua": UnifiedEncoder},
+    "audio": {
+        "gemma4a": ConformerEncoder,
+        "gemma4ua": UnifiedEncoder,
+        "lfm2a": partial(NemoEncoder, LFM2A),
+        "parakeet": partial(NemoEncoder, PARAKEET),
+    },
 }
 
 

@@ -54,14 +54,15 @@ class Network:
     def kernel(self, x: Value, name: str, rows: int, bias: bool = True) -> Value:
         """Return the product with a convolution kernel, whose values per output are the columns of a matrix."""
         weight = self.kernel_matrix(f"{name}.weight", rows, x.width)
-        own = self._folded(f"{name}.bias", rows) if bias and f"{name}.bias" in self.tensors else None
+        own = self.folded(f"{name}.bias", rows) if bias and f"{name}.bias" in self.tensors else None
         return self.recorder.linear(x, weight, own)
 
     def kernel_matrix(self, name: str, rows: int, columns: int) -> Weight:
         """Return a tensor of any rank as a matrix. A format with blocks must have whole rows."""
         return flat(self.tensors, name, (rows, columns))
 
-    def _folded(self, name: str, width: int) -> Weight:
+    def folded(self, name: str, width: int) -> Weight:
+        """Return a tensor of any rank as a vector."""
         return flat(self.tensors, name, (width,))
 
     # -- norms and sums ------------------------------------------------------------------------------------------------

@@ -19,8 +19,15 @@ from tests.models.encoders.support import CENTERED, ROWS, bound, errors
 from tests.models.support import MemoryWeight
 
 NAMES = tuple(small.SHAPES)
-ON_OPENCL = ("qwen2.5vl", "gemma4v", "gemma4a")  # the benchmark `table` runs all
-BITS = ("qwen2.5vl", "gemma4v", "minicpmv-2.6", "gemma4a", "mimovl")
+ON_OPENCL = (
+    "qwen2.5vl",
+    "gemma4v",
+    "gemma4a",
+    "mimovl",
+    "parakeet",
+    "granite4_vision",
+)  # the benchmark `table` runs all
+BITS = ("qwen2.5vl", "gemma4v", "minicpmv-2.6", "gemma4a", "mimovl", "parakeet", "ldp")
 # The input of each case that is quick to prepare.
 KIT = {"deepseekocr": "noise64", "qwen2vl": "video", "qwen3vl": "two", "idefics3-old": "noise64", "llava16": "noise64"}
 
