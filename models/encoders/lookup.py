@@ -10,6 +10,7 @@ from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, 
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.granite_speech import GraniteSpeechEncoder
 from localllm.models.encoders.granite_vision import GraniteVisionEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
@@ -46,6 +47,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "gemma4a": ConformerEncoder,
         "gemma4ua": UnifiedEncoder,
         "lfm2a": partial(NemoEncoder, LFM2A),
+        "granite_speech": GraniteSpeechEncoder,
         "parakeet": partial(NemoEncoder, PARAKEET),
     },
 }

@@ -20,7 +20,7 @@ from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Value
 from localllm.plan.runs import Encoding, Layout, Part, Run
 
-MOST = 4096  # frames of the layers: 327 seconds
+MOST = 2048  # frames of the layers: 164 seconds
 
 
 @dataclass(frozen=True, slots=True)
