@@ -35,7 +35,7 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
         raise ModelError(f"clip.{kind}.attention.head_count: {problem}")
     layers = keys.integer(f"{kind}.block_count", 0, 512)
     used = keys.integer(f"{kind}.expert_used_count", 0, 64, 0)
-    shape = Shape(kind[0], width, heads, kv_heads, layers, head_dim, used)
+    shape = Shape(f"{kind[0]}.blk", width, heads, kv_heads, layers, head_dim, used)
     eps = keys.real(f"{kind}.attention.layer_norm_epsilon", 0.0, 1.0, 1e-6)
     activation: Activation = "gelu_quick"
     if keys.flag("use_gelu", False):

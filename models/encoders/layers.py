@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from localllm.models.encoders.network import Network
 from localllm.models.errors import ModelError
@@ -16,7 +17,7 @@ Turn = Callable[[Network, Value, int], Value]  # (network, queries or keys, head
 class Shape:
     """The sizes of an encoder's layers."""
 
-    prefix: str  # "v" or "a"
+    prefix: str  # of the names of tensors, before the layer's number
     width: int
     heads: int
     kv_heads: int
@@ -33,6 +34,7 @@ class Style:
     scale: float = 0.0  # of attention scores; 0: one over the root of the head width
     unit_values: bool = False  # RMS norm of the values of each head
     post_norm: bool = False  # ln1 and ln2 come after attention and feed-forward
+    sees: Literal["all", "earlier", "span"] = "all"  # "span": earlier rows, and those of the first span each other
     reaches: tuple[int, ...] = ()  # of each layer: the maximum distance of rows that see each other; 0: any
 
 
@@ -45,7 +47,7 @@ class Layers:
         self._reach = 0
 
     def layer(self, x: Value, number: int) -> Value:
-        network, name = self.network, f"{self.shape.prefix}.blk.{number}."
+        network, name = self.network, f"{self.shape.prefix}.{number}."
         self._reach = self.style.reaches[number] if self.style.reaches else 0
         post = self.style.post_norm
         y = self.attention(x if post else network.norm(x, name + "ln1"), name)
@@ -78,8 +80,11 @@ class Layers:
         tensors, sinks = self.network.tensors, f"{name}attn_sinks"
         own = tensors.optional(sinks, self.shape.heads)
         scale = self.style.scale or self.shape.head_dim**-0.5
+        sees, window = self.style.sees, 2 * self._reach
+        if sees != "all" and self._reach:
+            window = self._reach + 1  # with the row itself
         return self.network.recorder.attention(
-            q, layer, self.shape.heads, scale, 2 * self._reach, sinks=own, causal=False
+            q, layer, self.shape.heads, scale, window, sinks=own, causal=sees != "all", spans=sees == "span"
         )
 
     def stored(self, k: Value, v: Value) -> int:
@@ -183,6 +188,16 @@ def blocks(theta: float, first: int, skipped: int = 0) -> Callable[[int], Turn]:
             return y if end == head_dim else recorder.concat(y, recorder.slice(x, end, head_dim, heads), heads)
 
         return turn
+
+    return of
+
+
+def by_position(theta: float) -> Callable[[int], Turn]:
+    """Rotate pairs (i, i + half a head) by the row's position."""
+
+    def of(head_dim: int) -> Turn:
+        rope = Rope("neox", head_dim, tuple(theta ** (-2 * i / head_dim) for i in range(head_dim // 2)))
+        return lambda network, x, heads: network.recorder.rotate(x, head_dim, rope)
 
     return of
 

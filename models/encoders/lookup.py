@@ -9,7 +9,7 @@ from typing import Any, Literal
 from localllm.models.encoders.arranged import DeepSeek4Encoder, HunyuanEncoder, StepEncoder
 from localllm.models.encoders.audio import AudioEncoder
 from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
-from localllm.models.encoders.deepseek_ocr import DeepSeekOcrEncoder
+from localllm.models.encoders.deepseek_ocr import DeepSeekOcr2Encoder, DeepSeekOcrEncoder
 from localllm.models.encoders.granite_speech import GraniteSpeechEncoder
 from localllm.models.encoders.granite_vision import GraniteVisionEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
@@ -37,6 +37,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "hunyuanvl": HunyuanEncoder,
         "deepseek4v": DeepSeek4Encoder,
         "deepseekocr": DeepSeekOcrEncoder,
+        "deepseekocr2": DeepSeekOcr2Encoder,
         "mimovl": MimoVisionEncoder,
         "ldp": LdpEncoder,
         "ldpv2": LdpV2Encoder,

@@ -29,7 +29,10 @@ ON_OPENCL = (
 )  # the benchmark `table` runs all
 BITS = ("qwen2.5vl", "gemma4v", "minicpmv-2.6", "gemma4a", "mimovl", "parakeet", "ldp")
 # The input of each case that is quick to prepare.
-KIT = {"deepseekocr": "noise64", "qwen2vl": "video", "qwen3vl": "two", "idefics3-old": "noise64", "llava16": "noise64"}
+KIT = {
+    "deepseekocr": "noise64", "deepseekocr2": "noise64", "qwen2vl": "video", "qwen3vl": "two",
+    "idefics3-old": "noise64", "llava16": "noise64",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
