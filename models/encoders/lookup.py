@@ -12,6 +12,7 @@ from localllm.models.encoders.conformer import ConformerEncoder, UnifiedEncoder
 from localllm.models.encoders.deepseek_ocr import DeepSeekOcr2Encoder, DeepSeekOcrEncoder
 from localllm.models.encoders.granite_speech import GraniteSpeechEncoder
 from localllm.models.encoders.granite_vision import GraniteVisionEncoder
+from localllm.models.encoders.mimo_audio import MimoAudioEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
@@ -49,6 +50,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "gemma4ua": UnifiedEncoder,
         "lfm2a": partial(NemoEncoder, LFM2A),
         "granite_speech": GraniteSpeechEncoder,
+        "mimo_audio": MimoAudioEncoder,
         "parakeet": partial(NemoEncoder, PARAKEET),
     },
 }

@@ -18,6 +18,7 @@ from tests.models.support import MemoryWeight
 # Cases for which the kit stores only llama.cpp's results, which differ from the model's.
 ORIGINAL = (
     "voxtral", "internvl-qknorm", "llava-swapped", "llava-yi", "llava-features", "cogvlm", "llama4", "ldp", "ldpv2",
+    "mimo_audio",
 )  # fmt: skip
 BOTH = {"qwen2.5o": ("qwen2.5vl", "qwen2a"), "gemma4va": ("gemma4v", "gemma4a")}  # files with both encoders
 FOLDER = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "multimodal"
@@ -132,6 +133,8 @@ class Case:
             y = program.llama4(net, x)
             side = round(len(y) ** 0.5)
             return np.asarray(y.reshape(side, side, -1).transpose(1, 0, 2).reshape(len(y), -1))
+        if self.name == "mimo_audio":
+            return self._mimo_audio(net, x)
         if self.name in ("ldp", "ldpv2"):
             return self._mobile_vlm(net, x)
         if self.name == "llava-swapped":
@@ -146,6 +149,20 @@ class Case:
         net.blocks(y, last=max(listed), after=lambda i, z: found.__setitem__(i + 1, z))
         found[max(listed)] = net.norm(found[max(listed)], "v.post_ln")
         return np.asarray(net.mlp(np.concatenate([found[i] for i in listed], -1)[1:], "mm.0", "mm.2"))
+
+    def _mimo_audio(self, net: Any, mel: np.ndarray) -> np.ndarray:
+        """Return the embeddings with the skip connection behind layer 2, not behind its attention."""
+        rest = module("reference_rest")
+        layers = rest._blocks_mid
+
+        def own(net: Any, x: np.ndarray, pos: Any, mask: Any, keep: dict[int, np.ndarray]) -> Any:
+            return net.blocks(x, pos=pos, mask=mask, after=keep.__setitem__)
+
+        rest._blocks_mid = own
+        try:
+            return np.asarray(rest.mimo_audio(net, mel))
+        finally:
+            rest._blocks_mid = layers
 
     def _mobile_vlm(self, net: Any, picture: np.ndarray) -> np.ndarray:
         """Return the embeddings with the class row first, as for llava."""

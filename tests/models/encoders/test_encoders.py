@@ -27,7 +27,7 @@ ON_OPENCL = (
     "parakeet",
     "granite4_vision",
 )  # the benchmark `table` runs all
-BITS = ("qwen2.5vl", "gemma4v", "minicpmv-2.6", "gemma4a", "mimovl", "parakeet", "ldp")
+BITS = ("qwen2.5vl", "gemma4v", "minicpmv-2.6", "gemma4a", "mimovl", "parakeet", "ldp", "mimo_audio")
 # The input of each case that is quick to prepare.
 KIT = {
     "deepseekocr": "noise64", "deepseekocr2": "noise64", "qwen2vl": "video", "qwen3vl": "two",
