@@ -35,9 +35,11 @@ def same(size: int, side: int, stride: int) -> Pads:
 
 
 def convolved(
-    part: str, picture: F32, stride: int = 2, side: int = 3, pads: tuple[Pads, Pads] | None = None
+    part: str, picture: F32, stride: int = 2, side: int = 3, pads: tuple[Pads, Pads] | None = None, *more: F32
 ) -> Generator[Run, list[F32], F32]:
     """Yield the runs of a convolution over a picture (rows, columns, channels), and return its result.
+
+    Other inputs have one row per position of the result.
 
     The inputs of the products are many times as large as the picture, so that rows run one group after the other.
     """
@@ -49,7 +51,8 @@ def convolved(
     for start in range(0, rows, step):
         own = seen[start : start + step]
         inputs = np.ascontiguousarray(own).reshape(len(own) * columns, -1)
-        (x,) = yield Run(part, (inputs,), (Layout((len(inputs),)),))
+        rest = tuple([x[start * columns : start * columns + len(inputs)] for x in more])
+        (x,) = yield Run(part, (inputs, *rest), (Layout((len(inputs),)),))
         found.append(x.reshape(len(own), columns, -1))
     return np.concatenate(found)
 

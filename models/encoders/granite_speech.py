@@ -146,7 +146,7 @@ class GraniteSpeechEncoder:
         for layer in range(layers):
             x = found[layer + 1] = yield from layer_runs("layers", layer, x, own, (blocks, whole), self._taps)
             if layer + 1 == layers // 2:
-                x = yield from cross_runs("symbols", (self._identity, self._of_symbols), x, 1)
+                x = yield from cross_runs("symbols", (self._identity, self._of_symbols), (x,))
         rows = np.concatenate([*[found[layer] for layer in sorted(set(self._features))], x], axis=1)
         rows = np.pad(rows, ((0, -count % self._span), (0, 0)))
         windows = rows.reshape(-1, self._span, rows.shape[1])
@@ -161,6 +161,6 @@ class GraniteSpeechEncoder:
         queries = np.tile(self._query, (count, 1))
         for number in range(self._blocks):
             (queries,) = yield Run(f"queries {number}", (queries,), (Layout((self._queries,) * count),))
-            queries = yield from cross_runs(f"windows {number}", (rows,), queries, count)
+            queries = yield from cross_runs(f"windows {number}", (rows,), (queries,), count)
         (y,) = yield Run("head", (queries,), (Layout((len(queries),)),))
         return y

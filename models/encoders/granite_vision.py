@@ -128,7 +128,7 @@ class GraniteVisionEncoder(VisionEncoder):
             cells = cells[grids.by_cells(new, new, self._query).index]
             (q,) = yield Run(f"queries {number}", (cells, query), (Layout((self._query**2,) * windows),))
             rows = x[grids.by_cells(side, side, self._span).index]
-            y = yield from cross_runs(f"tokens {number}", (rows, positions), q, windows)
+            y = yield from cross_runs(f"tokens {number}", (rows, positions), (q,), windows)
             streams.append(y[back])
         return np.concatenate(streams, axis=1)
 

@@ -16,6 +16,7 @@ from localllm.models.encoders.mimo_audio import MimoAudioEncoder
 from localllm.models.encoders.mimo_vision import MimoVisionEncoder
 from localllm.models.encoders.minicpm import MergingEncoder, ResamplerEncoder
 from localllm.models.encoders.mobile_vlm import LdpEncoder, LdpV2Encoder
+from localllm.models.encoders.mobilenet import MobileNetEncoder
 from localllm.models.encoders.nemo import LFM2A, PARAKEET, NemoEncoder
 from localllm.models.encoders.projectors import AUDIO, VISION
 from localllm.models.encoders.vision import VisionEncoder
@@ -44,6 +45,7 @@ _OTHERS: dict[Kind, dict[str, Callable[[Keys, Tensors], EncoderModel]]] = {
         "ldpv2": LdpV2Encoder,
         "yasa2": YasaEncoder,
         "granite4_vision": GraniteVisionEncoder,
+        "gemma3nv": MobileNetEncoder,
     },
     "audio": {
         "gemma4a": ConformerEncoder,

@@ -42,9 +42,9 @@ def _check(width: int, heads: int, name: str) -> None:
         raise ModelError(f"{name}self_attn_q.weight: {heads} heads do not divide {width} values into even parts")
 
 
-def cross_runs(part: str, rows: tuple[F32, ...], queries: F32, windows: int) -> Encoding:
+def cross_runs(part: str, rows: tuple[F32, ...], queries: tuple[F32, ...], windows: int = 1) -> Encoding:
     """Yield the run of a part whose first stage stores rows, and whose second stage has the queries of each window."""
-    each = len(rows[0]) // windows
-    layouts = Layout((each,) * windows, border=each), Layout((len(queries) // windows,) * windows, border=each)
-    (y,) = yield Run(part, rows, layouts, (queries,))
+    each, count = (len(inputs[0]) // windows for inputs in (rows, queries))
+    layouts = Layout((each,) * windows, border=each), Layout((count,) * windows, border=each)
+    (y,) = yield Run(part, rows, layouts, queries)
     return y

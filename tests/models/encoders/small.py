@@ -47,7 +47,8 @@ SHAPES = {
     "ldpv2": Shape(336, 336), "yasa2": Shape(256, 256),
     "granite4_vision": Shape(3 * 128, 128, flags=(0, 0, 0, 2, 1, 100, 45, 0)),
     "granite_speech": Shape(160, 50, True), "granite_speech-plus": Shape(160, 50, True),
-    "mimo_audio": Shape(80, 122, True), "lfm2a": Shape(128, 150, True), "parakeet": Shape(128, 150, True),
+    "gemma3nv": Shape(512, 512), "mimo_audio": Shape(80, 122, True), "lfm2a": Shape(128, 150, True),
+    "parakeet": Shape(128, 150, True),
 }  # fmt: skip
 # Tensor names and their values, where u is uniform between -1 and 1; the first rule that fits.
 _EMBEDDED = re.compile(

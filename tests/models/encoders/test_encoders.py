@@ -155,7 +155,7 @@ def test_two_frames_are_one_picture(cpu: CpuBackend) -> None:
 def test_every_projector_is_in_the_table() -> None:
     from localllm.models.encoders import supported
 
-    found: set[Any] = {"deepseekocr", "qwen2.5o"}
+    found: set[Any] = {"deepseekocr", "deepseekocr2", "qwen2.5o"}
     for name in NAMES:
         metadata, _ = small.loaded(name)
         found.add(metadata.get("clip.projector_type"))
