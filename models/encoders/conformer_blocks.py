@@ -56,7 +56,7 @@ def _normed(network: Network, y: Value, name: str) -> Value:
     """Return the batch norm of a convolution; its mean and variance may be part of weight and bias."""
     tensors = network.tensors
     weight, bias = (tensors.vector(f"{name}conv_norm.{of}", y.width) for of in ("weight", "bias"))
-    if f"{name}conv_norm_var" in tensors:
+    if f"{name}conv_norm_var" in tensors or f"{name}conv_norm_mean" in tensors:
         mean, variance = (
             table(tensors, f"{name}conv_norm_{of}", 1, y.width)[0].astype(np.float64) for of in ("mean", "var")
         )

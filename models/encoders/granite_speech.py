@@ -108,7 +108,7 @@ class GraniteSpeechEncoder:
         tensors, width, most = self._tensors, self.sizes.shape.width, TOGETHER
         columns = width * (1 + len(set(self._features)))
         self._blocks = 0
-        while f"a.proj_blk.{self._blocks}.self_attn_q.weight" in tensors:
+        while any(f"a.proj_blk.{self._blocks}.{of}.weight" in tensors for of in ("self_attn_q", "ffn_norm")):
             number, name = self._blocks, f"a.proj_blk.{self._blocks}."
             network = self._network()
             x = network.recorder.receive(width, "queries")

@@ -39,6 +39,9 @@ class MimoVisionEncoder(VisionEncoder):
         super().__init__(self.ROW, keys.having(vision__attention__key_length=width), tensors)
         if self.sizes.side != self.ROW.side:
             raise ModelError(f"clip.vision.spatial_merge_size: expected {self.ROW.side}, found {self.sizes.side}")
+        for number, mode in enumerate(self._modes):
+            if mode != WHOLE:
+                tensors.vector(f"v.blk.{number}.attn_sinks", heads)
         for number, (start, stop, _) in enumerate(self._groups()):
             if number:
                 self.parts[f"layers {number}"] = Part(self._recorded(start, stop), self.parts["layers"].rows)

@@ -99,11 +99,11 @@ class MobileNetEncoder:
         while True:
             name = f"v.blk.{stage}.{len(blocks)}."
             stride = 1 if blocks else 2
-            if f"{name}conv_exp.weight" in self._tensors:
+            if self._has(name, "conv_exp", "conv_pwl"):
                 block, channels = self._edge(name, channels, stride)
-            elif f"{name}attn.query.proj.weight" in self._tensors:
+            elif self._has(name, "attn.query.proj", "attn.output.proj"):
                 block = self._attention(name, channels)
-            elif f"{name}pw_exp.conv.weight" in self._tensors:
+            elif self._has(name, "pw_exp.conv", "pw_proj.conv"):
                 block, channels = self._inverted(name, channels, stride)
             else:
                 break
@@ -112,6 +112,10 @@ class MobileNetEncoder:
             raise ModelError(f"v.blk.{stage}.0: the tensors of this block are missing")
         self._stages.append(blocks)
         return channels
+
+    def _has(self, name: str, *parts: str) -> bool:
+        """Return whether one of these tensors of a block is in the file, so that the others must be."""
+        return any(f"{name}{part}.weight" in self._tensors for part in parts)
 
     def _edge(self, name: str, channels: int, stride: int) -> tuple[Block, int]:
         """Record a block of a convolution and a product."""
@@ -175,7 +179,7 @@ class MobileNetEncoder:
     def _attention(self, name: str, channels: int) -> Block:
         """Record a block of attention, whose heads share keys and values."""
         tensors, own = self._tensors, f"{name}attn."
-        halved = f"{own}key.down_conv.weight" in tensors
+        halved = self._has(own, "key.down_conv", "value.down_conv")
         network = self._network()
         network.end(network.norm(network.recorder.receive(channels, "rows"), f"{name}norm"))
         self.parts[f"{name}norm"] = Part(network.plan(), CONVOLVED)
@@ -186,7 +190,7 @@ class MobileNetEncoder:
             self.parts[f"{own}{of}"] = Part(network.plan(), depthwise_rows(9 * channels))
         sizes = {of: max(1, tensors.values(f"{own}{of}.proj.weight") // channels) for of in ("query", "key", "value")}
         if sizes["query"] % sizes["key"] or sizes["key"] % 2 or sizes["value"] % 2:
-            raise ModelError(f"{own}query.proj.weight: {sizes['query']} values are not heads of {sizes['key']}")
+            raise ModelError(f"{own}query.proj.weight: expected heads of {sizes['key']} values, found {sizes['query']}")
         heads, network = sizes["query"] // sizes["key"], self._network()
         inputs = network.recorder.receive_all({"keys": channels, "values": channels})
         k, v = (

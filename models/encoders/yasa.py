@@ -41,7 +41,7 @@ class YasaEncoder:
         network.end(network.norm(x, "v.patch_ln"))
         self.parts["patches"] = Part(network.plan(), CONVOLVED)
         self._stages: list[tuple[int, int, bool]] = []  # (channels, blocks, whether the picture is halved before)
-        while f"v.stage.{len(self._stages)}.blk.0.dw.weight" in tensors:
+        while self._has_block(len(self._stages), 0):
             width = self._stage(len(self._stages), width)
         network = self._network()
         if not self._stages:
@@ -66,6 +66,9 @@ class YasaEncoder:
     def _channels(self, name: str, columns: int) -> int:
         return max(1, self._tensors.values(f"{name}.weight") // columns)
 
+    def _has_block(self, stage: int, block: int) -> bool:
+        return any(f"v.stage.{stage}.blk.{block}.{of}.weight" in self._tensors for of in ("dw", "pw1"))
+
     def _stage(self, stage: int, width: int) -> int:
         """Record a stage, and return its number of channels."""
         name = f"v.stage.{stage}."
@@ -79,7 +82,7 @@ class YasaEncoder:
             network.end(network.kernel(network.recorder.receive(columns, "cells"), name + "down.conv", width))
             self.parts[f"halve {stage}"] = Part(network.plan(), CONVOLVED)
         blocks = 0
-        while f"{name}blk.{blocks}.dw.weight" in self._tensors:
+        while self._has_block(stage, blocks):
             inner = self._block(f"{stage} {blocks}", f"{name}blk.{blocks}.", width)
             blocks += 1
             self.parts[f"squares {inner}"] = Part(sum_plan(self._network(), inner, squares=True), CONVOLVED)
