@@ -203,7 +203,7 @@ def test_every_projector_that_is_prepared_has_an_encoder() -> None:
 
     assert set(PICTURES) <= set(supported("vision"))
     assert set(SOUNDS) <= set(supported("audio"))
-    assert "Each of these types has an encoder." in (ROOT / "docs/media.md").read_text()
+    assert "All types in the table have an encoder." in (ROOT / "docs/media.md").read_text()
 
 
 def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]

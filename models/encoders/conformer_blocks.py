@@ -68,7 +68,7 @@ def _normed(network: Network, y: Value, name: str) -> Value:
 
 
 def layer_runs(part: str, layer: int, x: F32, waves: F32, layouts: tuple[Layout, Layout], taps: int) -> Encoding:
-    """Yield the runs of a layer; the layouts are those of the attention and of the other rows."""
+    """Yield the runs of a layer. The first layout is for the attention, the second for the rest."""
     x, y = yield Run(part, (x, waves), layouts[:1], stage=2 * layer)
     wide = np.pad(y, ((taps // 2, taps - 1 - taps // 2), (0, 0)))
     gathered = wide[np.arange(len(y))[:, None] + np.arange(taps)].reshape(len(y), -1)

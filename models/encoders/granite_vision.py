@@ -39,7 +39,7 @@ class GraniteVisionEncoder(VisionEncoder):
         if side % self._span or not self._new or side % self._new:
             raise ModelError(f"clip.vision.projector.window_side: {self._span} does not fit {side} patches per side")
         if any(offset >= 0 for offset in self._offsets) and side != 2 * self._new:
-            raise ModelError("clip.vision.projector.spatial_offsets: an offset needs half as many tokens as patches")
+            raise ModelError("clip.vision.projector.spatial_offsets: an offset needs two patches per token and side")
         super().__init__(self.ROW, keys.having(vision__feature_layer=None), tensors)
         del self.parts["head"]
         self._constants: list[tuple[F32, F32]] = []

@@ -51,7 +51,7 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
 
 
 def length(keys: Keys, key: str, most: int) -> int:
-    """Return the number of values of a list, or 1 if it has none, has more than `most`, or is no list."""
+    """Return the length of a list with at most `most` values, and 1 for anything else."""
     listed = keys.metadata.get(keys.prefix + key)
     count = len(listed) if listed is not None and hasattr(listed, "__len__") and not isinstance(listed, str) else 1
     return count if 1 <= count <= most else 1

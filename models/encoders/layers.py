@@ -34,7 +34,7 @@ class Style:
     scale: float = 0.0  # of attention scores; 0: one over the root of the head width
     unit_values: bool = False  # RMS norm of the values of each head
     post_norm: bool = False  # ln1 and ln2 come after attention and feed-forward
-    sees: Literal["all", "earlier", "span"] = "all"  # "span": earlier rows, and those of the first span each other
+    sees: Literal["all", "earlier", "span"] = "all"  # "span": earlier rows, and within the first span all
     reaches: tuple[int, ...] = ()  # of each layer: the maximum distance of rows that see each other; 0: any
 
 

@@ -19,7 +19,7 @@ from localllm.plan import F32, Plan
 from localllm.plan.runs import Encoding, Layout, Part, Run
 
 MOST = 4096  # frames of the layers: 82 seconds
-SKIP = 2  # the layer whose result is added to that of the last one
+SKIP = 2  # the result of this layer is added to the last result
 TOGETHER = 64  # groups that run together; each has its own cache blocks
 WHOLE, NEAR = -1, 0  # modes of a layer
 

@@ -39,7 +39,7 @@ class Block:
     kind: str  # "edge", "inverted" or "attention"
     stride: int
     residual: bool
-    start: int = 0  # sides of depthwise kernels; 0: none
+    start: int = 0  # side of a depthwise kernel; 0: missing
     middle: int = 0
     halved: bool = False  # keys and values are of a halved picture
 
@@ -114,7 +114,7 @@ class MobileNetEncoder:
         return channels
 
     def _has(self, name: str, *parts: str) -> bool:
-        """Return whether one of these tensors of a block is in the file, so that the others must be."""
+        """Return whether the file has a part of this kind of block; then all parts are required."""
         return any(f"{name}{part}.weight" in self._tensors for part in parts)
 
     def _edge(self, name: str, channels: int, stride: int) -> tuple[Block, int]:
@@ -166,7 +166,7 @@ class MobileNetEncoder:
         return depthwise_rows(side * side * channels) if side else CONVOLVED
 
     def _kernel(self, name: str, channels: int) -> int:
-        """Return the side of a depthwise kernel; 0 if there is none."""
+        """Return the side of a depthwise kernel; 0 if it is missing."""
         width = self._tensors.width(f"{name}.weight")
         if width and (width not in (1, 3, 5, 7) or self._tensors.values(f"{name}.weight") != width * width * channels):
             raise ModelError(f"{name}.weight: expected a kernel of 3 or 5 values per side for {channels} channels")

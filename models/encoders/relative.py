@@ -29,7 +29,7 @@ def rates_of_width(width: int) -> Numbers:
 
 
 def turn(rates: Numbers, axes: int = 1) -> Rope:
-    """Return the rotation of the coefficients of a query, or of those for each of several axes side by side."""
+    """Return the rotation of a query's coefficients, which are side by side for several axes."""
     own = tuple(rates.tolist())
     if axes == 1:
         return Rope("interleaved", 2 * len(own), own)
@@ -47,8 +47,8 @@ def waves(positions: NDArray[np.integer], rates: Numbers) -> F32:
 def coefficients_of_table(listed: Numbers) -> Numbers:
     """Return the matrix (2 * span, width) that gives a query's coefficients.
 
-    Row r of the table (2 * span - 1, width) is what the query is multiplied with at distance r - (span - 1), which is
-    the query's position minus the key's.
+    Row r of the table (2 * span - 1, width) is multiplied with the query at distance r - (span - 1). A distance is the
+    query's position minus the key's.
     """
     span = len(listed) // 2 + 1
     angle = rates_of_span(span)[:, None] * (np.arange(len(listed)) - (span - 1))

@@ -124,7 +124,7 @@ class Sam:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def encode(self, picture: F32) -> Encoding:
-        """Yield the runs of a square picture, and return a quarter as many rows per side as it has patches."""
+        """Yield the runs of a square picture, and return one row per 4 x 4 patches."""
         x, side = None, len(picture) // PATCH
         pixels = grids.patch_rows(picture, PATCH)
         for layer in range(self._layers):
