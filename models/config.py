@@ -115,7 +115,8 @@ class DecoderConfig:
 class MediaInput:
     """The embeddings of media tokens: rows of `streams` slices as wide as the model.
 
-    The first slice replaces the token's embedding, the others are added behind the first layers (deepstack). `span` is
+    The first slice replaces the token's embedding, the others are added behind the first layers (deepstack), or before
+    those that the GGUF lists. `span` is
     the largest number of tokens of a picture whose tokens see each other, in the layers that `Properties.spans` names;
     0: pictures are causal.
     """
@@ -170,4 +171,5 @@ class Config:
     attention_softcap: float = 0.0  # 0: no cap
     decoder: DecoderConfig | None = None  # decoder of an encoder-decoder model
     unit_qk_norm: bool = False  # norm queries and keys without weights, in layers with RoPE
+    deepstack: tuple[int, ...] = ()  # stream of media embeddings added before each layer, -1: none; (): the usual ones
     own: object = None  # what the family has read; `Builder.own` returns it with its type

@@ -14,6 +14,7 @@ class MediaRecorder:
 
     def __init__(self, builder: Builder) -> None:
         self._recorder, self._given, width = builder.recorder, builder.media, builder.config.width
+        self._deepstack = builder.config.deepstack
         self._media = self._recorder.embed_media(self._given.streams * width) if self._given is not None else None
 
     def embedded(self, x: Value) -> Value:
@@ -22,10 +23,15 @@ class MediaRecorder:
 
     def behind(self, layer: int, x: Value) -> Value:
         """Return a layer's output x plus the stream that belongs there."""
-        if self._given is None or self._media is None or layer + 1 >= self._given.streams:
+        if self._given is None or self._media is None:
+            return x
+        stream, listed = layer + 1, self._deepstack
+        if listed:
+            stream = listed[layer + 1] if layer + 1 < len(listed) else -1
+        if not 0 < stream < self._given.streams:
             return x
         media = self._media if x.rows == "batch" else self._recorder.select_rows(self._media)
-        return self._recorder.splice(x, media, (layer + 1) * x.width, add=True)
+        return self._recorder.splice(x, media, stream * x.width, add=True)
 
 
 def axes_of(sections: Sequence[int], pairs: int, interleaved: bool) -> tuple[int, ...]:

@@ -43,7 +43,9 @@ _ENCODERS: dict[str, Literal["vision", "audio"]] = {"image": "vision", "audio": 
 
 def text_model(config: Config, architecture: Architecture, tokens: Iterable[str]) -> TextModel:
     """Return what the layout of media depends on. `tokens` are the texts of the special tokens."""
-    return TextModel(config.width, bool(config.rope.sections) and bool(architecture.axes), frozenset(tokens))
+    mrope = bool(config.rope.sections) and bool(architecture.axes)
+    streams = 1 + max(config.deepstack) if config.deepstack else 0
+    return TextModel(config.width, mrope, frozenset(tokens), streams)
 
 
 class Multimodal(Closing):
@@ -62,7 +64,7 @@ class Multimodal(Closing):
                 self._models[kind] = encoder_of(metadata, file.tensors, _ENCODERS[kind])
             except ModelError as error:
                 raise MediaError(f"{name}: {said(error)}") from None
-        streams = 1 + sum(bool(_DEEP.fullmatch(each)) for each in file.tensors)
+        streams = text.streams or 1 + sum(bool(_DEEP.fullmatch(each)) for each in file.tensors)
         for kind, model in self._models.items():
             width = model.width // (streams if kind == "image" else 1)
             if width != text.width:

@@ -17,11 +17,15 @@ from localllm.media.views import View, Views
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What the layout depends on: the embedding width, M-RoPE, and the texts of the tokens."""
+    """What the layout depends on: the embedding width, M-RoPE, and the texts of the tokens.
+
+    `streams` is the number of slices of a picture's embeddings, if the text model lists them; 0 if it does not.
+    """
 
     width: int
     mrope: bool = False
     tokens: Collection[str] = ()
+    streams: int = 0
 
 
 def laid_out(views: Views, row: PictureRow, settings: Settings, text: TextModel) -> list[str | Piece]:

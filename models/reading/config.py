@@ -49,6 +49,7 @@ def read_general(keys: Keys, row: Properties, head: int = 0) -> Config:
     window_rope = read_window_rope(keys, row, rope, of_sliding[0])
     embedding_scale, residual_scale, logit_scale = read_multipliers(keys, row.multipliers)
     causal = _causal(keys, row)
+    deepstack = _deepstack(keys, blocks)
     return Config(
         architecture=row.name,
         layers=layers,
@@ -88,7 +89,20 @@ def read_general(keys: Keys, row: Properties, head: int = 0) -> Config:
         activation=read_activation(keys, row),
         pooling=read_pooling(keys, "pooling_type", "last" if causal else "mean"),
         classifier_pooling=read_pooling(keys, "classifier.pooling_type", "last" if causal else "cls"),
+        deepstack=deepstack[:layers],
     )
+
+
+def _deepstack(keys: Keys, blocks: int) -> tuple[int, ...]:
+    """Return the stream of media embeddings that is added before each layer (Granite 4 Vision), or ()."""
+    listed = keys.per_layer("deepstack_mapping", blocks, -1, blocks, (-1,) * blocks, longer=True)
+    streams = {stream for stream in listed if stream > 0}
+    if not streams:
+        return ()
+    if max(streams) > len(streams):
+        problem = f"stream {max(streams)} is listed, and there are {1 + len(streams)} streams"
+        raise ModelError(f"{keys.prefix}deepstack_mapping: {problem}")
+    return tuple([stream if layer and stream > 0 else -1 for layer, stream in enumerate(listed)])
 
 
 def read_blocks(keys: Keys, head: int = 0) -> tuple[int, int]:

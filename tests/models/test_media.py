@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from localllm.models import MediaInput, architecture_of, read_config, record
+from localllm.models import MediaInput, ModelError, architecture_of, read_config, record
 from localllm.models.media import axes_of
 from localllm.plan import Attention, EmbedMedia, Plan, Rotate, Splice
 from tests.models.kit import KIT
@@ -56,6 +56,24 @@ def test_streams_are_added_behind_the_first_layers() -> None:
     ]
     assert layers == [0, 1, 2]  # before the first layer, and at the end of the first and the second
     assert plan.media == 768
+
+
+def test_streams_are_added_before_listed_layers() -> None:
+    """Granite 4 Vision lists them. The first layer's stream is the embedding itself."""
+    metadata, tensors = KIT["granite-dense"].loaded()
+    architecture = architecture_of(metadata)
+    layers = metadata["granite.block_count"]
+    config = read_config(metadata | {"granite.deepstack_mapping": [-1, 1] + [-1] * 510}, architecture.name)
+    assert config.deepstack == (-1, 1) + (-1,) * (layers - 2)
+    plan = record(config, architecture, tensors, media=MediaInput(streams=2))
+    found = [(number, op) for number, op in enumerate(plan.operations) if isinstance(op, Splice)]
+    assert [(op.start // config.width, op.add) for _, op in found] == [(0, False), (1, True)]
+    assert [sum(start <= number for start in plan.starts) for number, _ in found] == [0, 1]
+    moved = replace(config, deepstack=(-1,) * layers)
+    plan = record(moved, architecture, tensors, media=MediaInput(streams=2))
+    assert sum(isinstance(op, Splice) for op in plan.operations) == 1  # no layer is listed
+    with pytest.raises(ModelError, match="deepstack_mapping: stream 2 is listed, and there are 2 streams"):
+        read_config(metadata | {"granite.deepstack_mapping": [-1, 2]}, architecture.name)
 
 
 @pytest.mark.parametrize("name", ["qwen3vl-dense", "gemma3-12", "gemma4-e2b"])
