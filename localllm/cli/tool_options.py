@@ -213,6 +213,9 @@ class QuantizeOptions(Options):
         PromptOptions, "words", metavar="IN [OUT] TYPE", offers="types",
         help="the input, the output, and the type to write",
     )  # fmt: skip
+    mmproj: str = path(
+        "--mmproj", metavar="OUT", help="write the encoders of pictures and sound in the folder IN to this mmproj file"
+    )
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting OUT, {NEAREST_RULE}")
     dry_run: bool = option(False, "--dry-run", help="only show the new format of every tensor and the resulting size")
     allow_requantize: bool = option(

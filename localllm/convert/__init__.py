@@ -6,7 +6,8 @@ Begin with: checkpoint.py (`open_checkpoint`), then recipe.py, names.py and asse
 """
 
 from localllm.convert.checkpoint import Checkpoint, open_checkpoint
+from localllm.convert.encoders import EncoderCheckpoint
 from localllm.convert.errors import ConvertError
 from localllm.convert.tensor import LazyTensor
 
-__all__ = ["Checkpoint", "ConvertError", "LazyTensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "ConvertError", "EncoderCheckpoint", "LazyTensor", "open_checkpoint"]

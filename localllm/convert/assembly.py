@@ -14,7 +14,7 @@ from localllm.convert.changes import decay, flat, in_turn, share, squeezed, stac
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.names import NameMap, natural
-from localllm.convert.recipe import Change, Recipe, Sources, listed, only
+from localllm.convert.recipe import Change, Layer, Recipe, listed, only
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tensor_registry import TensorRegistry
 
@@ -37,28 +37,46 @@ _CHANGES: Mapping[str, Change] = {
 }  # fmt: skip
 
 
-class Assembly:
+class Taken:
+    """The tensors that rows of a recipe name: `made`, by their GGUF names, of the tensors in `sources`."""
+
+    def __init__(self, registry: TensorRegistry, config: HfConfig) -> None:
+        self._registry, self._config = registry, config
+        self.made: dict[str, LazyTensor] = {}
+        self.sources: dict[str, LazyTensor] = {}  # the first tensor that each is made of
+
+    def take(self, row: Layer, prefix: str = "", before: str = "") -> None:
+        """Make the tensors of a row. Names in the checkpoint begin with `prefix`, GGUF names with `before`."""
+        for key, sources in row.items():
+            for suffix in ("",) if f".{key}".endswith(_WHOLE) else _SUFFIXES:
+                for source in listed(sources):
+                    parts = self._registry.take(prefix, tuple(name + suffix for name in source.names))
+                    if parts is not None:
+                        self.put(before + key.removesuffix(".") + suffix, parts, source.change)
+                        break
+
+    def put(self, name: str, parts: list[LazyTensor], change: Change) -> None:
+        self.made[name], self.sources[name] = t.renamed(change(parts, self._config), name), parts[0]
+
+
+class Assembly(Taken):
     """The `tensors` of a GGUF file by name, in the order of the file."""
 
     def __init__(
         self, registry: TensorRegistry, recipe: Recipe, config: HfConfig, computed: tuple[LazyTensor, ...] = ()
     ) -> None:
         """Take all tensors of the registry. `computed` are further tensors."""
-        self._registry, self._recipe, self._config = registry, recipe, config
+        super().__init__(registry, config)
+        self._recipe = recipe
         self._layers = max(layers := config.layers, config.integer("num_decoder_layers") or 0)
-        self._made: dict[str, LazyTensor] = {}
-        # GGUF name -> the first tensor that it is made of.
-        self._sources: dict[str, LazyTensor] = {}
         self._mapped: set[str] = set()  # GGUF names that the recipe does not name
-        for key, sources in recipe.top.items():
-            self._take("", key, sources)
+        self.take(recipe.top)
         for layer in range(layers):
-            for key, sources in recipe.layer.items():
-                self._take(f"model.layers.{layer}.", key, sources, f"blk.{layer}.")
+            self.take(recipe.layer, f"model.layers.{layer}.", f"blk.{layer}.")
         self._map()
-        if "token_embd.weight" not in self._made:
+        if "token_embd.weight" not in self.made:
             raise ConvertError("the tensor of token embeddings is missing; download the model again")
-        made = recipe.output(self._made | {tensor.name: tensor for tensor in computed}, config)
+        made = recipe.output(self.made | {tensor.name: tensor for tensor in computed}, config)
         self.tensors = {name: made[name] for name in sorted(made, key=natural)}
 
     def check_read(self, read: Set[str]) -> None:
@@ -67,35 +85,26 @@ class Assembly:
         if self._has_output:
             known.add("output.weight")  # an encoder made of a decoder does not read it
         mapped = [name for name in self.tensors if name in self._mapped and _LAYER.sub("", name) not in known]
-        self._refuse([self._sources[name].name for name in mapped])
+        self._refuse([self.sources[name].name for name in mapped])
 
     def origin(self, name: str) -> str:
         """Return the checkpoint's name for a missing or unsuitable GGUF tensor, for an error message."""
         found = _LAYER.match(name)
-        if name in self._sources or found is None:
-            return printable(self._sources[name].name) if name in self._sources else ""
+        if name in self.sources or found is None:
+            return printable(self.sources[name].name) if name in self.sources else ""
         key, layer = name[found.end() :], int(found[1])
-        near = min((n for n in range(self._layers) if f"blk.{n}.{key}" in self._sources), default=None,
+        near = min((n for n in range(self._layers) if f"blk.{n}.{key}" in self.sources), default=None,
                    key=lambda n: abs(n - layer))  # fmt: skip
         if near is not None:  # the names of the layers differ in their numbers
-            like = printable(self._sources[f"blk.{near}.{key}"].name)
+            like = printable(self.sources[f"blk.{near}.{key}"].name)
             return _NUMBER.sub(lambda number: str(int(number[0]) + layer - near), like, count=1)
         sources = listed(self._recipe.layer.get(key) or self._recipe.layer.get(key.rpartition(".")[0]) or ())
         return " or ".join(f"model.layers.{layer}.{source.names[0]}" for source in sources)
 
-    def _take(self, prefix: str, key: str, sources: Sources, before: str = "") -> None:
-        """Make the tensors of one key of a recipe from the first of its sources that exists."""
-        for suffix in ("",) if f".{key}".endswith(_WHOLE) else _SUFFIXES:
-            for source in listed(sources):
-                parts = self._registry.take(prefix, tuple(name + suffix for name in source.names))
-                if parts is not None:
-                    self._put(before + key.removesuffix(".") + suffix, parts, source.change)
-                    break
-
-    def _put(self, name: str, parts: list[LazyTensor], change: Change) -> None:
+    def put(self, name: str, parts: list[LazyTensor], change: Change) -> None:
+        super().put(name, parts, change)
         plain = name.removesuffix(".weight").endswith(self._recipe.plain_norms)
-        made = t.renamed(change(parts, self._config), name)
-        self._made[name], self._sources[name] = _stored(made, 0.0 if plain else self._recipe.norm_offset), parts[0]
+        self.made[name] = _stored(self.made[name], 0.0 if plain else self._recipe.norm_offset)
 
     def _map(self) -> None:
         """Take the tensors that the recipe does not name."""
@@ -130,9 +139,9 @@ class Assembly:
 
     def _put_once(self, target: str, parts: list[LazyTensor], change: Change) -> None:
         """Make a mapped tensor. If the checkpoint stores it twice with the same bytes, it is written once."""
-        other = self._sources.get(target)
+        other = self.sources.get(target)
         if other is None:
-            self._put(target, parts, change)
+            self.put(target, parts, change)
             self._mapped.add(target)
         elif not t.alike(other, parts[0]):
             both = f"'{printable(other.name)}' and '{printable(parts[0].name)}'"

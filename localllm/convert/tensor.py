@@ -75,6 +75,26 @@ def _reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
     return replace(tensor, shape=shape, row_bytes=size, _read=read)
 
 
+def rearranged(tensor: LazyTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> LazyTensor:
+    """Reorder the values of a small unquantized tensor, which is read as a whole. `change` takes and returns arrays of
+    values of any type."""
+    if tensor.format not in ITEM_BYTES:
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
+    dtype = np.dtype(f"u{ITEM_BYTES[tensor.format]}")
+    try:
+        shape = change(np.broadcast_to(np.zeros((), dtype), tensor.shape)).shape
+    except (ValueError, IndexError):
+        raise ConvertError(
+            f"{tensor.name}: has an unexpected shape, {tensor.shape}; config.json does not fit"
+        ) from None
+
+    def read(start: int, stop: int) -> U8:
+        values = change(tensor.read(0, tensor.rows).view(dtype).reshape(tensor.shape))
+        return np.ascontiguousarray(values).reshape(-1, shape[-1])[start:stop].view(np.uint8)
+
+    return replace(tensor, shape=shape, row_bytes=dtype.itemsize * shape[-1], _read=read)
+
+
 def flattened(tensor: LazyTensor) -> LazyTensor:
     """Return a small tensor flattened to one vector."""
     return _reshaped(tensor, prod(tensor.shape))

@@ -62,13 +62,22 @@ class TensorRegistry:
         inside: str = "",
         others: tuple[str, ...] = (),
         raw: Callable[[Raw], Raw] = lambda raw: raw,
+        called: Callable[[str], str | None] | None = None,
     ) -> None:
-        """Create a registry of the tensors in these shards. `raw` changes them before they are dequantized."""
+        """Create a registry of the tensors in these shards. `raw` changes them before they are dequantized.
+
+        `called` gives the names of tensors, or None for those to skip; without it, they are a text model's.
+        """
         self.notes: list[str] = []
         shards = list(shards)
-        within = any(name.startswith(inside) for shard in shards for name in shard.tensors)
         found: Raw = {}
-        for name, tensor in self._named(shards, layers, inside if within else "", others):
+        if called is not None:
+            stored = ((called(name), tensor) for shard in shards for name, tensor in shard.tensors.items())
+            named: Iterable[tuple[str, LazyTensor]] = ((name, tensor) for name, tensor in stored if name is not None)
+        else:
+            within = any(name.startswith(inside) for shard in shards for name in shard.tensors)
+            named = self._named(shards, layers, inside if within else "", others)
+        for name, tensor in named:
             found.setdefault(name, []).append(tensor)
         self._tensors = {name: _whole(name, tensors) for name, tensors in raw(found).items()}
         self._apply_fp8_scales(packing.fp8_blocks)

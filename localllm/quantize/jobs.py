@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -59,15 +60,17 @@ class Job:
         return self.before != self.after
 
 
-def plan_jobs(source: Source, mix: QuantMix, options: MixOptions) -> list[Job]:
-    """Return a job for every tensor, in llama-quantize's writing order. No tensor is read."""
+def plan_jobs(
+    source: Source, mix: QuantMix, options: MixOptions, fixed: Mapping[str, str] = MappingProxyType({})
+) -> list[Job]:
+    """Return a job for every tensor, in llama-quantize's writing order. No tensor is read.
+
+    `fixed` gives formats that do not follow from the mix.
+    """
     tensors = _tensors(source)
-    return [
-        _job(tensor, choice)
-        for tensor, choice in zip(
-            tensors, choose_formats(mix, geometry_of(source.stored), tensors, options), strict=True
-        )
-    ]
+    choices = choose_formats(mix, geometry_of(source.stored), tensors, options)
+    own = {name: FormatChoice(name, format, format, False) for name, format in fixed.items()}
+    return [_job(tensor, own.get(choice.name, choice)) for tensor, choice in zip(tensors, choices, strict=True)]
 
 
 def copy_jobs(source: Source) -> list[Job]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.convert import open_checkpoint
+from localllm.convert import EncoderCheckpoint, open_checkpoint
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.gguf.header import Stored
 from localllm.loading.resolve import resolve
@@ -37,9 +37,14 @@ class Source(Protocol):
     ) -> None: ...
 
 
-def open_source(name: str) -> Source:
-    """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face checkpoint."""
+def open_source(name: str, encoders: bool = False) -> Source:
+    """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face checkpoint.
+
+    With `encoders`, open the encoders of a checkpoint, which become an mmproj file.
+    """
     path = resolve(name, folders=True)
+    if encoders:
+        return EncoderCheckpoint(path)
     if path.is_dir():
         return open_checkpoint(path)
     file: GGUFFile = open_gguf(path)

@@ -19,7 +19,7 @@ from localllm.cli.commands.quantize_report import error_table, show_report, summ
 from localllm.cli.flags import typed
 from localllm.cli.terminal.console import YELLOW, RateProgress, fitted, say
 from localllm.cli.tool_options import QuantizeOptions
-from localllm.convert import Checkpoint
+from localllm.convert import Checkpoint, EncoderCheckpoint
 from localllm.evaluation import cut_windows
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.model import load
@@ -50,8 +50,8 @@ def quantize(own: QuantizeOptions) -> None:
     text, test = _texts(own)
     with ExitStack() as stack:
         progress = stack.enter_context(RateProgress())
-        source = stack.enter_context(open_source(asked.source))
-        for line in source.notes if isinstance(source, Checkpoint) else ():
+        source = stack.enter_context(open_source(asked.source, bool(own.mmproj)))
+        for line in () if isinstance(source, GGUFFile) else source.notes:
             say(f"note: {line}", YELLOW)
         target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
         check_target(target, own.force or own.dry_run, _read_files(source, own))
@@ -146,6 +146,8 @@ def _threads(own: QuantizeOptions) -> int:
 
 
 def _asked(own: QuantizeOptions) -> _Asked:
+    if own.mmproj:
+        return _asked_for_encoders(own)
     if own.imatrix and own.method:
         raise UsageError(f"--method {own.method} measures importance on -f itself; omit --imatrix or --method")
     words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
@@ -161,6 +163,18 @@ def _asked(own: QuantizeOptions) -> _Asked:
         raise UsageError("expected IN [OUT] TYPE: a model, optionally an output file, and a type such as Q4_K_M")
     mix = None if words[-1].upper() == COPY else find(words[-1])
     return _Asked(words[0], words[1] if len(words) == 3 else "", mix.name if mix else COPY, mix)
+
+
+def _asked_for_encoders(own: QuantizeOptions) -> _Asked:
+    """Return what `--mmproj OUT` asks for: `words` are the folder and the type, F16 unless given."""
+    given = _measuring(own) or ("--imatrix" if own.imatrix else "") or ("--test" if own.test or own.file else "")
+    if given:
+        raise UsageError(f"{given} needs a text model; --mmproj OUT writes encoders of pictures and sound: omit one")
+    if len(own.words) not in (1, 2):
+        raise UsageError("expected FOLDER [TYPE] with --mmproj OUT: a Hugging Face folder, and a type such as F16")
+    word = own.words[1] if len(own.words) == 2 else "F16"
+    mix = None if word.upper() == COPY else find(word)
+    return _Asked(own.words[0], own.mmproj, mix.name if mix else COPY, mix)
 
 
 def _is_type(word: str) -> bool:
@@ -205,7 +219,10 @@ def _jobs(source: Source, asked: _Asked, options: MixOptions) -> list[Job]:
     """Return the jobs of a type; the list is empty if a quality goal replaces the type."""
     if asked.kind == MIXED:
         return []
-    return copy_jobs(source) if asked.mix is None else plan_jobs(source, asked.mix, options)
+    if asked.mix is None:
+        return copy_jobs(source)
+    fixed = source.fixed(asked.mix.format) if isinstance(source, EncoderCheckpoint) else {}
+    return plan_jobs(source, asked.mix, options, fixed)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
