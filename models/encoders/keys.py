@@ -27,13 +27,14 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
     If heads are `turned`, each half of a head consists of pairs.
     """
     width = keys.integer(f"{kind}.embedding_length", 1, 1 << 14)
-    heads = keys.integer(f"{kind}.attention.head_count", 1, 256)
+    layers = keys.integer(f"{kind}.block_count", 0, 512)
+    # files of encoders without layers have no heads
+    heads = keys.integer(f"{kind}.attention.head_count", min(1, layers), 256) or 1
     kv_heads = keys.integer(f"{kind}.attention.head_count_kv", 1, 256, heads)
     head_dim = keys.integer(f"{kind}.attention.key_length", 2, 1024, max(2, width // heads))
     if heads % kv_heads or head_dim % (4 if turned else 2):
         problem = f"{heads} heads of {head_dim} values with {kv_heads} key-value heads are not supported"
         raise ModelError(f"clip.{kind}.attention.head_count: {problem}")
-    layers = keys.integer(f"{kind}.block_count", 0, 512)
     used = keys.integer(f"{kind}.expert_used_count", 0, 64, 0)
     shape = Shape(f"{kind[0]}.blk", width, heads, kv_heads, layers, head_dim, used)
     eps = keys.real(f"{kind}.attention.layer_norm_epsilon", 0.0, 1.0, 1e-6)

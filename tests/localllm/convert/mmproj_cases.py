@@ -50,14 +50,16 @@ def _values(name: str, shape: list[int], base: Any) -> np.ndarray:
     return numbers(name, shape, base)
 
 
-def write(spec: dict[str, Any], folder: Path) -> Path:
+def write(spec: dict[str, Any], folder: Path, spelling: tuple[str, str] = ("", "")) -> Path:
     """Write a checkpoint, whose weights are of the type that its specification says."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(spec["config"]))
     (folder / "preprocessor_config.json").write_text(json.dumps(spec["preparing"]))
     tokens = [{"id": 0, "content": "<unk>"}, {"id": BREAK, "content": "[IMG_BREAK]"}]
+    (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens, "model": {"vocab": {}}}))
-    tensors, types = tensors_of(spec), {}
+    tensors = {re.sub(*spelling, name): x for name, x in tensors_of(spec).items()}
+    types: dict[str, str] = {}
     if spec["dtype"] == "BF16":
         tensors = {name: (x.view(np.uint32) >> 16).astype(np.int16) for name, x in tensors.items()}
         types = dict.fromkeys(tensors, "BF16")

@@ -73,7 +73,7 @@ def main(llama: Path, names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = write(spec, Path(place) / "model")
             if case.converts:
-                spec["llama_cpp"] = converted(folder)
+                spec["llama_cpp"] = converted(write(spec, Path(place) / "theirs", case.theirs))
             if case.embed is not None:
                 results |= {f"{name}:{key}": x for key, x in case.embed(folder).items()}
         table[name] = spec
