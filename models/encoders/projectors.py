@@ -49,8 +49,8 @@ VISION: dict[str, Vision] = {
     "exaone4_5": _qwen(head=mlp("mm.0", "mm.2"), norms="rms", window=112, swaps=True),
     "gemma3": _siglip(head=heads.gemma3, side=4, swaps=True),
     "gemma4v": Vision(
-        head=heads.gemma4, norms="rms", resize="fixed", axes_table=True, turn=blocks(100.0, first=1), side=3,
-        signed=True, style=Style(scale=1.0, unit_values=True),
+        head=heads.gemma4, norms="rms", activation="gelu", resize="fixed", axes_table=True, turn=blocks(100.0, first=1),
+        side=3, signed=True, style=Style(scale=1.0, unit_values=True),
     ),
     "gemma4uv": Vision(head=heads.unit, norms="layer", resize="fixed", axes_table=True, patch=3),
     "idefics3": _siglip(head=heads.linear("mm.model.fc"), side=2, swaps=True),

@@ -25,6 +25,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.jsonfile import read_json
 from localllm.convert.quantized import read_packing
+from localllm.convert.recipes.table import BY_CLASS
 from localllm.convert.safetensors import open_shards
 from localllm.convert.tensor import LazyTensor
 from localllm.convert.tensor_registry import TensorRegistry
@@ -57,7 +58,7 @@ class EncoderCheckpoint(Closing):
         try:
             if problem := self._row.check and self._row.check(config):
                 raise ConvertError(f"{config.path}: {problem}")
-            preparing, width = _preparing(folder), width_of_text(merged)
+            preparing, width = _preparing(folder), width_of_text(_with_defaults(merged))
             self.size = sum(shard.size for shard in self._shards)
             registry = TensorRegistry(self._shards, MAX_LAYERS, read_packing(merged), called=self._called)
             keys: dict[str, Any] = {}
@@ -65,9 +66,9 @@ class EncoderCheckpoint(Closing):
             found: dict[str, LazyTensor] = {}
             kinds = []
             for encoder in self._row.encoders:
-                if encoder.optional and not _holds(config, encoder.table):
+                if (own := _table(config, encoder)) is None:
                     continue
-                settings = Settings(folder, config, _table(config, encoder), preparing, width)
+                settings = Settings(folder, config, own, preparing, width)
                 keys |= keys_of(encoder, settings)
                 taken = _taken(encoder, registry, settings)
                 found |= taken.made
@@ -186,21 +187,24 @@ def _row(config: HfConfig) -> EncoderRow:
     return row
 
 
-def _holds(config: HfConfig, names: str) -> bool:
-    *tables, last = names.split(".")
-    for name in tables:
-        config = config.inner(name)
-    return bool(config.table(last))
+def _with_defaults(config: HfConfig) -> HfConfig:
+    """Return the settings of the text model, with transformers' defaults if it can be converted."""
+    recipes = BY_CLASS.get(class_of(config), ())
+    recipe = next((row for row in recipes if row.when is None or row.when(config)), None)
+    return config if recipe is None else recipe.said(config)
 
 
-def _table(config: HfConfig, encoder: Encoder) -> HfConfig:
-    """Return an encoder's table of config.json."""
-    found = config
-    for name in filter(None, encoder.table.split(".")):
-        if not found.table(name):
-            raise found.error(name, None, "the settings of the encoder")
-        found = found.inner(name)
-    return HfConfig(found.path, found.values, encoder.defaults)
+def _table(config: HfConfig, encoder: Encoder) -> HfConfig | None:
+    """Return an encoder's table of config.json, or None if it lacks an encoder that is optional."""
+    for place in encoder.tables:
+        found = config
+        for name in place.split("."):
+            found = found.inner(name)
+        if found.values:
+            return HfConfig(found.path, found.values, encoder.defaults)
+    if encoder.optional:
+        return None
+    raise config.error(encoder.tables[0], None, "the settings of the encoder")
 
 
 def _preparing(folder: Path) -> HfConfig:

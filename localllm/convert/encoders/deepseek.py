@@ -34,7 +34,7 @@ def _pooled(settings: Settings) -> int | None:
 
 
 _ENCODER = Encoder(
-    kind="vision", projector="deepseekocr", table="vision_config",
+    kind="vision", projector="deepseekocr", tables=("vision_config",),
     top={
         "v.class_embd.": "vision_model.embeddings.class_embedding",
         "v.patch_embd": "vision_model.embeddings.patch_embedding",

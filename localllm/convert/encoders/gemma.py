@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localllm.convert import tensor as t
 from localllm.convert.changes import of_one, plus
 from localllm.convert.encoders import keys as k
-from localllm.convert.encoders.parts import GATED, HEAD, SIGLIP, TOWER, embeddings, reordered, squares
+from localllm.convert.encoders.parts import GATED, HEAD, SIGLIP, SIGLIP_SIZES, TOWER, embeddings, reordered, squares
 from localllm.convert.encoders.row import Encoder, EncoderRow, Settings, Stack
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
@@ -27,7 +27,7 @@ def _pooled(settings: Settings) -> int | None:
 
 
 _GEMMA3 = Encoder(
-    kind="vision", projector="gemma3", table="vision_config",
+    kind="vision", projector="gemma3", tables=("vision_config",),
     top={
         **embeddings("vision_tower.embeddings"), "v.post_ln": "vision_tower.post_layernorm",
         "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
@@ -39,6 +39,7 @@ _GEMMA3 = Encoder(
         "use_gelu": True, "vision.attention.layer_norm_epsilon": k.own("layer_norm_eps", otherwise=1e-6),
         "vision.projector.scale_factor": _pooled,
     },
+    defaults=SIGLIP_SIZES,
 )  # fmt: skip
 
 # -- Gemma 4 -------------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ _BINS = {
     "audio.attention.layer_norm_epsilon": _EPS,
 }
 _GEMMA4 = Encoder(
-    kind="vision", projector="gemma4v", table="vision_config", own_key=True,
+    kind="vision", projector="gemma4v", tables=("vision_config",), own_key=True,
     top={
         "v.patch_embd.weight": taken("vision_tower.patch_embedder.input_proj.weight", reordered(squares)),
         "v.position_embd.weight": "vision_tower.patch_embedder.position_embedding_table",
@@ -93,9 +94,13 @@ _GEMMA4 = Encoder(
     },
     stacks=(Stack("vision_tower.encoder.layers.{}.", "v.blk.{}.", _SEES),),
     keys={"vision.image_size": 224, "vision.attention.layer_norm_epsilon": _EPS},
+    defaults={
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
+        "patch_size": 16,
+    },
 )  # fmt: skip
 _GEMMA4_AUDIO = Encoder(
-    kind="audio", projector="gemma4a", table="audio_config", own_key=True, optional=True,
+    kind="audio", projector="gemma4a", tables=("audio_config",), own_key=True, optional=True,
     top={
         **{f"a.conv1d.{n}.weight": f"{_SUBSAMPLE}.layer{n}.conv.weight" for n in (0, 1)},
         **{f"a.conv1d.{n}.norm": f"{_SUBSAMPLE}.layer{n}.norm" for n in (0, 1)},
@@ -104,6 +109,7 @@ _GEMMA4_AUDIO = Encoder(
     },
     stacks=(Stack("audio_tower.layers.{}.", "a.blk.{}.", _HEARS),),
     keys={**_BINS, "audio.feed_forward_length": lambda s: 4 * s.own.needed("hidden_size")},
+    defaults={"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8},
 )  # fmt: skip
 
 # -- Gemma 4 without layers ----------------------------------------------------------------------------------------
@@ -128,7 +134,7 @@ def _by_axis(values: NDArray[Any]) -> NDArray[Any]:
 
 
 _UNIFIED = Encoder(
-    kind="vision", projector="gemma4uv", table="vision_config", own_key=True, stacks=(),
+    kind="vision", projector="gemma4uv", tables=("vision_config",), own_key=True, stacks=(),
     top={
         "v.patch_embd.weight": taken("vision_embedder.patch_dense.weight", _by_channel),
         "v.patch_embd.bias.": "vision_embedder.patch_dense.bias",
@@ -142,14 +148,16 @@ _UNIFIED = Encoder(
         "vision.embedding_length": k.own_count("mm_embed_dim"), "vision.feed_forward_length": 0,
         "vision.attention.head_count": 0,
     },
+    defaults={"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840},
 )  # fmt: skip
 _UNIFIED_AUDIO = Encoder(
-    kind="audio", projector="gemma4ua", table="audio_config", own_key=True, stacks=(),
+    kind="audio", projector="gemma4ua", tables=("audio_config",), own_key=True, stacks=(),
     top={"mm.a.input_projection": "embed_audio.embedding_projection"},
     keys={
         **_BINS, "audio.embedding_length": k.own_count("audio_embed_dim"), "audio.feed_forward_length": 0,
         "audio.block_count": 0, "audio.attention.head_count": 0,
     },
+    defaults={"audio_embed_dim": 640},
 )  # fmt: skip
 
 ROWS = (

@@ -18,8 +18,8 @@ _LAYER: Layer = {
 
 def _merged(settings: Settings) -> int:
     """Return the patches per side of a token."""
-    ratio = settings.config.real("downsample_ratio")
-    if ratio is None or not 1 / 16 <= ratio <= 1:
+    ratio = settings.config.real("downsample_ratio") or 0.5
+    if not 1 / 16 <= ratio <= 1:
         raise settings.config.error("downsample_ratio", ratio, "a number from 0.0625 to 1")
     return int(1.0 / ratio)
 
@@ -32,7 +32,7 @@ def _tiles(name: str, other: str) -> Read:
 _TABLES = "vision_model.embeddings"
 _MLP = {0: "layer_norm", 1: "linear_1", 3: "linear_2"}
 _ENCODER = Encoder(
-    kind="vision", projector="internvl", table="vision_config",
+    kind="vision", projector="internvl", tables=("vision_config",),
     top={
         "v.class_embd.": (f"{_TABLES}.class_embedding", f"{_TABLES}.cls_token"),
         "v.patch_embd": (f"{_TABLES}.patch_embedding", f"{_TABLES}.patch_embeddings.projection"),
@@ -45,6 +45,10 @@ _ENCODER = Encoder(
         "vision.projector.scale_factor": _merged,
         "vision.preproc_min_tiles": _tiles("min_dynamic_patch", "min_patches"),
         "vision.preproc_max_tiles": _tiles("max_dynamic_patch", "max_patches"),
+    },
+    defaults={
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "image_size": 448, "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-6,
     },
 )  # fmt: skip
 

@@ -17,6 +17,10 @@ SIGLIP: Layer = {
     "attn_out": "self_attn.out_proj", "ln1": "layer_norm1", "ln2": "layer_norm2", "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }  # fmt: skip
+SIGLIP_SIZES = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16,
+    "image_size": 224, "layer_norm_eps": 1e-6,
+}  # fmt: skip
 HEAD = r"^vision_tower\.(vision_model\.)?head\."  # SigLIP's pooling, which only classifiers use
 TOWER = ((r"^vision_tower\.vision_model\.", "vision_tower."),)  # older and newer names
 GATED: Layer = {"ffn_up": "mlp.up_proj", "ffn_gate": "mlp.gate_proj", "ffn_down": "mlp.down_proj"}

@@ -7,9 +7,9 @@ import numpy as np
 from localllm.convert import tensor as t
 from localllm.convert.changes import PERMUTED
 from localllm.convert.encoders import keys as k
-from localllm.convert.encoders.row import Encoder, EncoderRow, Stack
+from localllm.convert.encoders.row import Encoder, EncoderRow, Settings, Stack
 from localllm.convert.errors import ConvertError
-from localllm.convert.hf_config import HfConfig
+from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.jsonfile import objects, read_json
 from localllm.convert.recipe import Layer, Tensors, taken
 from localllm.convert.tensor import LazyTensor
@@ -44,13 +44,18 @@ def _break_row(parts: Tensors, config: HfConfig) -> LazyTensor:
     return t.flattened(t.picked(table, np.array([number]), 1))
 
 
+def _merged(settings: Settings) -> int | None:
+    """Return the patches per side of a token, which only Mistral 3 has."""
+    return settings.config.integer("spatial_merge_size") or (2 if "Mistral3" in class_of(settings.config) else None)
+
+
 _LAYER: Layer = {
     **{key: taken(f"attention.{key[-1]}_proj", PERMUTED["attn_q"]) for key in ("attn_q", "attn_k")},
     "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ln1": "attention_norm", "ln2": "ffn_norm",
     **{f"ffn_{x}": f"feed_forward.{x}_proj" for x in ("up", "gate", "down")},
 }  # fmt: skip
 _PIXTRAL = Encoder(
-    kind="vision", projector="pixtral", table="vision_config",
+    kind="vision", projector="pixtral", tables=("vision_config",),
     top={
         "v.patch_embd": "vision_tower.patch_conv", "v.pre_ln": "vision_tower.ln_pre",
         "mm.1": "multi_modal_projector.linear_1", "mm.2": "multi_modal_projector.linear_2",
@@ -61,7 +66,11 @@ _PIXTRAL = Encoder(
     stacks=(Stack("vision_tower.transformer.layers.{}.", "v.blk.{}.", _LAYER),),
     keys={
         **k.ACTIVATION, "vision.attention.layer_norm_epsilon": k.own("layer_norm_eps", otherwise=1e-5),
-        "vision.spatial_merge_size": lambda s: s.config.integer("spatial_merge_size"),
+        "vision.spatial_merge_size": _merged,
+    },
+    defaults={
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "image_size": 1024, "patch_size": 16, "hidden_act": "gelu",
     },
 )  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from localllm.convert.encoders import keys as k
@@ -29,8 +32,9 @@ def _period(settings: Settings) -> int:
     return layers[0] + 1
 
 
+_SIZES = {"depth": 32, "num_heads": 16, "patch_size": 14}
 _QWEN2 = Encoder(
-    kind="vision", projector="qwen2vl_merger", table="vision_config", top=_TOP,
+    kind="vision", projector="qwen2vl_merger", tables=("vision_config",), top=_TOP,
     stacks=(
         Stack("visual.blocks.{}.", "v.blk.{}.",
               {**QKV, **NORMS, "attn_out": "attn.proj", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
@@ -38,11 +42,13 @@ _QWEN2 = Encoder(
     # llama.cpp takes the width of the projector for the width of the layers' feed-forward network
     keys={**_SQUARE, "vision.embedding_length": k.own_count("embed_dim"),
           "vision.feed_forward_length": k.own_count("hidden_size")},
+    defaults={**_SIZES, "hidden_size": 3584, "embed_dim": 1280},
 )  # fmt: skip
 _QWEN25 = Encoder(
-    kind="vision", projector="qwen2.5vl_merger", table="vision_config", top=_TOP,
+    kind="vision", projector="qwen2.5vl_merger", tables=("vision_config",), top=_TOP,
     stacks=(Stack("visual.blocks.{}.", "v.blk.{}.", {**QKV, **NORMS, **GATED, "attn_out": "attn.proj"}),),
     keys={**_SQUARE, "use_silu": True, "vision.n_wa_pattern": _period},
+    defaults={**_SIZES, "hidden_size": 3584, "intermediate_size": 3420, "fullatt_block_indexes": [7, 15, 23, 31]},
 )  # fmt: skip
 
 
@@ -69,7 +75,7 @@ def _text_eps(settings: Settings) -> float:
 
 
 _QWEN3 = Encoder(
-    kind="vision", projector="qwen3vl_merger", table="vision_config",
+    kind="vision", projector="qwen3vl_merger", tables=("vision_config",),
     top={
         **FRAMES, "v.patch_embd.bias.": "visual.patch_embed.proj.bias",
         "v.position_embd.weight": "visual.pos_embed.weight", "v.post_ln": "visual.merger.norm",
@@ -88,7 +94,12 @@ _QWEN3 = Encoder(
         "vision.spatial_merge_size": lambda s: s.own.integer("spatial_merge_size"),
         "vision.is_deepstack_layers": _is_deepstack,
     },
+    defaults={
+        "depth": 27, "num_heads": 16, "patch_size": 16, "hidden_size": 1152, "intermediate_size": 4304,
+        "spatial_merge_size": 2, "deepstack_visual_indexes": [8, 16, 24],
+    },
 )  # fmt: skip
+_QWEN35 = replace(_QWEN3, defaults={**_QWEN3.defaults, "deepstack_visual_indexes": []})
 
 # Qwen Omni calls the parts of its merger as Qwen 2 does.
 _OMNI_NAMES = (
@@ -114,7 +125,8 @@ _OMNI_AUDIO = {
     "audio.attention.layer_norm_epsilon": k.own("layer_norm_eps", otherwise=1e-5),
 }  # fmt: skip
 _QWEN3A = Encoder(
-    kind="audio", projector="qwen3a", table="audio_config", own_key=True, keys=_OMNI_AUDIO, made=_waves,
+    kind="audio", projector="qwen3a", tables=("audio_config",), own_key=True, keys=_OMNI_AUDIO, made=_waves,
+    defaults=whisper.SIZES,
     stacks=(Stack("audio_tower.layers.{}.", "a.blk.{}.", whisper.LAYER),),
     top={
         **{f"a.conv2d.{n}.weight": f"audio_tower.conv2d{n}.weight" for n in (1, 2, 3)},
@@ -124,8 +136,12 @@ _QWEN3A = Encoder(
         "mm.a.mlp.2": ("audio_tower.proj2", "multi_modal_projector.linear_2"),
     },
 )  # fmt: skip
+_ASR = {
+    "d_model": 1024, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "num_mel_bins": 128,
+}  # fmt: skip
 _QWEN25O_AUDIO = Encoder(
-    kind="audio", projector="qwen2.5o", table="thinker_config.audio_config", keys=_OMNI_AUDIO, made=_waves,
+    kind="audio", projector="qwen2.5o", tables=("thinker_config.audio_config",), keys=_OMNI_AUDIO, made=_waves,
+    defaults=whisper.SIZES,
     stacks=(Stack("audio_tower.layers.{}.", "a.blk.{}.", whisper.LAYER),),
     top={
         **{f"a.conv1d.{n}.weight": f"audio_tower.conv{n}.weight" for n in (1, 2)},
@@ -135,22 +151,21 @@ _QWEN25O_AUDIO = Encoder(
 )  # fmt: skip
 
 
-def _below(encoder: Encoder, **changes: object) -> Encoder:
-    """Return an encoder of a model whose settings are in the table of its thinker."""
-    from dataclasses import replace
-
-    return replace(encoder, table=f"thinker_config.{encoder.table}", **changes)  # type: ignore[arg-type]
+def _below(encoder: Encoder, **changes: Any) -> Encoder:
+    """Return an encoder of a model whose settings are in the table of its thinker, or in none."""
+    return replace(encoder, tables=(f"thinker_config.{encoder.tables[0]}", *encoder.tables), **changes)
 
 
 ROWS = (
     EncoderRow(classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel"), encoders=(_QWEN2,), starts=("visual.",)),
     EncoderRow(classes=("Qwen2_5_VLForConditionalGeneration",), encoders=(_QWEN25,), starts=("visual.",)),
     EncoderRow(
-        classes=(
-            "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
-            "Qwen3_5MoeForConditionalGeneration",
-        ),
-        encoders=(_QWEN3,), starts=("visual.",),
+        classes=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), encoders=(_QWEN3,),
+        starts=("visual.",),
+    ),
+    EncoderRow(
+        classes=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), encoders=(_QWEN35,),
+        starts=("visual.",),
     ),
     EncoderRow(
         classes=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
@@ -163,7 +178,7 @@ ROWS = (
         starts=("visual.", "audio_tower."), spellings=_OMNI_NAMES, formats=whisper.FORMATS,
     ),
     EncoderRow(
-        classes=("Qwen3ASRForConditionalGeneration",), encoders=(_below(_QWEN3A),), inside=("thinker.", "model."),
-        starts=("audio_tower.", "multi_modal_projector."), formats=whisper.FORMATS,
+        classes=("Qwen3ASRForConditionalGeneration",), encoders=(_below(_QWEN3A, defaults=_ASR),),
+        inside=("thinker.", "model."), starts=("audio_tower.", "multi_modal_projector."), formats=whisper.FORMATS,
     ),
 )  # fmt: skip

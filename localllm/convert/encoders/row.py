@@ -53,12 +53,12 @@ class Encoder:
 
     kind: Literal["vision", "audio"]
     projector: str | Callable[[Settings], str]
-    table: str = ""  # in config.json: tables in tables, with dots
+    tables: tuple[str, ...]  # where config.json has its settings, the first that exists; tables in tables have dots
     stacks: tuple[Stack, ...]
     top: Layer
     # Keys below "clip.", beyond or instead of those that all encoders have; None removes one.
     keys: Mapping[str, Any | Read] = field(default_factory=dict)
-    # Values for keys that the encoder's table lacks.
+    # Values that transformers assumes for keys that the encoder's table lacks.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     made: Callable[[Settings], list[LazyTensor]] | None = None  # tensors that the checkpoint does not store
     own_key: bool = False  # the projector type is a key of this encoder, for files with two types

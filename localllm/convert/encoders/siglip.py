@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from localllm.convert.encoders import keys as k
-from localllm.convert.encoders.parts import HEAD, SIGLIP, TOWER, embeddings, reordered
+from localllm.convert.encoders.parts import HEAD, SIGLIP, SIGLIP_SIZES, TOWER, embeddings, reordered
 from localllm.convert.encoders.row import LAYERS, Encoder, EncoderRow, Read, Settings, Stack
 from localllm.convert.recipe import taken
 
@@ -21,7 +21,7 @@ def _longest(settings: Settings) -> int:
 
 
 _IDEFICS = Encoder(
-    kind="vision", projector="idefics3", table="vision_config",
+    kind="vision", projector="idefics3", tables=("vision_config",),
     top={
         **embeddings("vision_model.embeddings"), "v.post_ln": "vision_model.post_layernorm",
         "mm.model.fc": "connector.modality_projection.proj",
@@ -31,7 +31,7 @@ _IDEFICS = Encoder(
         "use_gelu": True, "vision.attention.layer_norm_epsilon": k.own("layer_norm_eps", otherwise=1e-5),
         "vision.projector.scale_factor": k.count("scale_factor", otherwise=2), "vision.preproc_image_size": _longest,
     },
-    defaults={"hidden_size": 1152, "num_attention_heads": 16, "intermediate_size": 3072},  # SmolVLM2 lacks some
+    defaults={**SIGLIP_SIZES, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
 )  # fmt: skip
 
 # -- LFM2-VL -------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def _kernels(values: NDArray[Any]) -> NDArray[Any]:
 
 
 _LFM2 = Encoder(
-    kind="vision", projector="lfm2", table="vision_config",
+    kind="vision", projector="lfm2", tables=("vision_config",),
     top={
         **embeddings("vision_tower.embeddings"), "v.patch_embd.bias.": "vision_tower.embeddings.patch_embedding.bias",
         "v.patch_embd.weight": taken("vision_tower.embeddings.patch_embedding.weight", reordered(_kernels)),
@@ -65,6 +65,7 @@ _LFM2 = Encoder(
         "vision.attention.layer_norm_epsilon": k.own("layer_norm_eps"),
         "vision.projector.scale_factor": k.count("downsample_factor", otherwise=2),
     },
+    defaults=SIGLIP_SIZES,
 )  # fmt: skip
 
 # -- PaddleOCR-VL --------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def _pixels(name: str, edge: str) -> Read:
 
 _MOST = _pixels("max_pixels", "longest_edge")
 _PADDLE = Encoder(
-    kind="vision", projector="paddleocr", table="vision_config",
+    kind="vision", projector="paddleocr", tables=("vision_config",),
     top={
         **embeddings("visual.vision_model.embeddings"), "v.post_ln": "visual.vision_model.post_layernorm",
         "mm.input_norm": "mlp_AR.pre_norm", "mm.1": "mlp_AR.linear_1", "mm.2": "mlp_AR.linear_2",
@@ -92,6 +93,10 @@ _PADDLE = Encoder(
         "use_gelu": True, "vision.image_size": lambda s: k.square_root(_MOST(s)),
         "vision.image_min_pixels": _pixels("min_pixels", "shortest_edge"), "vision.image_max_pixels": _MOST,
         "vision.attention.layer_norm_epsilon": k.own("rms_norm_eps", otherwise=1e-6),
+    },
+    defaults={
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "patch_size": 14,
     },
 )  # fmt: skip
 
@@ -114,7 +119,7 @@ def _insertion(settings: Settings) -> list[int]:
 
 _MERGER = "vision_tower.vit_merger"
 _MINICPM = Encoder(
-    kind="vision", projector="minicpmv4_6", table="vision_config",
+    kind="vision", projector="minicpmv4_6", tables=("vision_config",),
     top={
         **embeddings("vision_tower.embeddings"), "v.post_ln": "vision_tower.post_layernorm",
         **{f"v.vit_merger.{key}": f"{_MERGER}.{name}" for key, name in SIGLIP.items() if key.startswith("attn")},
@@ -129,6 +134,7 @@ _MINICPM = Encoder(
         "vision.image_size": lambda s: s.preparing.integer("scale_resolution") or k.side(s.own, "image_size"),
         "vision.projector.scale_factor": _merged, "vision.wa_layer_indexes": _insertion,
     },
+    defaults=SIGLIP_SIZES,
 )  # fmt: skip
 
 ROWS = (

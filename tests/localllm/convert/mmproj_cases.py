@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from localllm.convert import EncoderCheckpoint
 from localllm.gguf import open_gguf, write_gguf
 from localllm.quant.mixes import MixOptions, find
 from localllm.quantize.conversion import ConversionSettings, conversion
-from localllm.quantize.jobs import metadata, plan_jobs
+from localllm.quantize.jobs import copy_jobs, metadata, plan_jobs
 from tests.localllm.convert.support import save
 from tests.localllm.convert.weights import numbers
 
@@ -38,6 +39,12 @@ def stored() -> dict[str, Any]:
     path = DATA / "mmproj.json.gz"
     found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes())) if path.exists() else {}
     return found
+
+
+def given(kind: str, shape: Sequence[int]) -> np.ndarray:
+    """Return an input: pixels of the frames, (frames, height, width, 3), or a spectrogram (bins, frames)."""
+    random = np.random.RandomState(7)
+    return (random.random_sample(shape) if kind == "vision" else random.standard_normal(shape)).astype(np.float32)
 
 
 def tensors_of(spec: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -69,16 +76,17 @@ def write(spec: dict[str, Any], folder: Path, spelling: tuple[str, str] = ("", "
 
 def convert(spec: dict[str, Any], folder: Path, kind: str) -> Path:
     """Write a checkpoint, and its encoders as an mmproj file of this type; return the path of the file."""
-    out, mix = folder / "mmproj.gguf", find(kind)
+    out, mix = folder / "mmproj.gguf", None if kind == "COPY" else find(kind)
     with EncoderCheckpoint(write(spec, folder / "model")) as source:
-        jobs = plan_jobs(source, mix, MixOptions(), source.fixed(mix.format))
+        fixed = source.fixed(mix.format) if mix else {}
+        jobs = plan_jobs(source, mix, MixOptions(), fixed) if mix else copy_jobs(source)
         with conversion(jobs, source.tensors, ConversionSettings(1)) as tensors:
-            write_gguf(out, metadata(source.stored, mix.file_type, None, ""), tensors)
+            write_gguf(out, metadata(source.stored, mix.file_type if mix else None, None, ""), tensors)
     return out
 
 
 def digests(path: Path) -> dict[str, Any]:
-    """Return the keys and the tensors of an mmproj file: format, shape, and a digest of the bytes, or sampled values."""
+    """Return the keys and tensors of an mmproj file: format, shape, and a digest of the bytes or sampled values."""
     with open_gguf(path) as file:
         keys = {
             key: value.tolist() if isinstance(value, np.ndarray) else value
@@ -93,5 +101,3 @@ def digests(path: Path) -> dict[str, Any]:
                 told = quant.dequantize(rows, tensor.format).reshape(-1)[::97].tolist()
             tensors[name] = [tensor.format, list(tensor.shape), told]
         return {"keys": keys, "tensors": tensors}
-
-

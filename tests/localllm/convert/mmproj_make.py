@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from tests.localllm.convert.mmproj_cases import DATA, TYPES, digests, stored, write
+from tests.localllm.convert.mmproj_embed import embed
 from tests.localllm.convert.mmproj_settings import CASES, Case
+
 
 def spec_of(case: Case) -> dict[str, Any]:
     """Return the settings and tensors of a case, as transformers saves them, with the names of the hub's files."""
@@ -35,7 +37,7 @@ def spec_of(case: Case) -> dict[str, Any]:
         from safetensors import safe_open
 
         with safe_open(f"{folder}/model.safetensors", "np") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+            shapes = {name: file.get_slice(name).get_shape() for name in list(file.keys())}
             norms = {name: float(file.get_tensor(name).mean()) for name in shapes if "norm" in name.lower()}
         told = json.loads((Path(folder) / "config.json").read_text())
     tensors = []
@@ -74,10 +76,9 @@ def main(llama: Path, names: list[str]) -> None:
             folder = write(spec, Path(place) / "model")
             if case.converts:
                 spec["llama_cpp"] = converted(write(spec, Path(place) / "theirs", case.theirs))
-            if case.embed is not None:
-                results |= {f"{name}:{key}": x for key, x in case.embed(folder).items()}
+            results |= {f"{name}:{key}": x for key, x in embed(folder, *case.embed).items()}
         table[name] = spec
-        print(name, len(spec["tensors"]), "tensors", "llama.cpp" * ("llama_cpp" in spec), "torch" * bool(case.embed))
+        print(name, len(spec["tensors"]), "tensors", "llama.cpp" * ("llama_cpp" in spec), "torch" * len(case.embed))
     table = {name: table[name] for name in CASES if name in table}
     packed = json.dumps(table, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(packed, mtime=0))

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests.localllm.convert import mmproj_embed as e
-from tests.localllm.convert.mmproj_own import (
-    ASR, DEEPSEEK, INTERN, OMNI3, OMNI25, ULTRAVOX, asr, deepseek, intern, omni3, omni25, ultravox,
-)  # fmt: skip
+from tests.localllm.convert import mmproj_own as own
 
 TEXT = {
     "vocab_size": 40, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -27,6 +21,10 @@ WHISPER = {
     "hidden_size": 32, "d_model": 32, "intermediate_size": 128, "encoder_ffn_dim": 128, "num_hidden_layers": 3,
     "encoder_layers": 3, "num_attention_heads": 2, "encoder_attention_heads": 2, "num_mel_bins": 128,
     "max_source_positions": 1500,
+}  # fmt: skip
+HEARING = {
+    "d_model": 32, "encoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 128,
+    "downsample_hidden_size": 32, "output_dim": 64,
 }  # fmt: skip
 COLORS = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.75, 0.25]}
 PIXTRAL = {"model_type": "pixtral", "head_dim": 16, "image_size": 512, "hidden_act": "silu"}
@@ -48,7 +46,7 @@ class Case:
     dtype: str = "F32"
     theirs: tuple[str, str] = ("", "")  # spelling of names that llama.cpp's converter reads, if not the hub's
     converts: bool = True  # llama.cpp's converter knows the class
-    embed: Callable[[Path], dict[str, np.ndarray]] | None = None  # runs transformers
+    embed: tuple[e.Prepare, ...] = ()  # how transformers runs
 
     def told(self, config: dict[str, Any]) -> dict[str, Any]:
         return config | self.changes
@@ -64,23 +62,26 @@ _EMBEDDED = (r"^language_model\.", "")
 
 CASES: dict[str, Case] = {
     "qwen2vl": _qwen(
-        "Qwen2VL", {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}, embed=e.qwen
+        "Qwen2VL", {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}, embed=(e.qwen,)
     ),
     "qwen2.5vl": _qwen(
-        "Qwen2_5_VL", {"depth": 4, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1, 3]}, embed=e.qwen
+        "Qwen2_5_VL", {"depth": 4, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1, 3]},
+        embed=(e.qwen,),
     ),
     "qwen2.5vl-bf16": _qwen(
         "Qwen2_5_VL", {"depth": 3, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1]}, dtype="BF16"
     ),
     "qwen3vl": _qwen(
         "Qwen3VL",
-        {"depth": 3, "patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}, embed=e.qwen,
+        {"depth": 3, "patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
+        embed=(e.qwen,),
     ),
-    "qwen3.5": _qwen("Qwen3_5", {"depth": 3, "patch_size": 16, "num_position_embeddings": 36}, embed=e.qwen),
+    "qwen3.5": _qwen("Qwen3_5", {"depth": 3, "patch_size": 16, "num_position_embeddings": 36}, embed=(e.qwen,)),
     "gemma3": Case(
         "Gemma3Config", "Gemma3ForConditionalGeneration",
         {"text_config": TEXT, "mm_tokens_per_image": 16, "vision_config": VIT | {"image_size": 112, "patch_size": 14}},
         COLORS | {"image_seq_length": 16}, spellings=TOWER, keeps=SIGHT_WITHOUT_HEAD,
+        embed=(e.square,),
     ),
     "gemma4": Case(
         "Gemma4Config", "Gemma4ForConditionalGeneration",
@@ -89,73 +90,89 @@ CASES: dict[str, Case] = {
             "use_clipped_linears": True,
         }, "audio_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
                             "output_proj_dims": 48}},
+        embed=(e.gemma4, e.gemma4_audio,),
     ),
     "gemma4-unified": Case(
         "Gemma4UnifiedConfig", "Gemma4UnifiedForConditionalGeneration",
         {"text_config": TEXT | {"vocab_size_per_layer_input": 40},
          "vision_config": {"mm_embed_dim": 32, "output_proj_dims": 32, "num_soft_tokens": 4, "mm_posemb_size": 96},
          "audio_config": {"audio_embed_dim": 640}},
+        embed=(e.gemma4, e.unified_audio,),
     ),
     "idefics3": Case(
         "Idefics3Config", "Idefics3ForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "llama"}, "scale_factor": 2,
          "vision_config": VIT | {"image_size": 128, "patch_size": 16}},
         COLORS | {"size": {"longest_edge": 512}},
+        embed=(e.idefics,),
     ),
     "smolvlm": Case(
         "SmolVLMConfig", "SmolVLMForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "llama"}, "scale_factor": 2,
          "vision_config": VIT | {"image_size": 128, "patch_size": 16}},
         COLORS | {"size": {"longest_edge": 256}},
+        embed=(e.idefics,),
     ),
     "pixtral": Case(
         "LlavaConfig", "LlavaForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "mistral"}, "image_token_index": 10, "vision_feature_layer": -1,
          "vision_feature_select_strategy": "full", "vision_config": VIT | PIXTRAL | {"patch_size": 16}},
         keeps=SIGHT + "|embed_tokens", theirs=_EMBEDDED,
+        embed=(e.pixtral,),
     ),
     "mistral3": Case(
         "Mistral3Config", "Mistral3ForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "mistral"}, "spatial_merge_size": 2,
          "vision_config": VIT | PIXTRAL | {"patch_size": 14}},
         keeps=SIGHT + "|embed_tokens", theirs=_EMBEDDED,
+        embed=(e.pixtral,),
     ),
-    "internvl": Case(settings=INTERN, tensors=intern()),
+    "internvl": Case(settings=own.INTERN, tensors=own.intern()),
     "internvl-hf": Case(
         "InternVLConfig", "InternVLForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "qwen2"},
          "vision_config": VIT | {"image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True,
                                  "layer_norm_eps": 1e-6, "hidden_act": "gelu"}},
         converts=False,
+        embed=(e.square,),
     ),
     "lfm2": Case(
         "Lfm2VlConfig", "Lfm2VlForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "lfm2"}, "projector_hidden_size": 48,
          "vision_config": VIT | {"patch_size": 16, "num_patches": 64, "layer_norm_eps": 1e-6}},
         keeps=SIGHT_WITHOUT_HEAD, spellings=TOWER,
+        embed=(e.lfm2,),
     ),
     "paddleocr": Case(
         "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration",
         {"text_config": TEXT | ROPE, "vision_config": VIT | {
             "image_size": 112, "patch_size": 14, "architectures": ["PaddleOCRVisionModel"]}},
         COLORS | {"min_pixels": 3136, "max_pixels": 100352},
+        embed=(e.paddle,),
     ),
     "minicpmv4_6": Case(
         "MiniCPMV4_6Config", "MiniCPMV4_6ForConditionalGeneration",
         {"text_config": TEXT, "insert_layer_id": 0, "vision_config": VIT | {"image_size": 140, "patch_size": 14}},
         COLORS | {"scale_resolution": 112},
+        embed=(e.minicpm,),
     ),
-    "deepseekocr": Case(settings=DEEPSEEK, tensors=deepseek()),
+    "deepseekocr": Case(settings=own.DEEPSEEK, tensors=own.deepseek()),
     "voxtral": Case(
         "VoxtralConfig", "VoxtralForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "llama"}, "audio_config": WHISPER},
+        embed=(e.whisper,),
     ),
-    "ultravox": Case(settings=ULTRAVOX, tensors=ultravox()),
+    "ultravox": Case(settings=own.ULTRAVOX, tensors=own.ultravox()),
     "qwen2audio": Case(
         "Qwen2AudioConfig", "Qwen2AudioForConditionalGeneration",
         {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": WHISPER},
+        embed=(e.whisper,),
     ),
-    "qwen3asr": Case(settings=ASR, tensors=asr("thinker.audio_tower.", "proj")),
-    "qwen2.5omni": Case(settings=OMNI25, tensors=omni25()),
-    "qwen3omni": Case(settings=OMNI3, tensors=omni3(), theirs=(r"^thinker\.visual", "model.visual")),
+    "qwen3asr": Case(settings=own.ASR, tensors=own.asr("thinker.audio_tower.", "proj")),
+    "qwen2.5omni": Case(settings=own.OMNI25, tensors=own.omni25()),
+    "qwen3omni": Case(settings=own.OMNI3, tensors=own.omni3(), theirs=(r"^thinker\.visual", "model.visual")),
+    "qwen3asr-hf": Case(
+        "Qwen3ASRConfig", "Qwen3ASRForConditionalGeneration",
+        {"text_config": TEXT, "audio_config": HEARING}, converts=False, embed=(e.qwen3a,),
+    ),
 }  # fmt: skip
