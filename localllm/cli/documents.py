@@ -86,6 +86,17 @@ def classes() -> str:
     return textwrap.fill(", ".join(sorted(BY_CLASS)), 120, break_on_hyphens=False)
 
 
+def encoder_classes() -> str:
+    """Return the names of the transformers classes whose encoders become mmproj files, with the projector types."""
+    from localllm.convert.encoders.table import ROWS_BY_CLASS
+
+    rows = []
+    for name, row in ROWS_BY_CLASS.items():
+        types = dict.fromkeys(encoder.projector for encoder in row.encoders)
+        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in types)))
+    return markdown(("class", "projector"), rows)
+
+
 def projectors() -> str:
     """Return the projector types of mmproj files, with their preprocessing and the texts around a picture or sound."""
     from localllm.media.pictures import PICTURES
@@ -113,6 +124,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "names": names,
     "projectors": projectors,
+    "encoder classes": encoder_classes,
 }
 
 

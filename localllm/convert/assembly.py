@@ -44,11 +44,13 @@ class Taken:
         self._registry, self._config = registry, config
         self.made: dict[str, LazyTensor] = {}
         self.sources: dict[str, LazyTensor] = {}  # the first tensor that each is made of
+        self.names: dict[str, str] = {}  # in the checkpoint, of all tensors that the rows name
 
     def take(self, row: Layer, prefix: str = "", before: str = "") -> None:
         """Make the tensors of a row. Names in the checkpoint begin with `prefix`, GGUF names with `before`."""
         for key, sources in row.items():
             for suffix in ("",) if f".{key}".endswith(_WHOLE) else _SUFFIXES:
+                self.names[before + key.removesuffix(".") + suffix] = prefix + listed(sources)[0].names[0] + suffix
                 for source in listed(sources):
                     parts = self._registry.take(prefix, tuple(name + suffix for name in source.names))
                     if parts is not None:

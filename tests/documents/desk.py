@@ -20,6 +20,8 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.hub.short_names import KNOWN
 from localllm.loading.resolve import resolve
 from tests.localllm import started
+from tests.localllm.convert.mmproj_cases import stored
+from tests.localllm.convert.mmproj_cases import write as write_encoders
 from tests.localllm.convert.support import HF
 from tests.localllm.diffusion.test_diffusion import write_diffusion
 from tests.localllm.hub.hub_server import HubServer, Repo, serving
@@ -84,6 +86,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "llada.gguf": lambda path: write_diffusion(path, "llada"),
     "embedder.gguf": lambda path: write_embedder(path, "bert-mean"),
     "reranker.gguf": lambda path: write_embedder(path, "bert-rank"),
+    "vision-folder": lambda path: write_encoders(stored()["qwen2.5vl"], path),
     "llama-folder": lambda path: path.symlink_to(HF / "llama-shards"),
     "text.txt": _text(TEXT),
     "texts.txt": _text("a cat\na dog\n"),

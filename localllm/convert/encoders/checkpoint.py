@@ -25,6 +25,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.jsonfile import read_json
 from localllm.convert.quantized import read_packing
+from localllm.convert.recipe import Change
 from localllm.convert.recipes.table import BY_CLASS
 from localllm.convert.safetensors import open_shards
 from localllm.convert.tensor import LazyTensor
@@ -62,7 +63,7 @@ class EncoderCheckpoint(Closing):
             self.size = sum(shard.size for shard in self._shards)
             registry = TensorRegistry(self._shards, MAX_LAYERS, read_packing(merged), called=self._called)
             keys: dict[str, Any] = {}
-            sources: dict[str, LazyTensor] = {}
+            names: dict[str, str] = {}
             found: dict[str, LazyTensor] = {}
             kinds = []
             for encoder in self._row.encoders:
@@ -72,11 +73,11 @@ class EncoderCheckpoint(Closing):
                 keys |= keys_of(encoder, settings)
                 taken = _taken(encoder, registry, settings)
                 found |= taken.made
-                sources |= taken.sources
+                names |= taken.names
                 kinds.append(encoder.kind)
             self._refuse(registry)
             self.tensors = {name: self._exact(found[name]) for name in sorted(found)}
-            self._check(keys, kinds, sources)
+            self._check(keys, kinds, names)
             general, self.notes = general_keys(folder, sum(prod(tensor.shape) for tensor in self.tensors.values()))
         except LocalLLMError as error:
             self.close()
@@ -129,8 +130,6 @@ class EncoderCheckpoint(Closing):
 
     def _exact(self, tensor: LazyTensor) -> LazyTensor:
         """Return a tensor in F32, if every type stores it so."""
-        if tensor.format not in t.FLOATS:
-            raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
         exact = all(self._fixed(tensor, format) == "F32" for format in _PLAIN)
         return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
 
@@ -142,15 +141,15 @@ class EncoderCheckpoint(Closing):
                 f"{self._row.classes[0]}{more}"
             )
 
-    def _check(self, keys: Mapping[str, Any], kinds: list[Any], sources: Mapping[str, LazyTensor]) -> None:
+    def _check(self, keys: Mapping[str, Any], kinds: list[Any], names: Mapping[str, str]) -> None:
         """Raise ConvertError if a tensor is missing or has the wrong shape."""
         metadata = {key: value.item() if isinstance(value, np.generic) else value for key, value in keys.items()}
         for kind in kinds:
             try:
                 encoder_of(metadata, self.tensors, kind)
             except ModelError as error:
-                source = sources.get(str(error).split(":")[0])
-                made = f" (it is made of {printable(source.name)})" if source is not None else ""
+                source = names.get(str(error).split(":")[0])
+                made = f" (it is made of {printable(source)})" if source else ""
                 raise ConvertError(f"{self.path}: {error}{made}") from None
 
     def __repr__(self) -> str:
@@ -162,8 +161,19 @@ def supported() -> tuple[str, ...]:
     return tuple(ROWS_BY_CLASS)
 
 
+class _Taken(Taken):
+    """Tensors of an encoder, which are made of floats."""
+
+    def put(self, name: str, parts: list[LazyTensor], change: Change) -> None:
+        for part in parts:
+            if part.format not in t.FLOATS:
+                problem = f"is stored as {part.format}; supported: F32, F16, BF16, F64 and FP8"
+                raise ConvertError(f"{printable(part.name)}: {problem}")
+        super().put(name, parts, change)
+
+
 def _taken(encoder: Encoder, registry: TensorRegistry, settings: Settings) -> Taken:
-    taken = Taken(registry, settings.own)
+    taken = _Taken(registry, settings.own)
     taken.take(encoder.top)
     for stack in encoder.stacks:
         numbers = stack.numbers(settings)

@@ -116,7 +116,7 @@ _GEMMA4_AUDIO = Encoder(
 
 
 def _cell(config: HfConfig) -> int:
-    """Return the pixels per side of a cell, which one token stands for."""
+    """Return the pixels per side of a cell, which becomes one token."""
     side = config.integer("model_patch_size")
     return side or config.needed("patch_size") * config.needed("pooling_kernel_size")
 

@@ -1,4 +1,4 @@
-"""Rows of InternVL, in the names of its own program (InternVLChatModel) and in those of transformers."""
+"""The row of InternVL, with the tensor names of InternVLChatModel and of transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ENCODER = Encoder(
 
 ROWS = (
     EncoderRow(
-        classes=("InternVLChatModel", "InternVLForConditionalGeneration", "InternS1ForConditionalGeneration"),
+        classes=("InternVLChatModel", "InternVLForConditionalGeneration"),
         encoders=(_ENCODER,), starts=("vision_model.", "mlp1.", "vision_tower.", "multi_modal_projector."),
         spellings=((r"^vision_tower\.", "vision_model."), (r"\.encoder\.layer\.", ".encoder.layers.")),
         skipped=r"mask_token",

@@ -1,4 +1,4 @@
-"""The keys of mmproj files: those that all encoders have, and readers for those of single projectors."""
+"""The keys of mmproj files: the keys of every encoder, and readers for further keys."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _INNER = ("intermediate_size", "encoder_ffn_dim")
 def keys_of(encoder: Encoder, settings: Settings) -> dict[str, Any]:
     """Return the keys of an encoder, with full names."""
     own, kind = settings.own, encoder.kind
-    name = encoder.projector if isinstance(encoder.projector, str) else encoder.projector(settings)
     found: dict[str, Any | Read] = {
         f"has_{kind}_encoder": True,
-        f"{kind}.projector_type" if encoder.own_key else "projector_type": name,
+        f"{kind}.projector_type" if encoder.own_key else "projector_type": encoder.projector,
         f"{kind}.projection_dim": settings.text_width,
         f"{kind}.embedding_length": lambda s: own.needed(*_WIDTH),
         f"{kind}.feed_forward_length": lambda s: own.needed(*_INNER),
@@ -131,7 +130,7 @@ def square_root(value: int) -> int:
 
 
 def width_of_text(config: HfConfig) -> int:
-    """Return the width of the text model, whose settings may be those of a table or of the whole file."""
+    """Return the width of the text model."""
     try:
         return config.needed("hidden_size")
     except ConvertError:

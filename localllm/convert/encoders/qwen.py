@@ -112,7 +112,7 @@ _OMNI_NAMES = (
 
 def _waves(settings: Settings) -> list[LazyTensor]:
     """Return the table of positions: sines and cosines of 1500 positions, in the arithmetic of torch."""
-    half = settings.own.needed("d_model") // 2
+    half = max(1, settings.own.needed("d_model") // 2)
     step = np.float32(np.log(10000) / max(1, half - 1))
     angles = np.arange(1500, dtype=np.float32)[:, None] * np.exp(-step * np.arange(half, dtype=np.float32))
     return [array_tensor("a.position_embd.weight", np.concatenate([np.sin(angles), np.cos(angles)], axis=1))]

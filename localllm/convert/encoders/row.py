@@ -1,6 +1,6 @@
 """The form of a row: which tensors and settings of a checkpoint become the encoders of an mmproj file.
 
-Names, formats and keys are those of llama.cpp's converter (`--mmproj`).
+llama.cpp's converter (`--mmproj`) writes the same names, formats and keys.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Encoder:
     """One encoder of a row."""
 
     kind: Literal["vision", "audio"]
-    projector: str | Callable[[Settings], str]
+    projector: str
     tables: tuple[str, ...]  # where config.json has its settings, the first that exists; tables in tables have dots
     stacks: tuple[Stack, ...]
     top: Layer
-    # Keys below "clip.", beyond or instead of those that all encoders have; None removes one.
+    # Further keys below "clip."; None removes a key that all encoders have.
     keys: Mapping[str, Any | Read] = field(default_factory=dict)
     # Values that transformers assumes for keys that the encoder's table lacks.
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class EncoderRow:
     # Tensors whose names begin so belong to encoders, after one of `inside` is removed; all others to the text model.
     starts: tuple[str, ...]
     inside: tuple[str, ...] = ("model.",)
-    # Regular expressions and their replacements, in order, applied to the names of these tensors.
+    # Regular expressions and their replacements, applied in order to the names of the tensors.
     spellings: tuple[tuple[str, str], ...] = ()
     skipped: str = ""  # regular expression of names that the encoders do not use
     # Regular expression of names in the mmproj file, and the format that every type gives these tensors.

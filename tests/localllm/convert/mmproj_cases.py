@@ -1,7 +1,7 @@
 """Tiny checkpoints with encoders: their settings and tensors (data/mmproj.json.gz), and how to write a folder.
 
-The names of the tensors seed the weights. The file also has the digests of what llama.cpp's converter makes of each
-checkpoint, and data/mmproj.npz the embeddings that transformers computes (`mmproj_make`).
+The names of the tensors seed the weights. The file also has digests of llama.cpp's conversions, and data/mmproj.npz has
+the embeddings by transformers (`mmproj_make`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ TEXT = {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 40}
 
 
 def _weights(prefix: str, **shapes: tuple[int, ...]) -> Tensors:
-    """Return matrices with biases, and norms, by the names of their modules; `__` stands for a dot."""
+    """Return matrices with biases, and norms, by the names of their modules; `__` means a dot."""
     found: Tensors = []
     for key, shape in shapes.items():
         name = prefix + key.replace("__", ".")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -9,8 +11,13 @@ import numpy as np
 import pytest
 
 from localllm.backends.reference import ReferenceBackend
+from localllm.cli.commands.show_encoders import encoders
+from localllm.convert import ConvertError, EncoderCheckpoint
 from localllm.gguf import open_gguf
-from tests.localllm.convert.mmproj_cases import DATA, TYPES, convert, digests, given, stored
+from tests.localllm.convert.mmproj_cases import BREAK, DATA, TYPES, convert, digests, given, stored, tensors_of, write
+from tests.localllm.convert.mmproj_mutated import check
+from tests.localllm.convert.support import edit_tensors, values
+from tests.localllm.support import localllm
 from tests.models.encoders.support import bound
 
 SPECS = stored()
@@ -63,3 +70,91 @@ def test_embeddings_of_transformers(key: str, tmp_path: Path) -> None:
 def relative(found: np.ndarray, truth: np.ndarray) -> float:
     assert found.shape == truth.shape
     return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "deepseekocr"])
+def test_mutated_checkpoints(name: str, tmp_path: Path) -> None:
+    """A checkpoint with a missing or strange key or tensor is accepted, or refused in one line."""
+    found = [check(name, tmp_path / str(seed), seed) for seed in range(8)]
+    assert any(found)
+
+
+def test_missing_tensors_are_named_as_in_the_checkpoint(tmp_path: Path) -> None:
+    folder = write(SPECS["gemma3"], tmp_path)
+    name = "vision_tower.vision_model.encoder.layers.1.self_attn.k_proj.weight"
+    edit_tensors(folder / "model.safetensors", lambda header: header.pop(name))
+    with pytest.raises(ConvertError, match=r"layers\.1\.self_attn\.k_proj\.weight\)$"):
+        EncoderCheckpoint(folder)
+
+
+def test_missing_settings_are_those_that_transformers_assumes(tmp_path: Path) -> None:
+    folder = write(SPECS["smolvlm"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["vision_config"]["intermediate_size"], config["scale_factor"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with EncoderCheckpoint(folder) as source:
+        assert source.metadata["clip.vision.feed_forward_length"] == 3072
+        assert source.metadata["clip.vision.projector.scale_factor"] == 2
+
+
+def test_the_row_of_img_break_is_that_of_the_token(tmp_path: Path) -> None:
+    """llama.cpp's converter leaves it out for the names of the hub's checkpoints, and then so does its encoder."""
+    with EncoderCheckpoint(write(SPECS["pixtral"], tmp_path)) as source:
+        found = values(source.tensors["v.token_embd.img_break"])
+    table = tensors_of(SPECS["pixtral"])["language_model.model.embed_tokens.weight"]
+    np.testing.assert_array_equal(found, table[BREAK])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_show_of_a_converted_file(name: str, tmp_path: Path) -> None:
+    """Preprocessing and encoders accept every converted file, also quantized."""
+    with open_gguf(convert(SPECS[name], tmp_path, "Q4_0")) as file:
+        for facts in encoders(file).values():
+            assert facts["layers"] or name == "gemma4-unified"
+            assert min(facts["tokens"].values()) > 0
+            assert "problem" not in facts
+
+
+def test_the_command(tmp_path: Path) -> None:
+    folder, out = write(SPECS["qwen2.5vl"], tmp_path / "model"), tmp_path / "mmproj.gguf"
+    done = localllm("quantize", folder, "--mmproj", out)
+    assert done.returncode == 0, done.stderr
+    assert digests(out) == digests(convert(SPECS["qwen2.5vl"], tmp_path / "again", "F16"))
+    assert "exists; give another name" in localllm("quantize", folder, "--mmproj", out).stderr
+    assert localllm("quantize", folder, "--mmproj", out, "q4_k_m", "--force", "--dry-run").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "mmproj.gguf", "model"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--mmproj", "OUT", "q9"], "unknown type 'q9'"),
+        (["--mmproj", "OUT", "other.gguf", "f16"], "expected FOLDER [TYPE] with --mmproj OUT"),
+        (["--mmproj", "OUT", "--fit", "1GB"], "--fit needs a text model"),
+        (["--mmproj", "OUT", "--imatrix", "x"], "--imatrix needs a text model"),
+    ],
+)  # fmt: skip
+def test_refused_commands(words: list[str], problem: str, tmp_path: Path) -> None:
+    folder = write(SPECS["gemma3"], tmp_path / "model")
+    given = [str(tmp_path / "out.gguf") if word == "OUT" else word for word in words]
+    done = localllm("quantize", folder, *given)
+    assert done.returncode != 0
+    assert problem in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("name", ["Gemma3nForConditionalGeneration", "LlamaForCausalLM", "\x1b[2J"])
+def test_other_classes_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    write(SPECS["gemma3"] | {"config": SPECS["gemma3"]["config"] | {"architectures": [name]}}, tmp_path)
+    with pytest.raises(ConvertError, match="cannot be converted; use an mmproj file") as error:
+        EncoderCheckpoint(tmp_path)
+    assert name.removeprefix("\x1b") in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_llava_of_other_encoders_is_refused(tmp_path: Path) -> None:
+    config = copy.deepcopy(SPECS["pixtral"]["config"])
+    config["vision_config"]["model_type"] = "clip_vision_model"
+    with pytest.raises(ConvertError, match="only encoders of type pixtral"):
+        EncoderCheckpoint(write(SPECS["pixtral"] | {"config": config}, tmp_path))
