@@ -21,6 +21,7 @@ U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # unquantized formats
 FLOATS = ("F32", "F16", "BF16", "F64")
+_MOST_REORDERED = 1 << 30  # bytes; the kernels over pixels of known models have a few MB
 # Weights and bytes per block: one byte for the scale, 16 for the codes.
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
 
@@ -80,6 +81,8 @@ def rearranged(tensor: LazyTensor, change: Callable[[NDArray[Any]], NDArray[Any]
     values of any type."""
     if tensor.format not in ITEM_BYTES:
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
+    if tensor.nbytes > _MOST_REORDERED:
+        raise ConvertError(f"{tensor.name}: has {tensor.nbytes} bytes, more than any model's; download it again")
     dtype = np.dtype(f"u{ITEM_BYTES[tensor.format]}")
     try:
         shape = change(np.broadcast_to(np.zeros((), dtype), tensor.shape)).shape

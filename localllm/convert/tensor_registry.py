@@ -37,7 +37,7 @@ _BARE = (
     "wpe.",
     "ln_f.",
 )  # a model saved without its head
-_COMPUTED = (
+COMPUTED = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq",
     ".relative_pe.slopes", "attention.masked_bias", ".attn.masked_bias", ".attn.bias", ".slope_rate", ".query_decay",
     ".key_decay", ".diagonal_decay", "position_ids", "token_type_ids", ".attention.bias",
@@ -111,7 +111,7 @@ class TensorRegistry:
                     senses += 1
                 elif _DRAFTS.match(name) or (layer and int(layer[1]) >= layers):
                     beyond += 1
-                elif not name.endswith(_COMPUTED):
+                elif not name.endswith(COMPUTED):
                     yield name, tensor
         if senses:
             self.notes.append(f"skipped {_tensors(senses)} for images or audio: the file holds the text model")

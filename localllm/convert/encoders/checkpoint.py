@@ -29,7 +29,7 @@ from localllm.convert.recipe import Change
 from localllm.convert.recipes.table import BY_CLASS
 from localllm.convert.safetensors import open_shards
 from localllm.convert.tensor import LazyTensor
-from localllm.convert.tensor_registry import TensorRegistry
+from localllm.convert.tensor_registry import COMPUTED, TensorRegistry
 from localllm.models import ModelError
 from localllm.models.encoders import encoder_of
 from localllm.models.reading.bounds import MAX_LAYERS
@@ -106,7 +106,7 @@ class EncoderCheckpoint(Closing):
         """Return the name by which rows call a tensor of the encoders; None for all other tensors."""
         row, names = self._row, [stored, *(stored.removeprefix(p) for p in self._row.inside if stored.startswith(p))]
         name = next((name for name in names if name.startswith(row.starts)), None)
-        if name is None or (row.skipped and re.search(row.skipped, name)):
+        if name is None or name.endswith(COMPUTED) or (row.skipped and re.search(row.skipped, name)):
             return None
         for pattern, spelling in row.spellings:
             name = re.sub(pattern, spelling, name)

@@ -16,7 +16,7 @@ from localllm.convert import ConvertError, EncoderCheckpoint
 from localllm.gguf import open_gguf
 from tests.localllm.convert.mmproj_cases import BREAK, DATA, TYPES, convert, digests, given, stored, tensors_of, write
 from tests.localllm.convert.mmproj_mutated import check
-from tests.localllm.convert.support import edit_tensors, values
+from tests.localllm.convert.support import edit_tensors, save_zeros, values
 from tests.localllm.support import localllm
 from tests.models.encoders.support import bound
 
@@ -158,3 +158,23 @@ def test_llava_of_other_encoders_is_refused(tmp_path: Path) -> None:
     config["vision_config"]["model_type"] = "clip_vision_model"
     with pytest.raises(ConvertError, match="only encoders of type pixtral"):
         EncoderCheckpoint(write(SPECS["pixtral"] | {"config": config}, tmp_path))
+
+
+def test_a_huge_kernel_is_not_read(tmp_path: Path) -> None:
+    """A tensor that conversion reads as a whole has a limit. The file has no content, so it takes no space."""
+    spec = SPECS["qwen2.5vl"]
+    folder = write(spec | {"tensors": []}, tmp_path)
+    shapes = {name: shape for name, shape, _ in spec["tensors"]}
+    save_zeros(folder / "model.safetensors", shapes | {"visual.patch_embed.proj.weight": (8192, 3, 2, 112, 112)})
+    with pytest.raises(ConvertError, match="more than any model's"):
+        EncoderCheckpoint(folder)
+
+
+def test_buffers_are_skipped(tmp_path: Path) -> None:
+    """Older checkpoints store numbers of positions, which no encoder reads."""
+    folder = write(SPECS["gemma3"], tmp_path)
+    name = "vision_tower.vision_model.embeddings.position_ids"
+    more = {name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
+    edit_tensors(folder / "model.safetensors", lambda header: header.update(more))
+    with EncoderCheckpoint(folder) as source:
+        assert len(source.tensors) == len(SPECS["gemma3"]["tensors"])
