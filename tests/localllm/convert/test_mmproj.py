@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from localllm import load
 from localllm.backends.reference import ReferenceBackend
 from localllm.cli.commands.show_encoders import encoders
 from localllm.convert import ConvertError, EncoderCheckpoint
@@ -17,7 +18,8 @@ from localllm.gguf import open_gguf
 from tests.localllm.convert.mmproj_cases import BREAK, DATA, TYPES, convert, digests, given, stored, tensors_of, write
 from tests.localllm.convert.mmproj_mutated import check
 from tests.localllm.convert.support import edit_tensors, save_zeros, values
-from tests.localllm.support import localllm
+from tests.localllm.media_models import png
+from tests.localllm.support import localllm, write_model
 from tests.models.encoders.support import bound
 
 SPECS = stored()
@@ -178,3 +180,17 @@ def test_buffers_are_skipped(tmp_path: Path) -> None:
     edit_tensors(folder / "model.safetensors", lambda header: header.update(more))
     with EncoderCheckpoint(folder) as source:
         assert len(source.tensors) == len(SPECS["gemma3"]["tensors"])
+
+
+def test_a_converted_file_reads_a_picture(tmp_path: Path) -> None:
+    """From the folder to the embeddings of a picture in a prompt: those of the encoder over the prepared pixels."""
+    model = write_model(tmp_path / "tiny-Q8_0.gguf")
+    out = convert(SPECS["gemma3"], tmp_path, "COPY")
+    (tmp_path / "a.png").write_bytes(png())
+    with load(model, backend="cpu", threads=1, spec="off", mmproj=str(out)) as opened:
+        chunks = opened.media("a <__media__> b", str(tmp_path / "a.png"))
+        (picture,) = [chunk for chunk in chunks if chunk.kind == "image"]
+        found = picture.embeddings
+    assert len(found) == 16  # mm_tokens_per_image
+    with open_gguf(out) as file, bound(ReferenceBackend(), file.metadata, file.tensors, "vision") as encoder:
+        assert relative(found, encoder.encode(picture.tensors)) < 1e-5
