@@ -30,7 +30,7 @@ def mlp(
 
 def gemma3(network: Network, x: Value) -> Value:
     """Average the cells. The file has the projection as (text width, width), transposed."""
-    slices = x.width // network.tensors.width("mm.soft_emb_norm.weight") if x.width else 1
+    slices = x.width // max(1, network.tensors.width("mm.soft_emb_norm.weight"))
     x = network.norm(network.mean(x, max(1, slices)), "mm.soft_emb_norm", "rms")
     name = "mm.input_projection.weight"
     stack = network.tensors.transposed(name, 1, x.width, x.width, max(1, network.tensors.width(name)))
