@@ -24,7 +24,7 @@ from localllm.engine.prefix import same
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import suffixes
 from localllm.generation.speculation.earlier import EarlierByAccount, Following
-from localllm.generation.speculation.policy import Acceptance, Balance, Costs
+from localllm.generation.speculation.policy import Acceptance, Balance, Costs, Stake
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import SuffixDrafter
 
@@ -77,7 +77,7 @@ class Drafts:
         self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
-        self._balance = Balance()  # of drafts from repetitions
+        self._balance, self._stake = Balance(), Stake()  # of drafts from repetitions
         self._stale = 0  # consecutive steps with drafts
         self._shortest_pass, self._reported, self._waits = shortest_pass, reported, waits
         self.new_repeats: Callable[[Sequence[int], Following | None], SuffixDrafter] = SuffixDrafter
@@ -252,6 +252,7 @@ class Drafts:
             if one.draft_cost:
                 saved = accepted if one.verified else int(one.outcome[0][1])
                 self._balance.add(saved * one.pace - one.draft_cost)
+                self._stake.settle(saved * one.pace - one.draft_cost)
         one.outcome.clear()
 
     def close(self) -> None:
@@ -291,22 +292,27 @@ class Drafts:
         acceptance = self._acceptance_of(one)
         return accumulate((acceptance.expect(draft.trust) for draft in one.drafts), mul)
 
-    def _best(self, chances: Sequence[float], rows: int, worth: float) -> tuple[int, float]:
+    def _best(self, chances: Sequence[float], rows: int, worth: float, stake: float) -> tuple[int, float]:
         """Return the most profitable number of drafts, from the most probable ones, and their gain in seconds.
 
-        The step has `rows` tokens without them.
+        The step has `rows` tokens without them. Several drafts take at most `stake` seconds.
         """
         plain, won, count, best = self._costs.seconds(rows), 0.0, 0, 0.0
         for number, stands in enumerate(chances[: self._costs.most - rows], 1):
             won += stands * worth
-            gain = won - (self._costs.seconds(rows + number) - plain)
-            if gain > best:
-                count, best = number, gain
+            added = self._costs.seconds(rows + number) - plain
+            if won - added > best and (number == 1 or added <= stake):
+                count, best = number, won - added
         return count, best
+
+    def _stake_of(self, one: RequestState) -> Stake:
+        return self._model.stake if self._model is not None and one.modelled else self._stake
 
     def _promised(self, one: RequestState, rows: int, worth: float) -> float:
         """Return the expected gain, in seconds, of the drafts of one request alone."""
-        return self._best(list(self._chances(one)), rows, worth)[1] if one.drafts else 0.0
+        if not one.drafts:
+            return 0.0
+        return self._best(list(self._chances(one)), rows, worth, worth * self._stake.tokens)[1]
 
     def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
         """Choose the drafts to verify in a step that has `rows` tokens so far; return the number of drafts chosen.
@@ -315,7 +321,8 @@ class Drafts:
         """
         chances = [(stands, number) for number, one in enumerate(ones) for stands in self._chances(one)]
         chances.sort(key=lambda each: -each[0])
-        found, _ = self._best([stands for stands, _ in chances], rows, worth)
+        stake = worth * sum(self._stake_of(one).tokens for one in ones if one.drafts)
+        found, _ = self._best([stands for stands, _ in chances], rows, worth, stake)
         for _, number in chances[:found]:
             ones[number].verified += 1
         if found:

@@ -63,7 +63,7 @@ class ModelDrafter(ABC, Generic[D]):
         self._costs, self._verifying, self._longest, self._ratio = costs, verifying, longest, ratio
         self._steps = 0  # forward passes in the last round
         self._judge = Judge(draft.PRIORS)
-        self.acceptance = self._judge.acceptance
+        self.acceptance, self.stake = self._judge.acceptance, self._judge.stake
         self._round = Round()  # the newest
         self._rounds: deque[Round] = deque()  # of steps in flight, and of steps collected since the last draft
         self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
@@ -216,7 +216,7 @@ class ModelDrafter(ABC, Generic[D]):
                 undo.enter_context(sampler.drafting())
                 undo.callback(sampler.restore, sampler.snapshot())
             active = self._caught_up(found)
-            drafted = 0
+            drafted, plain, stake = 0, self._verifying.seconds(rows), worth * len(found) * self.stake.tokens
             while active:
                 drafted += 1
                 rows += len(active)
@@ -225,6 +225,9 @@ class ModelDrafter(ABC, Generic[D]):
                 if not active or rows >= self._verifying.most:
                     return
                 if self._outlook(len(active), stands, drafted, rows, worth) <= 0:
+                    return
+                wider = self._verifying.seconds(min(rows + len(active), self._verifying.most))
+                if (drafted + 1) * self._seconds(len(active)) + wider - plain > stake:
                     return
                 active = self._step(active)
 

@@ -23,6 +23,7 @@ _ALIKE = 0.1
 _SURE = 4  # passes to observe before costs that were not measured are trusted
 _LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
 _WORST, _BEST = -1.0, 1.5  # bounds of the gain of one round and of the balance, in tokens
+_BAD, _WARNED = -2.0, -1.0  # balance at which drafting pauses, and after a pause
 _REST, _LONGER, _LONGEST_REST = 12, 3, 512  # rounds without drafts after a loss, times 3 after every further loss
 _TRY = 0.7  # acceptance rate that is assumed at first, and when drafting is tried again
 
@@ -126,7 +127,8 @@ class Acceptance:
     and disproving class after class would cost many drafts.
     """
 
-    _SURE, _SURE_OF_ALL = 2.0, 3.0  # weights of the priors of a class and of the totals, as numbers of drafts
+    _SURE, _SURE_OF_ALL = 2.0, 2.0  # weights of the priors of a class and of the totals, as numbers of drafts
+    _SURE_AGAIN = 0.5  # weight of the prior after a pause: a retry that fails at once ends at once
     _KEEP = 0.97  # decay of earlier observations with each new draft of the class
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -155,7 +157,7 @@ class Acceptance:
     def hope(self) -> None:
         """Forget a low mean acceptance, so that drafting is tried again after a pause."""
         if self.mean < _TRY:
-            self._all = Rate(_TRY, 1.0, self._KEEP)
+            self._all = Rate(_TRY, self._SURE_AGAIN, self._KEEP)
             self._accepted = self._expected = self._SURE_OF_ALL
 
 
@@ -177,11 +179,28 @@ class Balance:
         self._tokens = min(max(self._tokens + tokens, self._LEAST), self._MOST)
 
 
+class Stake:
+    """The time that the drafts of one request may lose in a round, in tokens of plain decoding.
+
+    It grows while rounds gain. So drafts that look certain and are wrong cost little before this is known. A single
+    draft is always allowed.
+    """
+
+    _LEAST, _MOST = 0.5, 16.0
+
+    def __init__(self) -> None:
+        self.tokens = self._LEAST
+
+    def settle(self, won: float) -> None:
+        """Record the gain of a round, in tokens."""
+        self.tokens = min(2 * self.tokens, self._MOST) if won > 0 else max(self.tokens / 2, self._LEAST)
+
+
 class Judge:
     """Decides whether a drafter drafts or pauses, from its balance: the decayed gain of its rounds, in tokens."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self.acceptance = Acceptance(priors)
+        self.acceptance, self.stake = Acceptance(priors), Stake()
         self._balance = 0.0
         self._rest = 0
         self._next_rest = _REST
@@ -197,15 +216,16 @@ class Judge:
 
     def settle(self, won: float) -> None:
         """Record the gain of a round, measured in tokens of plain decoding."""
+        self.stake.settle(won)
         self._balance = min(0.9 * self._balance + max(won, _WORST), _BEST)  # bounded: the machine may have stalled
-        if self._balance < -1:
+        if self._balance < _BAD:
             self.rest()
         elif self._balance > 1:
             self._next_rest = _REST
 
     def rest(self) -> None:
         self._rest, self._next_rest = self._next_rest, min(_LONGER * self._next_rest, _LONGEST_REST)
-        self._balance = -0.5  # so that a failing retry pauses again sooner
+        self._balance = _WARNED  # so that a failing retry pauses again sooner
 
 
 def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float, step: float, longest: int) -> float:

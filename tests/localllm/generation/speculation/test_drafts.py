@@ -17,7 +17,7 @@ from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.model_drafter import Round
-from localllm.generation.speculation.policy import Acceptance, Costs
+from localllm.generation.speculation.policy import Acceptance, Costs, Stake
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
 from localllm.options import SamplingOptions
@@ -266,7 +266,8 @@ class Promising:
     """A model that promises a gain, and drafts the token 3 for every request."""
 
     def __init__(self, gain: float) -> None:
-        self._gain, self.asked, self.acceptance = gain, list[RequestState](), Acceptance([0.9])
+        self._gain, self.asked = gain, list[RequestState]()
+        self.acceptance, self.stake = Acceptance([0.9]), Stake()
 
     def promised(self, rows: int, worth: float) -> float:
         return self._gain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,10 +12,19 @@ from localllm.generation import core
 from localllm.generation.request import Request
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
-from localllm.generation.speculation.policy import Acceptance, Costs, Judge, outlook
+from localllm.generation.speculation.policy import Acceptance, Costs, Judge, Stake, outlook
 from localllm.generation.speculation.rule import DraftToken
+from localllm.generation.speculation.suffixes import PRIORS, SuffixDrafter
 from localllm.generation.speculation.vocabulary import Mapping
-from tests.localllm.generation.speculation.support import GREEDY, MEASURED, Clock, Logits, Told, table_engine
+from tests.localllm.generation.speculation.support import (
+    GREEDY,
+    MEASURED,
+    Clock,
+    Logits,
+    Told,
+    ToldDrafter,
+    table_engine,
+)
 from tests.localllm.generation.support import Stepped
 
 V = 50
@@ -51,18 +61,24 @@ def says(text: list[int], right: list[bool] | None = None) -> Logits:
 
 def speedup(
     clock: Clock, likelihood: float, step: float, costs: dict[int, float],
-    known: dict[int, float] | None = None, tokens: int = 512,
+    known: dict[int, float] | None = None, tokens: int = 512, trust: int | None = None,
 ) -> float:  # fmt: skip
-    """Return the speedup with a draft model of this acceptance rate, whose forward passes take `step`."""
+    """Return the speedup with a draft model of this acceptance rate, whose forward passes take `step`. It gives every
+    draft the class `trust`, or else the highest one.
+    """
     random = np.random.RandomState(1)
     text = random.randint(0, V, tokens + 40).tolist()
     right = (random.random_sample(len(text)) < likelihood).tolist()
     engine = table_engine(says(text), clock, costs.__getitem__)
     drafting = table_engine(says(text, right), clock, lambda rows: step)
-    verifying = Costs(known or {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)})
-    drafts = Drafts(
-        verifying, 15, DraftModel(drafting, SAME, Costs({1: step, 16: step}), verifying, 15), repeats=False, clock=clock
-    )
+    verifying = Costs(known or {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)}, 16)
+    model = DraftModel(drafting, SAME, Costs({1: step, 16: step}), verifying, 15)
+    if trust is not None:
+        real = model.guess
+        model.guess = lambda one, logits: (  # type: ignore[method-assign]
+            draft._replace(trust=trust) if (draft := real(one, logits)) is not None else None
+        )
+    drafts = Drafts(verifying, 15, model, repeats=False, clock=clock)
     with Stepped(engine, drafts) as it:
         _, answer = it.ask(Request(text[:1], GREEDY, tokens))
         it.finish()
@@ -77,6 +93,42 @@ def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, like
     gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
     assert gained > 0.97
     assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
+
+
+# Costs of 1, 2 ... 16 rows of weights in memory, relative to one row, from benchmarks/results/rows.jsonl: the usual
+# ones, and the dearest.
+ROWS = {
+    "Q4_0": {1: 1.0, 2: 1.07, 3: 1.14, 4: 1.40, 6: 2.09, 8: 2.73, 16: 5.3},
+    "Q4_K": {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.22, 6: 1.79, 8: 2.35, 16: 4.6},
+    "Q8_0": {1: 1.0, 2: 1.01, 3: 1.11, 4: 1.24, 6: 1.01, 8: 1.31, 16: 2.5},
+    "dearest": {1: 1.0, 2: 1.4, 3: 1.8, 4: 2.2, 16: 7.0},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("trust", [4, 8])
+@pytest.mark.parametrize("tokens", [96, 256])
+def test_wrong_drafts_cost_less_than_three_percent(clock: Clock, name: str, trust: int, tokens: int) -> None:
+    """The draft model is always wrong, but gives its tokens a probability of a half (class 4), or is certain (8)."""
+    costs = dict(enumerate(20 * np.interp(range(17), list(ROWS[name]), list(ROWS[name].values()))))
+    for step in (1.0, 2.4, 4.4):
+        assert speedup(clock, 0.0, step, costs, {1: 20.0, 2: 25.0}, tokens, trust) > 0.97
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_wrong_repetitions_that_look_certain_cost_less_than_two_percent(clock: Clock, name: str) -> None:
+    costs = dict(enumerate(20 * np.interp(range(17), list(ROWS[name]), list(ROWS[name].values()))))
+    text, drafts = np.random.RandomState(2).randint(0, V, 140).tolist(), Drafts(Costs.unknown(16), 15, clock=clock)
+    certain = int(np.argmax(PRIORS))
+
+    def guess(seen: list[int], sampler: object) -> DraftToken:
+        return DraftToken((text[len(seen)] + 1) % V, certain)
+
+    drafts.new_repeats = lambda seen, earlier: cast(SuffixDrafter, ToldDrafter(guess, seen))
+    with Stepped(table_engine(says(text), clock, costs.__getitem__), drafts) as it:
+        _, answer = it.ask(Request(text[:1], GREEDY, 96))
+        it.finish()
+    assert 95 * costs[1] / answer.result().usage.decode_seconds > 0.98
 
 
 def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
@@ -270,6 +322,15 @@ def test_a_step_in_the_costs_is_looked_over() -> None:
     assert outlook(costs, 10.0, 0, 1.0, 0.6, 0.1, 15) > 0
 
 
+def test_the_stake_follows_gains_and_losses() -> None:
+    stake = Stake()
+    seen = []
+    for won in (-0.2, 0.5, 0.5, 0.1, -1.0, -0.1, -0.1, -0.1):
+        stake.settle(won)
+        seen.append(stake.tokens)
+    assert seen == [0.5, 1, 2, 4, 2, 1, 0.5, 0.5]
+
+
 def test_rests_grow_with_every_loss_and_end_with_a_gain() -> None:
     judge = Judge([0.5])
 
@@ -278,14 +339,18 @@ def test_rests_grow_with_every_loss_and_end_with_a_gain() -> None:
 
     assert rest() == 0
     rests = []
-    judge.settle(-2.0)  # a single loss may be a pause of the machine
+    judge.settle(-2.0)  # two losses may be a pause of the machine
+    judge.settle(-2.0)
     assert rest() == 0
-    for _ in range(4):
+    judge.settle(-2.0)
+    rests.append(rest())
+    for _ in range(3):
+        judge.settle(-2.0)
         judge.settle(-2.0)
         rests.append(rest())
     assert rests == [12, 36, 108, 324]
     for _ in range(4):
         judge.settle(1.5)
-    for _ in range(3):
+    for _ in range(5):
         judge.settle(-3.0)
     assert rest() == 12
