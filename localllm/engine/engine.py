@@ -247,7 +247,7 @@ class Engine:
             starts, counts, wanted = self._checked(rows)
             pending.starts, pending.counts, pending.wanted = starts, counts, wanted
             pending.batch = batch_of(rows, starts, counts, wanted, self.start)
-            if any(part.sequence.media for part in rows):
+            if self.media.width and any(part.sequence.media for part in rows):
                 self._check_media(rows, starts)
                 with_media(pending.batch, rows, starts, self.media.axes, self.media.spans)
             self.copy_shared()

@@ -292,7 +292,7 @@ class CacheSequence:
         return [table.append(len(tokens)) for table in self._tables]
 
     def _extend(self, tokens: abc.Sequence[int]) -> None:
-        if min(tokens, default=0) < 0:
+        if (tokens[0] if len(tokens) == 1 else min(tokens, default=0)) < 0:  # decode needs no `min`
             added = place(tokens, len(self.tokens), self.pool.media)
             self.media += added[1:] if self.media[-1:] == added[:1] else added
         self.tokens.extend(tokens)

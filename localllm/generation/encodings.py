@@ -32,6 +32,8 @@ class Encodings:
 
         An error of the encoder fails the request.
         """
+        if not self._width:  # a model of text alone; called in every step
+            return False
         current = self._current
         if current is not None and (current[0] not in self._running.active or current[1].encoding is None):
             current = None  # cancelled, or preempted

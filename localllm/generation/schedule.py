@@ -66,7 +66,7 @@ class Schedule:
             for part in parts:
                 part.state.verified, part.count = 0, 1
             rows = len(parts)
-        if picture := self._picture_alone(prefilling, limits.rows - rows):
+        if self._engine.media.spans and (picture := self._picture_alone(prefilling, limits.rows - rows)):
             return picture
         known = [part for part in parts if part.state.known_left]
         if not (prefilling or known):
@@ -81,7 +81,7 @@ class Schedule:
         second step decodes.
         """
         self._crowded = not self._crowded
-        if self._crowded and self._engine.media.spans:
+        if self._crowded:
             for one in self._order(prefilling)[:1]:
                 if self._together(one) > room:
                     for other in self._running.active:
