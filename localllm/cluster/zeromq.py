@@ -1,9 +1,9 @@
 """Stages in other processes, over ZeroMQ with CURVE: every connection is encrypted, and both sides prove their keys.
 
-Each process of a ring has an `Endpoint`: it listens for the previous process and connects to the next. The
-starter of the processes passes addresses and public keys on: first each accepts the previous one, then each connects. A
-connection that ends is noticed at once, and a machine that no longer answers within LATE seconds. A stage then tells
-the front, through the rest of the ring.
+Each process of a ring has an `Endpoint`: it listens for the previous process and connects to the next. The starter of
+the processes passes addresses and public keys on: first each accepts the previous one, then each connects. A connection
+that ends is noticed at once, and a machine that no longer answers within `secured.LATE` seconds. A stage then reports
+it to the front, through the stages after it.
 
 Importing this module imports pyzmq.
 """
@@ -13,33 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from time import monotonic
-from typing import NamedTuple
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from localllm.cluster.errors import MessageError, StageLost
+from localllm.cluster.secured import Peer, Secured
 from localllm.cluster.stage import Stage
 from localllm.cluster.watchdog import Watchdog
 from localllm.cluster.wire import Kind, Message, decode, encode, text_array
 
-LATE = 1.2  # seconds without a sign of life until a connection counts as lost
-_BEAT = 0.3  # seconds between signs of life
-QUEUED = 64  # messages that may wait on each side of a connection
-_HANDSHAKE = 5.0  # seconds for a stranger to prove its key
-_LINGER = 500  # milliseconds for which a closing process still sends its last message
 _PREVIOUS = "the connection from the previous stage ended; its process or machine is gone"
 _NEXT = "the connection to the next stage ended; its process or machine is gone"
-_ENCRYPTION = 64  # bytes that CURVE adds to a message, rounded up
 _OPENED = zmq.Event.ACCEPTED | zmq.Event.CONNECTED
-
-
-class Peer(NamedTuple):
-    """Where a process of a ring listens, and its public key."""
-
-    address: str  # tcp://HOST:PORT
-    public_key: bytes
 
 
 class Endpoint:
@@ -53,46 +39,23 @@ class Endpoint:
         `patience` is the number of seconds that a message may wait until the next process takes it. `ports` are the
         first port to listen on and the one after the last; None: any.
         """
-        public, self._secret = zmq.curve_keypair()
-        self._context = zmq.Context()
-        self._allowed: set[bytes] = set()  # keys of the previous process
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", self)
-        self._pull, self._push = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
-        self._pull.maxmsgsize = most_bytes + _ENCRYPTION
-        self._pull.curve_secretkey, self._pull.curve_publickey = self._secret, public
-        self._pull.curve_server = True
-        for socket in (self._pull, self._push):
-            socket.linger = _LINGER
-            socket.hwm = QUEUED
-            socket.handshake_ivl = round(1000 * _HANDSHAKE)
-            socket.heartbeat_ivl = round(1000 * _BEAT)
-            socket.heartbeat_timeout = round(1000 * (LATE - _BEAT))
+        self._secured = Secured()
+        self._pull, self._push = self._secured.socket(zmq.PULL, most_bytes), self._secured.socket(zmq.PUSH)
         self._push.immediate = True  # without a connection, sending waits and then fails
         self._patience = patience
         self._monitors = {self._pull: _Monitor(self._pull), self._push: _Monitor(self._push)}
         self._poller = zmq.Poller()
         for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
             self._poller.register(pollable, zmq.POLLIN)
-        port = self._pull.bind_to_random_port(f"tcp://{host}", *(ports or ()))
-        self.peer = Peer(f"tcp://{host}:{port}", public)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a process with this public key may send. pyzmq's authenticator calls this."""
-        return key in self._allowed
+        self.peer = self._secured.listen(self._pull, host, ports)
 
     def accept(self, previous_key: bytes) -> None:
-        """Accept messages from the process with this public key. It may connect only afterwards: ZeroMQ does not try
-        again once it was turned away.
-        """
-        self._allowed.add(previous_key)
+        """Accept messages from the process with this public key, which may connect afterwards."""
+        self._secured.accept(previous_key)
 
     def connect(self, following: Peer) -> None:
         """Connect to the next process, which has accepted this one."""
-        self._push.curve_serverkey = following.public_key
-        self._push.curve_secretkey, self._push.curve_publickey = self._secret, self.peer.public_key
-        self._push.connect(following.address)
+        self._secured.connect(self._push, following)
 
     def send(self, data: bytes) -> None:
         """Send to the next process. Raises StageLost if its connection ended, or if it does not take messages."""
@@ -134,8 +97,7 @@ class Endpoint:
             socket.disable_monitor()
             monitor.socket.close(0)
             socket.close()
-        self._authenticator.stop()
-        self._context.term()
+        self._secured.close()
 
 
 class _Monitor:
@@ -143,7 +105,7 @@ class _Monitor:
     they open one, send garbage and close it.
 
     Events have the number of their connection, except a successful handshake. Until then, each open connection may be
-    the authentic one. Strangers are turned away after _HANDSHAKE seconds.
+    the authentic one. Strangers are turned away after a few seconds.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:

@@ -5,6 +5,7 @@ first stage; the others are actors in a placement group with one bundle per stag
 
 Replicas: a server with replicas keeps templates, texts and the HTTP APIs in one process without weights, the front
 (front.py, remote.py). Each replica (replica.py) is a replica of a Serve deployment, with the model and its scheduler.
+Requests travel through Serve, and events over a direct connection (direct.py).
 
 Ray and pyzmq come with `pip install 'localllm[ray]'`. They are imported inside functions, when they are used.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -90,7 +91,7 @@ class Machines:
                 self.problems.append(f"{names[node]} is left out: {facts[node].problem}")
                 self.unusable.append(node)
                 continue
-            ports = _ports(nodes[node]["Labels"].get(RING_LABEL, ""))
+            ports = ring_ports(nodes[node]["Labels"])
             found.append(Machine(node, names[node], nodes[node]["NodeManagerAddress"], facts[node], ports))
         self._found, self._request = found, request
         return found
@@ -193,8 +194,9 @@ def spread(machines: list[Machine], stages: int) -> list[Machine]:
     return [machine for machine, count in zip(used, counts, strict=True) for _ in range(count)]
 
 
-def _ports(label: str) -> tuple[int, int] | None:
-    """Return the first port and the one after the last."""
+def ring_ports(labels: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the first port for connections of a node with these labels, and the one after the last; None: any."""
+    label = str(labels.get(RING_LABEL, ""))
     return (int(label), int(label) + RING_PORTS) if label.isdecimal() else None
 
 

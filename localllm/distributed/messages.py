@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from localllm.constrained.request import Constrained, Recipe
 from localllm.generation.interfaces import Load
 from localllm.generation.request import Event, Request
+
+if TYPE_CHECKING:
+    from localllm.cluster.secured import Peer
 
 CHUNK = 64  # tokens of a prompt that have one hash; the router compares whole chunks
 
@@ -53,6 +56,7 @@ class Listen:
 
     front: str
     replica: str
+    key: bytes = b""  # of the front for a direct connection; "": without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Origin:
     stages: int = 1
     hop_seconds: float = 0.0  # from a stage to the next
     problem: str = ""  # why it cannot answer
+    peer: Peer | None = None  # for a direct connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Report:
     steps: Sequence[tuple[int, int]] = ()  # sequences, and sequences with drafts, of each step since the last report
     origin: Origin | None = None  # in the first report
     restarted: int = 0  # stages that the replica has started again
+    number: int = 0  # from 1: reports with events are taken in this order, those without a number at once
 
 
 def chunks_of(tokens: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ from localllm.generation.request import Event
 
 
 class Outbox:
-    """Collects events for one front. `put` and `step` may be called from any thread, `take` from one event loop."""
+    """Collects events for one front. `put`, `step` and `drop` may be called from any thread, the others from one event
+    loop.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,6 +21,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
         self._woken = False
+        self._reader = 0
 
     def put(self, number: int, event: Event | States) -> None:
         """Add an event of request `number`, and wake the reader unless it is about to read."""
@@ -33,19 +36,26 @@ class Outbox:
         with self._lock:
             self._steps.append((sequences, drafts))
 
-    async def take(self, seconds: float) -> Report:
-        """Return what has been collected, after at most `seconds`."""
+    def turn(self) -> int:
+        """Begin to read, and return the number of this reader. Earlier ones get nothing more."""
+        self._reader += 1
+        return self._reader
+
+    async def take(self, reader: int, seconds: float, number: int = 0) -> Report | None:
+        """Return what has been collected, after at most `seconds`, as report `number`. None: a later reader began."""
         if not self._woken:
             try:
                 async with asyncio.timeout(seconds):
                     await self._some.wait()
             except TimeoutError:
                 pass
+        if reader != self._reader:
+            return None
         with self._lock:
             self._some.clear()
             events, self._events, self._woken = self._events, [], False
             steps, self._steps = self._steps, []
-        return Report(events, None, steps)
+        return Report(events, None, steps, number=number)
 
     def drop(self, number: int) -> None:
         """Drop the events of a request that its front has given up."""

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import ceil
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
@@ -34,6 +35,9 @@ from localllm.generation.request import Event, Failed, Finished, Request, text_o
 from localllm.generation.request_state import Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.statistics import Usage
+
+if TYPE_CHECKING:
+    from localllm.distributed.direct import Reports
 
 T = TypeVar("T")
 log = logging.getLogger("localllm.server")
@@ -88,6 +92,8 @@ class RemoteScheduler(Closing):
         self.limits, self.fleet = limits, fleet
         self.moved = self.lost = 0  # requests sent again, and replicas that died or were silent
         self._replicas, self._stages, self._hop = replicas, 1, 0.0
+        from localllm.distributed.direct import DirectReceiver
+
         self._wire, self._front, self._observer = wire, front, observer
         self._open, self._numbers = OpenRequests(), count(1)
         self._answers: dict[int, Answer] = {}  # by the number of their newest attempt
@@ -96,6 +102,8 @@ class RemoteScheduler(Closing):
         self._restarted: dict[str, int] = {}  # stages of each replica that were started again
         self._restarted_before = 0  # of replicas that have ended
         self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, Reports] = {}  # of the replicas that are heard
+        self._direct = DirectReceiver()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: set[str] = set()  # replicas that are counted in `lost`
         self._killed: set[str] = set()
@@ -184,6 +192,7 @@ class RemoteScheduler(Closing):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._direct.close()
 
     def _forget(self) -> None:
         for name in self.fleet.names:
@@ -285,10 +294,12 @@ class RemoteScheduler(Closing):
 
     async def _pump(self, name: str) -> None:
         """Read the reports of a replica until it ends."""
-        stream = self._wire.listen(Listen(self._front, name))
+        from localllm.distributed.direct import Reports
+
+        stream = self._wire.listen(Listen(self._front, name, self._direct.public_key))
+        reports = self._reports[name] = Reports(partial(self._hear, name), partial(self._report, name))
         try:
-            async for report in stream:
-                self._report(name, report)
+            await reports.read(stream, self._direct)
         except asyncio.CancelledError:
             stream.cancel()
             raise
@@ -297,22 +308,27 @@ class RemoteScheduler(Closing):
         finally:
             self._broken.pop(name, None)
             self._restarted_before += self._restarted.pop(name, 0)
-            for known in (self._heard, self._loads, self.origins):
+            for known in (self._heard, self._loads, self._reports, self.origins):
                 known.pop(name, None)
         self._lose(name)
 
-    def _report(self, name: str, report: Report) -> None:
+    def _hear(self, name: str, report: Report) -> None:
+        """Note a sign of life."""
         if report.origin is not None and report.origin.problem:
             log.warning("a replica cannot open the model: %s", printable(report.origin.problem))
             self._broken[name] = report.origin.problem
             self.fleet.suspect(name)
             for answer in list(self._answers.values()) if self._hopeless() else ():
                 self._fail(answer, Stopped(report.origin.problem))
-        elif name not in self._broken and monotonic() - self._heard.get(name, 0.0) > SILENT:
+        elif name not in self._broken and (
+            report.origin is not None or monotonic() - self._heard.get(name, 0.0) > SILENT
+        ):
             self.fleet.suspect(name, False)
             self._lost.discard(name)
             self._killed.discard(name)
         self._heard[name] = monotonic()
+
+    def _report(self, name: str, report: Report) -> None:
         if report.origin is not None:
             self.origins[name] = report.origin
             self._stages, self._hop = report.origin.stages, report.origin.hop_seconds
@@ -375,6 +391,11 @@ class RemoteScheduler(Closing):
                 self._look(name, looked - self._heard[name])
 
     def _look(self, name: str, silent: float) -> None:
+        reports, pump = self._reports.get(name), self._pumps.get(name)
+        if reports is not None and reports.missing > SILENT and pump is not None:
+            log.warning("a report of replica %s is lost; its requests are sent again", name)
+            self._lose(name)
+            pump.cancel()  # and begins again
         if silent > SILENT and self.fleet.having(name):
             log.warning("replica %s is silent for %.1f s; its requests go to others", name, silent)
             self._lose(name)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting, said
 from localllm.distributed.files import Home, LocalCopy
 from localllm.distributed.killing import guarded
+from localllm.distributed.machines import ring_ports
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States
 from localllm.distributed.outbox import Outbox
 from localllm.generation.errors import Stopped
@@ -31,6 +33,7 @@ from localllm.models import ModelError
 from localllm.options import LoadOptions
 
 if TYPE_CHECKING:
+    from localllm.distributed.direct import DirectSender
     from localllm.distributed.stages import RayStages
 
 BEAT = 0.25  # seconds after which a report without events is sent
@@ -149,14 +152,23 @@ class Replica:
         if listen.replica != mine:
             raise LocalLLMError(f"replica {mine} was asked for the events of {listen.replica}")
         outbox, counted = self._outbox(listen.front), 0.0
-        yield Report((), origin=origin)
-        while True:
-            report = await outbox.take(BEAT)
-            if not self._problem and monotonic() - counted > LOAD_SECONDS:
-                restarted = 0 if self._stages is None else self._stages.restarted
-                report = replace(report, load=self._scheduler.load(), restarted=restarted)
-                counted = monotonic()
-            yield report
+        reader = outbox.turn()
+        direct = self._direct(listen.key) if listen.key else None
+        try:
+            yield Report((), origin=origin if direct is None else replace(origin, peer=direct.peer))
+            for number in count(1):
+                report = await outbox.take(reader, BEAT, number)
+                if report is None:
+                    return
+                if direct is None or not await direct.send(report):
+                    yield report
+                if not self._problem and monotonic() - counted > LOAD_SECONDS:
+                    restarted = 0 if self._stages is None else self._stages.restarted
+                    yield Report((), self._scheduler.load(), restarted=restarted)
+                    counted = monotonic()
+        finally:
+            if direct is not None:
+                direct.close()
 
     async def pulse(self, listen: Listen) -> None:
         """Note that the front lives."""
@@ -189,6 +201,18 @@ class Replica:
             self._problem,
         )  # fmt: skip
         return serve.get_replica_context().replica_id.unique_id, origin
+
+    def _direct(self, key: bytes) -> DirectSender | None:
+        """Listen for the front with this public key; None: no port is free."""
+        import ray
+
+        from localllm.distributed.direct import DirectSender
+
+        ports = ring_ports(ray.get_runtime_context().get_node_labels())
+        try:
+            return DirectSender(key, _address(), ports)
+        except OSError:
+            return None
 
     # -- requests --------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,10 @@ from localllm.cluster.backend import SplitBackend  # noqa: E402
 from localllm.cluster.cut import Cut, even_cut  # noqa: E402
 from localllm.cluster.errors import ClusterError, StageLost  # noqa: E402
 from localllm.cluster.executable import SplitExecutable  # noqa: E402
+from localllm.cluster.secured import Peer  # noqa: E402
 from localllm.cluster.stage import Layout, bind_stage  # noqa: E402
 from localllm.cluster.worker import Assignment, Source, open_stage  # noqa: E402
-from localllm.cluster.zeromq import Endpoint, Peer  # noqa: E402
+from localllm.cluster.zeromq import Endpoint  # noqa: E402
 from localllm.engine import BlockPool, DraftRows, Engine, SequenceRows  # noqa: E402
 from localllm.gguf import open_gguf  # noqa: E402
 from localllm.gguf.identity import identity  # noqa: E402

@@ -32,7 +32,10 @@ def answered(replica: Replica) -> list[int]:
 
     async def run() -> list[Any]:
         await replica.answer(ask)
-        return [event for _, event in (await replica._outbox("front").take(0)).events]
+        outbox = replica._outbox("front")
+        report = await outbox.take(outbox.turn(), 0)
+        assert report is not None
+        return [event for _, event in report.events]
 
     events = asyncio.run(run())
     assert not [event.error for event in events if isinstance(event, Failed)]

@@ -31,6 +31,9 @@ from localllm.options.structure import ConstraintSpec, Structure
 from tests.localllm.generation.support import Answer, scheduled
 from tests.localllm.generation.test_known import told
 
+pytest.importorskip("zmq", reason="replicas send events through pyzmq")
+from localllm.distributed.direct import DirectSender
+
 LIMITS = SchedulerLimits(parallel=3)
 
 
@@ -43,9 +46,38 @@ class LocalReplica(Replica):
         self._scheduler = Scheduler(model.new_core(LIMITS, self))
         self.dead = self.hung = False
         self.tasks: set[asyncio.Task[None]] = set()
+        self.senders: list[LocalSender] = []
+
+    def _direct(self, key: bytes) -> DirectSender | None:
+        self.senders.append(LocalSender(self, key))
+        return self.senders[-1]
 
     def where(self) -> tuple[str, Origin]:
         return self.name, Origin(self.name, "test", 0, "node", problem=self._problem)
+
+    async def stopped(self) -> None:
+        """Return while the replica works. Raise once it is dead."""
+        while self.hung and not self.dead:
+            await asyncio.sleep(0.01)
+        if self.dead:
+            raise ConnectionError("the replica died")
+
+
+class LocalSender(DirectSender):
+    """The replica's end of a direct connection, which hangs and dies with the replica, and may lose a report."""
+
+    def __init__(self, replica: LocalReplica, key: bytes) -> None:
+        super().__init__(key, "127.0.0.1")
+        self._replica, self.sent, self.lose = replica, 0, False
+
+    async def send(self, report: Report) -> bool:
+        await self._replica.stopped()
+        if self.lose and report.events:
+            self.lose = False
+            return True
+        done = await super().send(report)
+        self.sent += done and len(report.events)
+        return done
 
 
 class Local:
@@ -109,10 +141,7 @@ class Reports:
 
     async def __aiter__(self) -> AsyncIterator[Report]:
         async for report in self._reports:
-            while self._replica.hung and not self._replica.dead:
-                await asyncio.sleep(0.01)
-            if self._replica.dead:
-                raise ConnectionError("the replica died")
+            await self._replica.stopped()
             yield report
 
     def cancel(self) -> None:
@@ -164,11 +193,13 @@ def front(models: list[localllm.Model], monkeypatch: pytest.MonkeyPatch) -> Iter
             replica._scheduler.close()
 
 
-def until(ready: Callable[[], object], seconds: float = 20) -> None:
+def until(ready: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait for a true value, and return it."""
     stop = time.monotonic() + seconds
-    while not ready():
+    while not (found := ready()):
         assert time.monotonic() < stop, "it does not happen"
         time.sleep(0.005)
+    return found
 
 
 def request_of(model: localllm.Model, length: int = 120, **asking: Any) -> Request:
@@ -193,6 +224,46 @@ def test_events_are_those_of_a_scheduler_here(models: list[localllm.Model], fron
     assert [e for e in answer.events if isinstance(e, Started | Prefilled)] == [
         e for e in expected if isinstance(e, Started | Prefilled)
     ]
+
+
+def test_events_travel_directly_and_through_ray_without_a_connection(
+    models: list[localllm.Model], front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(models[2], 200, logprobs=2, prompt_logprobs=True)
+    expected = told(undisturbed(models[2], request))
+    here = front(1)
+    (sender,) = until(lambda: here.wire.replicas["replica0"].senders)
+    for _ in range(2):
+        answer = here.ask(request)
+        answer.result()
+        assert told(answer.events) == expected
+    assert sender.sent > 200  # at first, there was no connection
+    monkeypatch.setattr(LocalReplica, "_direct", lambda replica, key: None)
+    other = front(1)
+    answer = other.ask(request)
+    answer.result()
+    assert told(answer.events) == expected
+    assert other.wire.replicas["replica0"].senders == []
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_lost_report_is_noticed_and_its_answers_go_on(
+    models: list[localllm.Model], front: Callable[..., Front], replicas: int
+) -> None:
+    here = front(replicas)
+    requests = [replace(request_of(models[2], 400), choice=number) for number in range(3)]
+    expected = [told(undisturbed(models[2], request)) for request in requests]
+    answers = [here.ask(request) for request in requests]
+    until(lambda: len(answers[0].tokens) > 10)
+    here.holder().senders[-1].lose = True
+    for answer in answers:
+        answer.result()
+    assert [told(answer.events) for answer in answers] == expected
+    assert here.scheduler.lost == 1
+    until(lambda: here.fleet.alive == replicas)  # it is used again
+    again = here.ask(requests[0])
+    again.result()
+    assert told(again.events) == expected[0]
 
 
 @pytest.mark.parametrize("fault", ["killed", "hung"])
