@@ -35,14 +35,18 @@ class Secured:
         self._allowed: set[bytes] = set()  # keys of the processes that may connect
         self._authenticator: ThreadAuthenticator | None = None
 
-    def socket(self, kind: int, most_bytes: int = -1) -> zmq.Socket[bytes]:
-        """Return a new socket. `most_bytes` is the size of the largest message to accept; -1: any."""
+    def socket(self, kind: int, most_bytes: int = -1, beats: bool = True) -> zmq.Socket[bytes]:
+        """Return a new socket. `most_bytes` is the size of the largest message to accept; -1: any.
+
+        `beats`: whether a connection without a sign of life ends. A process that reads too slowly gives none.
+        """
         made = self._context.socket(kind)
         made.linger = _LINGER
         made.hwm = QUEUED
         made.handshake_ivl = round(1000 * HANDSHAKE)
-        made.heartbeat_ivl = round(1000 * _BEAT)
-        made.heartbeat_timeout = round(1000 * (LATE - _BEAT))
+        if beats:
+            made.heartbeat_ivl = round(1000 * _BEAT)
+            made.heartbeat_timeout = round(1000 * (LATE - _BEAT))
         made.curve_secretkey, made.curve_publickey = self._secret, self.public_key
         made.maxmsgsize = most_bytes + _ENCRYPTION if most_bytes >= 0 else -1
         return made

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -25,7 +24,8 @@ from localllm.distributed.messages import Report
 from localllm.distributed.report_bytes import MOST_BYTES, decoded, encoded
 
 WAIT, WAITED = 0.005, 0.25  # seconds between tries to send if the front reads too slowly, and until Ray sends instead
-AT_ONCE = 64  # messages that a front reads before its event loop does other work
+AT_ONCE = 0.02  # seconds for which a front reads before its event loop does other work
+QUIET = 1.0  # seconds without a report on a direct connection, after which it has lost a report that Ray knows
 
 
 class DirectSender:
@@ -35,7 +35,7 @@ class DirectSender:
         """Listen on this interface for the front with this public key. Raises OSError if no port is free."""
         self._secured, self._connected = Secured(), False
         self._secured.accept(front_key)
-        self._socket = self._secured.socket(zmq.PUSH)
+        self._socket = self._secured.socket(zmq.PUSH, beats=False)
         self._socket.linger = 0  # a front that has left needs nothing
         try:
             self.peer = self._secured.listen(self._socket, host, ports)
@@ -76,7 +76,7 @@ class DirectReceiver:
     def connected(self, peer: Peer, take: Callable[[bytes], None]) -> Iterator[None]:
         """Within the block, call `take` with each message of a replica."""
         loop = asyncio.get_running_loop()
-        socket = self._secured.socket(zmq.PULL, MOST_BYTES)
+        socket = self._secured.socket(zmq.PULL, MOST_BYTES, beats=False)
         self._secured.connect(socket, peer)
         loop.add_reader(socket.FD, partial(_read, loop, socket, take))
         try:
@@ -93,7 +93,8 @@ class DirectReceiver:
 def _read(loop: asyncio.AbstractEventLoop, socket: zmq.Socket[bytes], take: Callable[[bytes], None]) -> None:
     """Read what has arrived. The descriptor shows only changes, so this reads until nothing is left."""
     with suppress(zmq.Again):
-        for _ in range(AT_ONCE):
+        until = monotonic() + AT_ONCE
+        while monotonic() < until:
             if socket.closed:
                 return
             take(socket.recv(zmq.NOBLOCK))
@@ -107,7 +108,9 @@ class Reports:
         """`heard` is called as soon as a report arrives, `take` once those before it have been taken."""
         self._heard, self._take, self._next = heard, take, 1
         self._early: dict[int, Report] = {}
-        self._since = 0.0
+        self._by_ray = self._directly = 0  # number of the newest report on each way; each way keeps the order
+        self._quiet_since = monotonic()  # no report came on the direct connection
+        self._damaged = False
 
     async def read(self, stream: Any, receiver: DirectReceiver) -> None:
         """Read until Ray's stream ends. It raises Ray's errors."""
@@ -119,11 +122,19 @@ class Reports:
 
     def _add_bytes(self, data: bytes) -> None:
         try:
-            self.add(decoded(data))
+            report = decoded(data)
         except MessageError:
-            self._since = -inf
+            self._damaged = True
+            return
+        self._directly, self._quiet_since = report.number, monotonic()
+        self._put(report)
 
     def add(self, report: Report) -> None:
+        """Take a report that came through Ray."""
+        self._by_ray = max(self._by_ray, report.number, report.before)
+        self._put(report)
+
+    def _put(self, report: Report) -> None:
         self._heard(report)
         if not report.number:
             self._take(report)
@@ -132,9 +143,11 @@ class Reports:
         while (found := self._early.pop(self._next, None)) is not None:
             self._next += 1
             self._take(found)
-        self._since = self._since or monotonic() if self._early else 0.0
 
     @property
-    def missing(self) -> float:
-        """Seconds for which later reports have waited for one."""
-        return monotonic() - self._since if self._since else 0.0
+    def lost(self) -> bool:
+        """Whether the next report never comes: it was sent directly, and the direct connection lost it."""
+        if self._by_ray < self._next:  # Ray may bring it
+            return self._damaged
+        quiet = monotonic() - self._quiet_since > QUIET
+        return self._damaged or self._directly > self._next or quiet

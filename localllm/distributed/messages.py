@@ -85,6 +85,7 @@ class Report:
     origin: Origin | None = None  # in the first report
     restarted: int = 0  # stages that the replica has started again
     number: int = 0  # from 1: reports with events are taken in this order, those without a number at once
+    before: int = 0  # number of the report before this one, if this one has no number
 
 
 def chunks_of(tokens: Sequence[int]) -> tuple[int, ...]:

@@ -392,7 +392,7 @@ class RemoteScheduler(Closing):
 
     def _look(self, name: str, silent: float) -> None:
         reports, pump = self._reports.get(name), self._pumps.get(name)
-        if reports is not None and reports.missing > SILENT and pump is not None:
+        if reports is not None and reports.lost and pump is not None:
             log.warning("a report of replica %s is lost; its requests are sent again", name)
             self._lose(name)
             pump.cancel()  # and begins again

@@ -164,7 +164,7 @@ class Replica:
                     yield report
                 if not self._problem and monotonic() - counted > LOAD_SECONDS:
                     restarted = 0 if self._stages is None else self._stages.restarted
-                    yield Report((), self._scheduler.load(), restarted=restarted)
+                    yield Report((), self._scheduler.load(), restarted=restarted, before=number)
                     counted = monotonic()
         finally:
             if direct is not None:

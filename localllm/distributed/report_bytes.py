@@ -15,7 +15,7 @@ from localllm.distributed.messages import Report
 from localllm.generation.request import Event, Finished, Logprob, Prefilled, Started, Token
 from localllm.generation.statistics import Usage
 
-MOST_BYTES = 1 << 20  # of a report: longer ones travel through Ray
+MOST_BYTES = 8 << 20  # of a report: longer ones travel through Ray
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _Values = Sequence[Any]
 

@@ -17,8 +17,8 @@ zmq = pytest.importorskip("zmq", reason="replicas send events through pyzmq")
 
 from localllm.base.errors import LocalLLMError  # noqa: E402
 from localllm.cluster.errors import MessageError  # noqa: E402
-from localllm.cluster.secured import QUEUED, Secured  # noqa: E402
-from localllm.distributed.direct import DirectReceiver, DirectSender, Reports  # noqa: E402
+from localllm.cluster.secured import LATE, QUEUED, Secured  # noqa: E402
+from localllm.distributed.direct import QUIET, DirectReceiver, DirectSender, Reports  # noqa: E402
 from localllm.distributed.messages import Report, States  # noqa: E402
 from localllm.distributed.outbox import Outbox  # noqa: E402
 from localllm.distributed.report_bytes import MOST_BYTES, decoded, encoded  # noqa: E402
@@ -75,14 +75,41 @@ def test_reports_are_taken_in_the_order_of_their_numbers() -> None:
     heard: list[int] = []
     taken: list[int] = []
     reports = Reports(lambda report: heard.append(report.number), lambda report: taken.append(report.number))
-    for number in (2, 0, 3, 1, 4, 6):
-        reports.add(Report((), number=number))
-    assert heard == [2, 0, 3, 1, 4, 6]
+
+    def directly(number: int) -> None:
+        data = encoded(Report((), number=number))
+        assert data is not None
+        reports._add_bytes(data)
+
+    def by_ray(number: int, before: int = 0) -> None:
+        reports.add(Report((), number=number, before=before))
+
+    for number in (2, 3, 4):
+        directly(number)
+    by_ray(0)
+    assert heard == [2, 3, 4, 0]
+    assert taken == [0]
+    assert not reports.lost  # however long it takes, Ray brings 1
+    by_ray(1)
     assert taken == [0, 1, 2, 3, 4]
-    assert reports.missing >= 0
-    reports.add(Report((), number=5))
+    by_ray(6)
+    assert not reports.lost  # 5 is on its way
+    directly(5)
     assert taken[-2:] == [5, 6]
-    assert reports.missing == 0
+    by_ray(0, before=7)
+    assert not reports.lost
+    directly(8)
+    assert reports.lost  # 7 did not come through Ray, and 8 came after it
+    directly(7)
+    assert not reports.lost
+    assert taken[-2:] == [7, 8]
+    by_ray(10)
+    assert not reports.lost
+    reports._quiet_since -= 2 * QUIET
+    assert reports.lost  # 9 was sent directly, but nothing comes any more
+    reports._add_bytes(b"damaged")
+    by_ray(9)
+    assert reports.lost
 
 
 def test_only_the_newest_reader_gets_events() -> None:
@@ -133,22 +160,23 @@ def test_a_front_that_does_not_read_stops_the_sender_and_loses_nothing() -> None
     """Then Ray takes the reports: its stream is the replica's other way."""
 
     async def work(sender: DirectSender, receiver: DirectReceiver) -> None:
-        slow = receiver._secured.socket(zmq.PULL)
+        slow = receiver._secured.socket(zmq.PULL, beats=False)
         slow.rcvbuf = 1 << 14
         receiver._secured.connect(slow, sender.peer)
-        number = 1
-        await sent(sender, token(number))
-        while await sender.send(token(number + 1)):
-            number += 1
+        number, found = 1, []
+        try:
+            await sent(sender, token(number))
+            while await sender.send(token(number + 1)):
+                number += 1
+            await asyncio.sleep(2 * LATE)  # a front that is slow for a while is not cut off
+            while slow.poll(1000):
+                found.append(decoded(slow.recv()).number)
+            await sent(sender, token(number + 1))
+            found += [decoded(slow.recv()).number] if slow.poll(1000) else []
+        finally:
+            slow.close(0)
         assert QUEUED < number < 50 * QUEUED
-        for expected in range(1, number + 1):
-            assert slow.poll(5000)
-            [(_, event)] = decoded(slow.recv()).events
-            assert isinstance(event, Token)
-            assert event.token == expected
-        await sent(sender, token(number + 1))
-        assert decoded(slow.recv()).number == number + 1
-        slow.close(0)
+        assert found == list(range(1, number + 2))
 
     connected(work)
 
