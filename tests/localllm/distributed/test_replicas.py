@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -50,6 +51,18 @@ class Server(NamedTuple):
         lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
         parts = [line.rpartition(" ") for line in lines if not line.startswith("#")]
         return {name.partition("{")[0]: float(value) for name, _, value in parts if "bucket" not in name}
+
+    def running(self) -> float:
+        """Return the number of cache blocks that requests use."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
+        counts = {name: float(count) for name, _, count in (line.rpartition(" ") for line in lines) if name[:1] != "#"}
+        blocks = [counts[f'localllm_cache_blocks{{model="demo",state="{state}"}}'] for state in ("all", "free", "kept")]
+        return blocks[0] - blocks[1] - blocks[2]
+
+
+def memory(process: int) -> int:
+    """Return the resident bytes of a process."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def started(log: Path, *words: str) -> subprocess.Popen[str]:
@@ -220,6 +233,41 @@ def test_a_client_that_leaves_ends_its_answer(served: Server) -> None:
     with httpx.stream("POST", f"{served.url}/completion", json={**STORY, "seed": 1}, timeout=PATIENCE) as response:
         next(response.iter_lines())
     until(lambda: not sum(served.metrics()[f"llamacpp:requests_{each}"] for each in ("processing", "deferred")), 3)
+
+
+def long_events(at: Server, seed: int) -> socket.socket:
+    """Ask for a stream of 4 MB, which no buffer of a socket holds."""
+    body = json.dumps({**STORY, "seed": seed, "n_probs": 100}).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", httpx.URL(at.url).port))
+    head = (
+        f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    client.sendall(f"{head}\r\n\r\n".encode() + body)
+    return client
+
+
+def test_clients_that_read_slowly_do_not_delay_others(served: Server, plain: Server) -> None:
+    """Their answers are generated meanwhile, and wait in the front. Nothing of them is lost."""
+    expected = Story(plain, 3).whole()
+    before = memory(served.process.pid)
+    slow = [long_events(served, seed) for seed in range(6)]
+    until(lambda: all(client.recv(1) for client in slow))
+    for _ in range(2):
+        assert Story(served, 3).whole() == expected
+    until(lambda: not served.running())  # the slow clients take no place of others
+    assert memory(served.process.pid) - before < 250 << 20
+    received = 1
+    slow[0].settimeout(PATIENCE)
+    while data := slow[0].recv(1 << 20):
+        received += len(data)
+        if b'"stop":true' in data:
+            break
+    assert received > 2 << 20
+    for client in slow:
+        client.close()
+    until(lambda: not served.metrics()["llamacpp:requests_processing"], 5)
 
 
 def test_many_clients_at_once(served: Server, plain: Server) -> None:
