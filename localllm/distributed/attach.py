@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -61,8 +60,8 @@ def attached(address: str, tell: Callable[[str], None] = lambda text: None) -> I
             if not reachable(found):
                 raise ClusterError(f"nothing answers at {found}; `localllm worker` starts a cluster there")
         ray = ray_package()  # Ray reads its settings when it is imported
-        stack.callback(_leave, ray)
         connect(ray, found)
+        stack.callback(_leave, ray)
         yield ray
 
 
@@ -78,19 +77,28 @@ def _leave(ray: Any) -> None:
 
 
 def connect(ray: Any, address: str) -> None:
-    """Connect as a driver. Raises ClusterError with a reason in one line."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        ray.init(
-            address=address, log_to_driver=False, configure_logging=True, logging_level=logging.CRITICAL,
-            namespace="localllm",
-        )  # fmt: skip
-    except Exception as error:  # Ray raises many types, some of them RuntimeError with several lines
-        raise ClusterError(Notice(f"cannot join the Ray cluster at {address}: ", reason_of(error))) from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():  # Ray installs its own
-                signal.signal(number, handler)
+    """Connect as a driver. Raises ClusterError with a reason in one line.
+
+    Ray connects in another thread. In the main thread, it would replace the handlers of signals, so a process that is
+    asked to end meanwhile would not.
+    """
+    failed: list[Exception] = []
+
+    def init() -> None:
+        try:
+            ray.init(
+                address=address, log_to_driver=False, configure_logging=True, logging_level=logging.CRITICAL,
+                namespace="localllm",
+            )  # fmt: skip
+        except Exception as error:  # Ray raises many types, some of them RuntimeError with several lines
+            failed.append(error)
+
+    thread = threading.Thread(target=init, name="connecting", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        _leave(ray)
+        raise ClusterError(Notice(f"cannot join the Ray cluster at {address}: ", reason_of(failed[0]))) from None
 
 
 def reason_of(error: Exception) -> str:

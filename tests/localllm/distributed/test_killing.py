@@ -70,6 +70,30 @@ def test_ray_ends_when_its_supervisor_is_killed() -> None:
     assert ended
 
 
+def test_a_signal_ends_a_command_that_connects_to_ray() -> None:
+    """Ray's `init` may take seconds. In the main thread it replaces the handler of SIGTERM, as it does here."""
+    code = (
+        "import signal, threading, time, types\n"
+        "from localllm.cli.terminal.signals import unwinding\n"
+        "from localllm.distributed.attach import connect\n"
+        "def init(**options):\n"
+        "    if threading.current_thread() is threading.main_thread():\n"
+        "        signal.signal(signal.SIGTERM, lambda number, frame: None)\n"
+        "    print(flush=True)\n"
+        "    time.sleep(60)\n"
+        "with unwinding():\n"
+        "    connect(types.SimpleNamespace(init=init), '127.0.0.1:1')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        started.send_signal(signal.SIGTERM)
+        try:
+            assert started.wait(10) == 128 + signal.SIGTERM
+        finally:
+            kill(started.pid)
+
+
 def test_the_guard_ends_with_the_block() -> None:
     before = set(children(os.getpid()))
     with guarded():
