@@ -52,7 +52,7 @@ def open_front(
         layout, home = _layout(file, options, stages, replicas)
         for line in layout.lines:
             told(line)
-        settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages)
+        settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages, layout.memory)
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
         deployment, opened = Deployment.start(front, fleet, settings, replicas, layout, told)

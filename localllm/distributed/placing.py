@@ -5,14 +5,15 @@ replica in turn. Replicas that share a machine share its memory and its bandwidt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Node, Placement, Sizes, place
 from localllm.distributed.machines import Machine, spread
 from localllm.distributed.report import left_out
+from localllm.loading.loader import MEMORY_SHARE
 
 SLOWER = 0.8  # of the bandwidth of the slowest machine that is used: a machine below it is left out
 
@@ -25,6 +26,7 @@ class ReplicaLayout:
     allowed: tuple[str, ...]
     excluded: tuple[str, ...]
     lines: tuple[str, ...] = ()  # for the user
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,20 @@ def replica_layout(
             continue
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
-    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(lines))
+    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(lines), _shares(found))
+
+
+def _shares(found: Sequence[_Replica]) -> dict[str, int]:
+    """Return the bytes for weights and cache of a replica, by the node of its first stage. Replicas on one machine load
+    at the same time, so each sees the memory of all.
+    """
+    sharing = Counter(node for each in found for node in {machine.node for machine in each.machines})
+    shares: dict[str, int] = {}
+    for each in found:
+        free = {machine.node: machine.facts.free // sharing[machine.node] for machine in each.machines}
+        first, most = each.machines[0].node, int(MEMORY_SHARE * sum(free.values()))
+        shares[first] = min(most, shares.get(first, most))
+    return shares
 
 
 def _next(machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, before: Sequence[_Replica]) -> _Replica:

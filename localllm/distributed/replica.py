@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class ReplicaSettings:
     limits: SchedulerLimits
     stages: int = 1  # bundles of the replica's placement group; the first has this process, the others may have actors
     fastest: bool = False  # use the number of bundles with the fastest tokens
+    memory: Mapping[str, int] = field(default_factory=dict)  # most bytes of weights and cache, by Ray's id of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,9 @@ class Replica:
         else:
             self._stages = _stages(ray, settings, copy, self._notes.append)
         model = self._model = load(
-            copy.path, settings.options, mmproj="off", sequences=limits.parallel, split=self._stages
-        )
+            copy.path, settings.options, mmproj="off", sequences=limits.parallel, split=self._stages,
+            memory=settings.memory.get(ray.get_runtime_context().get_node_id(), 0),
+        )  # fmt: skip
         if model.embeds:
             problem = "gives embeddings, which replicas do not serve"
             raise LocalLLMError(Notice(f"{settings.home.source.path}: {problem}; serve it without ", Setting("ray")))

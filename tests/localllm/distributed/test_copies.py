@@ -87,3 +87,22 @@ def test_a_file_that_cannot_be_read_any_more_is_said(cluster: TwoNodes, tmp_path
     replica = Replica(ReplicaSettings(home, localllm.__version__, OPTIONS, SchedulerLimits(1)))
     assert "the model cannot be fetched: " in replica._problem
     assert "No such file" in replica._problem
+
+
+def test_a_replica_takes_no_more_than_its_share_of_the_memory(cluster: TwoNodes, tmp_path: Path) -> None:
+    path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
+    with open_gguf(path) as file:
+        home = Home.of(file, cluster.nodes[0])
+    with localllm.load(path, OPTIONS, sequences=8) as whole:
+        needed = whole.executable.memory
+        blocks = whole.pool.blocks
+    found = []
+    for node in cluster.nodes:
+        memory = {node: needed.weights + needed.cache // 2}
+        replica = Replica(ReplicaSettings(home, localllm.__version__, OPTIONS, SchedulerLimits(8), memory=memory))
+        assert not replica._problem
+        found.append(replica._model.pool.blocks)
+        replica._scheduler.close()
+        replica._model.close()
+    assert 0 < found[0] < blocks
+    assert found[1] == blocks  # the limit of another machine

@@ -81,3 +81,12 @@ def test_all_bundles_fit_on_the_nodes(have: list[float], bundles: int) -> None:
     assert 0 < each <= 1
     if have and bundles < 100:
         assert sum(int(processors / each) for processors in have) >= bundles
+
+
+def test_replicas_share_the_memory_of_their_machine() -> None:
+    one, two = machine("one", 30e9), machine("two", 12e9, PLENTY // 2)
+    found = layout(one, two, stages=1, replicas=(3, 3))  # two on the fast machine
+    assert found.memory == {"one": int(0.8 * (one.facts.free // 2)), "two": int(0.8 * two.facts.free)}
+    found = layout(one, two, stages=2, replicas=(2, 2))  # each on both
+    assert set(found.memory.values()) == {int(0.8 * (one.facts.free // 2 + two.facts.free // 2))}
+    assert layout(one, stages=2).memory == {"one": int(0.8 * one.facts.free)}  # two stages of one replica
