@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 from localllm.cli.options import PromptOptions, ShowOptions, path
 from localllm.options import LoadOptions, OptionError, Options, RayOptions, group, option, same
@@ -24,8 +24,9 @@ from localllm.options.kinds import (
     pair_of,
     several,
 )
-from localllm.options.load import CACHE_OPTIONS, CACHE_TYPE, FORCED, MEDIA_OPTIONS, NEAREST_RULE
+from localllm.options.load import CACHE_OPTIONS, CACHE_TYPE, FORCED, NEAREST_RULE
 
+MOST_PIXELS = 50_000_000  # of a picture, as files have (`localllm.media.decode.MediaLimits`)
 PICTURES = (".svg", ".png", ".html")
 _list = partial(same, LoadOptions, metavar="N,...")  # bench measures every value of a list
 _CACHE_TYPES = listed(CACHE_TYPE)
@@ -38,6 +39,20 @@ def _prompt_and_answer(text: str) -> tuple[int, int]:
     except (OptionError, ValueError):
         raise OptionError(f"{text!r} is not two whole numbers such as 512,128") from None
     return prompt, answer
+
+
+def _picture_sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse the sizes of pictures, such as "448x448,1920x1080"."""
+    found = []
+    for part in text.split(","):
+        try:
+            width, height = (integer(1).read(side) for side in part.lower().split("x"))
+        except (OptionError, ValueError):
+            raise OptionError(f"{part!r} is not a width and a height in pixels such as 1024x768") from None
+        if width * height > MOST_PIXELS:
+            raise OptionError(f"{part!r} has more than {MOST_PIXELS // 10**6} million pixels; give a smaller size")
+        found.append((width, height))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,11 @@ class BenchOptions(Options):
     n_depth: tuple[int, ...] = option(
         (0,), "-d", "--n-depth", kind=listed(integer(0)), unit="tokens", shown="0", help="tokens already in the cache"
     )
+    image: tuple[tuple[int, int], ...] = option(
+        (), "--image", kind=several(Kind(_picture_sizes, lambda value: "", "WxH")), repeat=True,
+        finish=lambda uses: tuple(chain.from_iterable(uses)), unit="pixels",
+        help="also time pictures of this size: preprocessing, encoding, first token, a second turn (repeatable)",
+    )  # fmt: skip
     threads: tuple[int | None, ...] = _list("threads", default=(None,), kind=listed(optional(integer(1))))
     repetitions: int = option(5, "-r", "--repetitions", kind=integer(1), help="runs per test")
     output: str = option(
@@ -75,7 +95,7 @@ class BenchOptions(Options):
     cache_type_v: tuple[str, ...] = _list("cache_type_v", default=("f16",), kind=_CACHE_TYPES, metavar="TYPE,...")
     load: LoadOptions = group(
         LoadOptions,
-        without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force", *MEDIA_OPTIONS),
+        without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force"),
     )
     force: bool = same(LoadOptions, "force", help=f"{FORCED} overwriting the --plot FILE, {NEAREST_RULE}")
     machines: RayOptions = group(RayOptions)
@@ -90,6 +110,12 @@ class BenchOptions(Options):
             )
         if self.against and (self.plot or self.compare):
             raise OptionError("--against excludes --plot and --compare; plot a separate run")
+        if self.against and self.image:
+            raise OptionError("--against excludes --image, because llama-bench reads no pictures")
+        if self.machines.ray and self.image:
+            raise OptionError("--ray excludes --image, because a model in several processes reads no pictures")
+        if self.load.mmproj and not self.image:
+            raise OptionError("--mmproj needs --image WxH, the sizes of the pictures to measure")
 
     @property
     def speculates(self) -> bool:

@@ -64,7 +64,7 @@ class LoadOptions(Options):
         False, "--check-tensors", help="check every weight first, and refuse a file with infinite or NaN values"
     )
     mmproj: str | os.PathLike[str] = option(
-        "", "-mm", "--mmproj", kind=PATH, metavar="FILE", offers="files", flag="--mmproj", shown="beside the model",
+        "", "-mm", "--mmproj", kind=PATH, metavar="FILE", offers="files", flag="--mmproj", shown="in its folder",
         help="the encoders of pictures and sound, an mmproj file; off: none",
     )  # fmt: skip
     image_min_tokens: int = option(

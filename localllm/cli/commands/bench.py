@@ -1,8 +1,8 @@
 """`localllm bench`: tokens/s with llama-bench's tests, names and columns, and the share of the memory bandwidth used.
 
 Decode tests compare the bytes read with the bandwidth measured around each test. Prefill tests report operations per
-second. With a drafter, three more tests measure the speedup of speculative decoding, each on one text.
-`bench_against.py` alternates localllm and llama-bench.
+second. With a drafter, three more tests measure the speedup of speculative decoding, each on one text. Pictures are
+measured by `bench_image.py`. `bench_against.py` alternates localllm and llama-bench.
 """
 
 from __future__ import annotations
@@ -84,6 +84,12 @@ class BenchResult:
     run_bytes: int = 0  # bytes read from memory in one run (`bench_work`)
     machine_gb_per_s: float = 0.0  # read bandwidth of this machine, measured for --plot
     machine_gop_per_s: float = 0.0  # int8 multiply-adds of this machine, two operations each
+    image: str = ""  # width and height of the picture, such as 448x448; means of the runs follow
+    n_image: int = 0  # tokens of the picture, which `n_prompt` includes
+    preprocess_ns: int = 0
+    encode_ns: int = 0
+    first_token_ns: int = 0  # from the picture to the first token of the answer
+    second_turn_ns: int = 0  # the same for the second turn, whose picture is in the cache
 
 
 def bench(own: BenchOptions, names: Sequence[str]) -> None:
@@ -96,6 +102,10 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
         return
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
+    if own.image:
+        from localllm.cli.commands.bench_image import needed_context
+
+        context = max(context, *[needed_context(name, own.load, own.image) for name in names])
     pictured, energy = Pictured(own, names), find_energy()
     if own.verbose and energy.missing:
         say(f"energy is not measured: {energy.missing}")
@@ -105,7 +115,8 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
             if not reset_peak() and own.verbose and number:
                 say("peak memory includes earlier models: this system cannot reset the peak")
             model_threads = threads_for(threads or None)
-            options = load_options.changed({"any_cache": True, "mmproj": "off", "force": own.force})
+            options = load_options.changed({"any_cache": True, "force": own.force})
+            options = options if own.image else options.changed({"mmproj": "off"})
             began = perf_counter_ns()
             with ExitStack() as stack:
                 split = stack.enter_context(splitting(own.machines))
@@ -135,6 +146,8 @@ def bench(own: BenchOptions, names: Sequence[str]) -> None:
 def _one(model: Model, test: Test, threads: int, own: BenchOptions, energy: Energy) -> BenchResult:
     if test.text:
         return _guessed(model, test, threads, own.repetitions, not own.no_warmup)
+    if test.image != (0, 0):
+        return _seen(model, test, threads, own.repetitions, not own.no_warmup)
     return _measure(model, test, threads, own.repetitions, not own.no_warmup, energy)
 
 
@@ -149,6 +162,23 @@ def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
         plain_ts=mean(test.answer / (ns / 1e9) for ns in found.plain_ns),
         n_drafted=found.drafted,
         n_accepted=found.accepted,
+    )
+
+
+def _seen(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
+    """Time a conversation about a picture."""
+    from localllm.cli.commands.bench_image import measure_picture
+
+    runs = measure_picture(model, test.image, repetitions, warm_up)
+    test = replace(test, prompt=runs[0].prompt)
+    return replace(
+        _result(model, test, threads, tuple(run.first for run in runs), ()),
+        image=test.name,
+        n_image=runs[0].tokens,
+        preprocess_ns=round(mean(run.preprocess for run in runs)),
+        encode_ns=round(mean(run.encode for run in runs)),
+        first_token_ns=round(mean(run.first for run in runs)),
+        second_turn_ns=round(mean(run.second for run in runs)),
     )
 
 
@@ -291,6 +321,11 @@ def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str
     return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
 
 
+def _picture(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
+    """Return a column with a time in milliseconds, which is empty for tests without a picture."""
+    return lambda r: f"{ns(r) / 1e6:.1f}" if r.image else ""
+
+
 def _guessing(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
     return lambda r: text(r) if r.speculation else ""
 
@@ -318,12 +353,18 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "load s": (6, True, lambda r: f"{r.load_ns / 1e9:.2f}"),
     "peak": (10, True, lambda r: size(r.peak_bytes) if r.peak_bytes else ""),
     "J/token": (8, True, lambda r: f"{r.joules_per_token:.3f}" if r.joules_per_token else ""),
+    "picture tokens": (14, True, lambda r: str(r.n_image) if r.image else ""),
+    "prepare ms": (10, True, _picture(lambda r: r.preprocess_ns)),
+    "encode ms": (9, True, _picture(lambda r: r.encode_ns)),
+    "first ms": (8, True, _picture(lambda r: r.first_token_ns)),
+    "second ms": (9, True, _picture(lambda r: r.second_turn_ns)),
     "guessed by": (10, True, lambda r: r.speculation),
     "plain t/s": (9, True, _guessing(lambda r: f"{r.plain_ts:.2f}")),
     "x plain": (7, True, _guessing(lambda r: f"{r.avg_ts / r.plain_ts:.2f}")),
     "accepted": (12, True, _guessing(lambda r: f"{r.n_accepted} of {r.n_drafted}")),
 }
 _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x plain", "accepted")
+_OF_PICTURES = ("picture tokens", "prepare ms", "encode ms", "first ms", "second ms")
 
 
 def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
@@ -334,6 +375,7 @@ def _columns(own: BenchOptions, energy: Energy) -> tuple[str, ...]:
     cache = any(load.cache_types != ("f16", "f16") for load in own.loads)
     layers = () if own.gpu_layers != ("auto",) else ("ngl",)
     absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    absent |= set() if own.image else set(_OF_PICTURES)
     absent |= set() if energy.counters else {"J/token"}
     return tuple(name for name in _COLUMNS if name not in absent)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 import localllm as api
@@ -22,6 +23,8 @@ from localllm.cli.commands import bench as command
 from localllm.cli.commands import bench_against
 from localllm.cli.commands.bench_tests import Test as BenchTest
 from localllm.cli.main import main
+from localllm.engine.encoder import Encoder
+from tests.localllm.media_models import write_pair
 from tests.localllm.support import write_model
 
 COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # llama-bench's columns for the CPU
@@ -114,6 +117,81 @@ def test_the_cache_is_told_where_it_is_not_the_usual(tiny: Path, capsys: pytest.
     assert [cell.strip() for cell in row.split("|")[6:8]] == ["fp8", "f16"]
     assert main(["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "-ctk", "auto"]) == 0
     assert capsys.readouterr().err.startswith("cache: keys ")
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"), "qwen3vl", name="seeing")
+
+
+def test_pictures_are_measured_in_two_turns(
+    pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    begin = Encoder.begin
+
+    def counted(self: Encoder, inputs: Any, flags: Any = ()) -> Any:
+        encoded.append(len(inputs))
+        return begin(self, inputs, flags)
+
+    monkeypatch.setattr(Encoder, "begin", counted)
+    words = (pair, "-p", 4, "-n", 0, "--image", "64x32,96x64", "--image", "64x64", "-r", 2, "-t", 1, "--no-warmup")
+    text, *pictures = json.loads(bench(capsys, *words, "-o", "json"))
+    assert (text["test"], text["image"], text["encode_ns"]) == ("pp4", "", 0)
+    assert [each["test"] for each in pictures] == [each["image"] for each in pictures] == ["64x32", "96x64", "64x64"]
+    assert len(encoded) == 3 * 2  # once a run: the second turn finds the picture in the cache
+    sizes = [each["n_image"] for each in pictures]
+    assert sizes[0] < sizes[2] < sizes[1]
+    with api.load(pair, threads=1, ctx_size=256) as model:
+        for each in pictures:
+            height, width = (int(side) for side in each["image"].split("x")[::-1])
+            chunks = model.media("<__media__>", np.zeros((height, width, 3), np.uint8))
+            assert each["n_image"] == sum(chunk.count for chunk in chunks if chunk.kind == "image")
+    for each in pictures:
+        assert 0 < each["preprocess_ns"] + each["encode_ns"] < each["first_token_ns"] == each["avg_ns"]
+        assert each["second_turn_ns"] > 0
+        assert each["n_prompt"] > each["n_image"] + 8 + 32
+        rates = [each["n_prompt"] / (ns / 1e9) for ns in each["samples_ns"]]
+        assert each["avg_ts"] == pytest.approx(sum(rates) / 2)
+
+
+def test_pictures_add_columns(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = bench(capsys, pair, "-p", 4, "-n", 0, "--image", "64x64", "-r", 1, "-t", 1)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert rows[0][-5:] == ["picture tokens", "prepare ms", "encode ms", "first ms", "second ms"]
+    assert rows[2][-5:] == [""] * 5
+    assert rows[3][rows[0].index("test")] == "64x64"
+    assert all(rows[3][-5:])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--image", "64"), "'64' is not a width and a height in pixels such as 1024x768"),
+        (("--image", "0x5"), "'0x5' is not a width and a height in pixels such as 1024x768"),
+        (("--image", "9000x9000"), "'9000x9000' has more than 50 million pixels; give a smaller size"),
+        (("--image", "64x64", "--against", "llama-bench"), "--against excludes --image"),
+        (("--image", "64x64", "--ray", "auto"), "--ray excludes --image"),
+        (("--mmproj", "mmproj.gguf"), "--mmproj needs --image WxH, the sizes of the pictures to measure"),
+        (("--image", "64x64", "--mmproj", "off"), "--image needs the encoder of pictures; give the mmproj file of"),
+        (("--image", "64x64", "--mmproj", "gone.gguf"), "No such file: gone.gguf"),
+    ],
+)
+def test_pictures_that_cannot_be_measured_are_one_line(
+    words: tuple[str, ...], problem: str, pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(pair), *words]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert problem in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_model_without_encoders_measures_no_pictures(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tiny), "--image", "64x64"]) == 1
+    assert "--image needs the encoder of pictures; give the mmproj file of this model" in capsys.readouterr().err
 
 
 # -- latencies, energy, memory, loading ------------------------------------------------------------------------------
