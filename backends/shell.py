@@ -108,6 +108,10 @@ class Shell(ABC):
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
         """Run a stage of the plan on the batch; see `Executable.run`."""
 
+    def _run_slice(self, number: int, seconds: float, received: Sequence[F32]) -> list[F32] | None:
+        """Run a stage for about this time, or whole. Return its results, or None if it is not done."""
+        return self._run_stage(number, received)
+
     @abstractmethod
     def result(self) -> F32: ...
 
@@ -191,6 +195,15 @@ class Shell(ABC):
         self._must_be_open()
         number, self._stage = self._stage, self._stage + 1
         return self._run_stage(number, received)
+
+    def run_slice(self, seconds: float, received: Sequence[F32] = ()) -> list[F32] | None:
+        """Run the next stage for about this time, if the backend can; otherwise whole. Return its results, or None if
+        another call must continue.
+        """
+        self._must_be_open()
+        found = self._run_slice(self._stage, seconds, received)
+        self._stage += found is not None
+        return found
 
     # -- the rest of the interface ---------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Write GGUFs with the true shapes of recurrent, latent-attention and mixture-of-experts models and random weights.
+"""Write GGUFs with the true shapes of recurrent, latent-attention, mixture-of-experts and vision models and random
+weights. The encoders of the vision models are written by `encoders.py`.
 
     python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N]
 
@@ -150,6 +151,20 @@ def _nemotron(layer: int) -> Shapes:
     return {"attn_norm.weight": (2688,), **own}
 
 
+def _dense(width: int, ffn: int, heads: int, kv_heads: int, dim: int, norms: bool = False) -> Callable[[int], Shapes]:
+    """Return the layers of a dense model."""
+    own = attention(width, heads, kv_heads, dim, norms=norms) | dense(width, ffn)
+    return lambda layer: {"attn_norm.weight": (width,), "ffn_norm.weight": (width,), **own}
+
+
+def _qwen3vl(ffn: int, heads: int) -> dict[str, Any]:
+    return {
+        "feed_forward_length": ffn, "attention.head_count": heads, "attention.head_count_kv": 8,
+        "attention.key_length": 128, "attention.value_length": 128, "rope.freq_base": 5e6, "rope.dimension_count": 128,
+        "rope.dimension_sections": np.array([24, 20, 20, 0], np.int32), "n_deepstack_layers": 3,
+    }  # fmt: skip
+
+
 def _gemma4(layer: int) -> Shapes:
     dim = 512 if layer in GEMMA4_FULL else 256
     attends = attention(2560, 8, 2, dim, norms=True)
@@ -197,6 +212,16 @@ MODELS = {
             "attention.head_count_kv": _per_layer(16, LFM2_ATTENDS, 8),
         },
         _lfm2, True, "token_embd_norm",
+    ),
+    "qwen3vl-2b": Model("qwen3vl", 28, 2048, 151936, _qwen3vl(6144, 16), _dense(2048, 6144, 16, 8, 128, True), True),
+    "qwen3vl-8b": Model("qwen3vl", 36, 4096, 151936, _qwen3vl(12288, 32), _dense(4096, 12288, 32, 8, 128, True)),
+    "smolvlm": Model(  # SmolVLM2 500M
+        "llama", 32, 960, 49280,
+        {
+            "feed_forward_length": 2560, "attention.head_count": 15, "attention.head_count_kv": 5,
+            "attention.key_length": 64, "attention.value_length": 64, "rope.freq_base": 1e5, "rope.dimension_count": 64,
+        },
+        _dense(960, 2560, 15, 5, 64), True,
     ),
     "qwen35-9b": Model(
         "qwen35", 32, 4096, 248320,

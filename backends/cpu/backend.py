@@ -27,6 +27,7 @@ from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.pool import ThreadPool
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.roofs import clocked_products, read_rates
+from localllm.backends.cpu.slices import Slices
 from localllm.backends.cpu.storage import Storage
 from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
@@ -127,6 +128,7 @@ class CpuExecutable(Shell):
         self._stages = [stage.located(rows_of) for stage in program.stages]
         self.thread_counts = AdaptiveThreads(threads), AdaptiveThreads(threads)  # for steps of few rows, and of many
         self._work = [(self.entries[s.work], self._storage.counters[s.work]) for s in program.stages]
+        self._slices: Slices | None = None  # of a stage that was begun in slices
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in plan.operations
@@ -146,20 +148,38 @@ class CpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _take_in(self, batch: Batch) -> None:
+        self._slices = None
         self._lookups.fetch(batch)
         batches = self._storage.inputs.fill(batch)
         for work, sharing in self._storage.sharing.items():
             sharing.fill(batches[work.rows], self._last_position)
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        self._receive(number, received)
+        entries, counters = self._work[number]
+        if len(entries):  # no entries if all additions of the stage are fused into earlier linears
+            self._run(number, entries, counters)
+        return self._sent(number)
+
+    def _run_slice(self, number: int, seconds: float, received: Sequence[F32]) -> list[F32] | None:
+        if self._slices is None:
+            self._receive(number, received)
+            threads = self.thread_counts[self._counts["batch"] > FEW_ROWS].threads
+            self._slices = Slices(self.pool, *self._work[number], threads)
+        if not self._slices.run(seconds):
+            return None
+        self._slices = None
+        return self._sent(number)
+
+    def _receive(self, number: int, received: Sequence[F32]) -> None:
+        """Copy the input of a stage to its buffers."""
         stage = self._stages[number]
         looked_up = [self._lookups[value] for value, _ in stage.looked_up]
         for (_, into), rows in zip((*stage.received, *stage.looked_up), (*received, *looked_up), strict=True):
             into[: len(rows)] = rows
-        entries, counters = self._work[number]
-        if len(entries):  # no entries if all additions of the stage are fused into earlier linears
-            self._run(number, entries, counters)
-        return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
+
+    def _sent(self, number: int) -> list[F32]:
+        return [rows[: self._counts[value.rows]] for value, rows in self._stages[number].sent]
 
     def _run(self, number: int, entries: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
         """Run a stage's entries on as many threads as are fastest now."""

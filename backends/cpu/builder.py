@@ -247,6 +247,11 @@ class Builder:
 
     # -- threads ---------------------------------------------------------------------------------------------------
 
+    def clock(self) -> Value:
+        """Emit a read of the time-stamp counter."""
+        ticks = self.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
+        return Value(self, self.builder.call(ticks, []))
+
     def atomic_add(self, pointer: Value, value: Value | int) -> Value:
         """Emit a sequentially consistent fetch-and-add on an int64."""
         added = value if isinstance(value, Value) else self.i64(value)

@@ -19,6 +19,7 @@ from localllm.backends.cpu.kernels.executor import COMMAND, Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
 from localllm.base.notices import Notice, Setting
 
+MEASURED = 1e-3  # seconds; the cycles of shorter batches say little
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling takes, too short to heat an idle machine
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux futex system call
@@ -40,6 +41,7 @@ class ThreadPool:
         self._plan, self._plan_at = self._sync, self._at  # the last plan and its address, or a placeholder
         self.spins = executor.SPINS
         self._overdue = 0  # `Sync.overdue` after the last batch
+        self.cycles_per_second = 0.0  # of the time-stamp counter; 0: not measured yet, or it does not count here
         self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
             self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
@@ -91,11 +93,14 @@ class ThreadPool:
             if self._asleep[thread]:
                 self._beds[thread].put(None)
 
-    def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64], threads: int = 0) -> tuple[float, float]:
+    def run(
+        self, plan: NDArray[np.int64], counters: NDArray[np.int64], threads: int = 0, resume: bool = False
+    ) -> tuple[float, float]:
         """Run `plan` (operations, Entry.size) once on the first `threads` threads; 0: all threads.
 
-        The plan's last entry has a barrier. Return the duration in seconds, and the share of its time that a thread, on
-        average, waited at barriers beyond the spin limit.
+        The plan's last entry has a barrier. With `resume`, tasks that `counters` count are not run again. Return the
+        duration in seconds, and the share of its time that a thread, on average, waited at barriers beyond the spin
+        limit.
         """
         sync, threads = self._sync, threads or self.threads
         with self._running:
@@ -104,7 +109,8 @@ class ThreadPool:
             if plan is not self._plan:
                 self._plan, self._plan_at = plan, address(plan)
             sync[Sync.plan], sync[Sync.count] = self._plan_at, len(plan)
-            counters[:] = 0
+            if not resume:
+                counters[:] = 0
             try:
                 number = int(sync[Sync.command]) // COMMAND + 1
                 sync[Sync.asked] = number * COMMAND + threads  # before waking, so that no worker goes back to sleep
@@ -112,6 +118,8 @@ class ThreadPool:
                 began = perf_counter()
                 self._step(self._at)
                 seconds = perf_counter() - began
+                if seconds > MEASURED:
+                    self.cycles_per_second = int(sync[Sync.took]) / seconds
                 if threads == 1:
                     return seconds, 0.0
                 overdue, self._overdue = self._overdue, int(sync[Sync.overdue])

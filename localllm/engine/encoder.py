@@ -1,8 +1,12 @@
-"""Runs the encoder of pictures or sound on a backend, segment by segment, so that other work can run in between."""
+"""Runs the encoder of pictures or sound on a backend, segment by segment, so that other work can run in between.
+
+A segment is a stage of a plan. On the CPU a stage, too, can be divided into slices of time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -12,6 +16,7 @@ from localllm.plan import BLOCK, F32, Batch
 from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run
 
 EXACT = CacheTypes("f32", "f32")
+WHOLE = 3600.0  # seconds of a slice that ends with its segment
 
 
 class Encoder:
@@ -57,6 +62,7 @@ class Running:
         self._bound, self._encoding = bound, encoding
         self._result: F32 | None = None
         self._stage = 0
+        self._within = False  # whether a slice of the stage has run
         self._values: Sequence[F32] = ()
         self._run: Run | None = None
         self._resume(None)
@@ -67,22 +73,38 @@ class Running:
         assert self._result is not None, "the encoder is not done"
         return self._result
 
-    def advance(self) -> bool:
-        """Run the next segment. Return whether the embeddings are complete."""
+    def advance(self, seconds: float = 0.0) -> bool:
+        """Run the next segment, or as much as `seconds` allow. Return whether the embeddings are complete."""
+        if not seconds:
+            self._advance(0.0)
+            return self._run is None
+        until = perf_counter() + seconds
+        while self._run is not None and (left := until - perf_counter()) > 0:
+            self._advance(left)
+        return self._run is None
+
+    def _advance(self, seconds: float) -> None:
+        """Run the next segment, or a slice of it if `seconds` are given."""
         if self._run is None:
-            return True
+            return
         run, step = self._run, self._stage
         executable, layouts = self._bound[run.part], run.layouts
         number, count = (step, executable.stages) if run.stage is None else (run.stage, 1)
         layout = layouts[min(step, len(layouts) - 1)]
-        if not step or layout is not layouts[min(step - 1, len(layouts) - 1)]:
+        begins = not step or layout is not layouts[min(step - 1, len(layouts) - 1)]
+        if begins and not self._within:
             executable.begin(_batch(layout, executable.limits), number)
         last = step and step == count - 1
-        self._values = executable.run(run.later if last and run.later else self._values)
+        received = run.later if last and run.later else self._values
+        whole = not seconds and not self._within
+        found = executable.run(received) if whole else executable.run_slice(seconds or WHOLE, received)
+        self._within = found is None
+        if found is None:
+            return
+        self._values = found
         self._stage += 1
         if self._stage == count:
             self._resume([np.array(value) for value in self._values])
-        return self._run is None
 
     def _resume(self, results: list[F32] | None) -> None:
         """Continue to the next run, or to the result."""

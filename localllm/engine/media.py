@@ -32,8 +32,10 @@ class Encoding(Protocol):
         """The embeddings (tokens, width), once `advance` has returned True."""
         ...
 
-    def advance(self) -> bool:
-        """Run the next segment. Return whether the embeddings are complete."""
+    def advance(self, seconds: float = 0.0) -> bool:
+        """Run the next segment, or about `seconds` of it if they are given. Return whether the embeddings are
+        complete.
+        """
         ...
 
 

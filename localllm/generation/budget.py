@@ -1,4 +1,5 @@
-"""The number of prefill tokens in a step that also decodes, so that clients who read an answer do not wait long.
+"""The number of prefill tokens in a step that also decodes, and the time of the encoder of pictures before it, so that
+clients who read an answer do not wait long.
 
 The time of a step is measured for each number of rows, because it does not grow evenly: on a CPU, a few more rows cost
 little while the weights are read anyway. If the user's target is shorter than the smallest usual step, steps take as
@@ -13,6 +14,9 @@ FEWEST = 4  # the same if a step with LEAST would miss the user's target
 TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
 PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
+MEDIA_SHARE = 1.4  # the same for the encoder and for prompts with pictures or sound, which would delay others for long
+SLICE = 0.1  # seconds of the encoder before a step, if no request decodes
+LEAST_SLICE = 0.002  # minimum seconds, in which each thread ends a task
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _RENEWAL = 0.5  # weight of a step whose size was not used in the last STALE steps with prefill
 STALE = 8
@@ -35,22 +39,38 @@ class Budget:
         self._times: dict[int, float] = {}  # rows of a step with prefill and decode, rounded up to STRIDE -> seconds
         self._measured: dict[int, int] = {}  # the same -> number of the last step of this size
         self._steps = 0
+        self._last = 0.0  # duration of the last step in seconds
 
-    def prompt_rows(self, decoding: int, requests: int = 0) -> int:
+    def encoder_seconds(self, decoding: bool) -> float:
+        """Return the time that the encoder may run before the next step. Without decode it gets half of the time."""
+        if not decoding:
+            return max(SLICE, self._last)
+        return max(LEAST_SLICE, self._media_target() - self._decode)
+
+    def _media_target(self) -> float:
+        return self.seconds or MEDIA_SHARE * self._decode or TARGET
+
+    def prompt_rows(self, decoding: int, requests: int = 0, media: bool = False, spent: float = 0.0) -> int:
         """Return the number of prefill tokens for a step with `decoding` decode tokens, including drafts.
 
-        `requests` run, in decode or prefill. Without decode tokens, fill the step.
+        `requests` run, in decode or prefill. `media`: whether all prompts have pictures or sound. The encoder has
+        `spent` seconds before this step. Without decode tokens, fill the step.
         """
         most = self.rows - decoding
         if not decoding:
             return most
         default = max(TARGET, PER_REQUEST * requests, LEAST_SHARE * self._decode)
-        target = self.seconds or default
+        target = (self._media_target() if media else self.seconds or default) - spent
         total = _rounded(decoding + LEAST)
         while total + STRIDE <= self.rows and self._time(total + STRIDE, decoding) <= target:
             total += STRIDE
         found = total - decoding
-        if self.seconds and self._row and total == _rounded(decoding + LEAST) and self._time(total, decoding) > target:
+        if (
+            (self.seconds or media)
+            and self._row
+            and total == _rounded(decoding + LEAST)
+            and self._time(total, decoding) > target
+        ):
             while found > FEWEST and self._small_time(decoding + found) > target:
                 found -= 1
         return max(0, min(most, found))
@@ -74,7 +94,7 @@ class Budget:
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:
         """Record the duration of a step with `decoding` decode tokens and `prompt` prefill tokens."""
-        total = decoding + prompt
+        total, self._last = decoding + prompt, seconds
         if decoding and prompt < LEAST + STRIDE:
             self._small[total] = _mixed(self._small.get(total, 0.0), seconds)
         if not prompt:
@@ -85,7 +105,7 @@ class Budget:
             self._row = _mixed(self._row, max(rest, 0.1 * seconds) / prompt)
         if not decoding:
             return
-        if not self.seconds or (prompt >= LEAST and total == _rounded(total)):  # the last chunk of a prompt is shorter
+        if prompt >= LEAST and (not self.seconds or total == _rounded(total)):  # the last chunk of a prompt is shorter
             total = _rounded(total)
             before = self._faded(total) if total in self._times else 0.0
             stale = self._steps - self._measured.get(total, 0) > STALE

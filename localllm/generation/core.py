@@ -110,7 +110,7 @@ class Core:
         flights, depth = self.running.flights, self.engine.depth
         try:
             self.running.admit()
-            worked = self._encodings.advance() or worked
+            worked = self._encode() or worked
             while len(flights) < depth and self._submit():
                 worked = True
             return self._collect() or worked
@@ -133,6 +133,13 @@ class Core:
             job()
             worked = True
         return worked
+
+    def _encode(self) -> bool:
+        """Run the encoder of pictures for a while; return whether a request waits for it."""
+        began = perf_counter()
+        encoded = self._encodings.advance(self._schedule.encoder_seconds)
+        self._schedule.spent = perf_counter() - began if encoded else 0.0
+        return encoded
 
     # -- a step ----------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
-"""The pictures and sounds of prompts. Their encoder runs in segments between two steps, so no request waits longer.
+"""The pictures and sounds of prompts. Their encoder runs in slices between two steps, so no request waits longer.
 
 An encoder has memory for one input, so requests take turns. Embeddings are dropped once the cache has their tokens.
 After a preemption or a fault, lost ones are computed again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +29,9 @@ class Encodings:
         self._running, self._width = running, width
         self._current: tuple[RequestState, PromptMedia] | None = None
 
-    def advance(self) -> bool:
-        """Run one segment of the encoder, if a running request waits for it. Return whether there was one.
+    def advance(self, seconds: Callable[[], float]) -> bool:
+        """Run one segment of the encoder, or a slice of it of `seconds`, if a running request waits for it. Return
+        whether there was one.
 
         An error of the encoder fails the request.
         """
@@ -44,7 +47,7 @@ class Encodings:
         try:
             if media.encoding is None:
                 media.encoding = media.span.encode()
-            if media.encoding.advance():
+            if media.encoding.advance(seconds()):
                 media.embeddings, media.encoding = self._checked(media, media.encoding.embeddings), None
                 media.encoded += media.span.tokens
                 self._current = None

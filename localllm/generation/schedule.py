@@ -23,7 +23,13 @@ class Schedule:
         self._engine, self._limits, self._running = engine, limits, running
         self._budget = Budget(engine.limits.rows, limits.itl_target)
         self._most_largest = engine.max_top_k
+        self.spent = 0.0  # seconds of the encoder before the next step
         self._crowded = False  # whether the next step may leave out decoding requests for a picture
+
+    def encoder_seconds(self) -> float:
+        """Return the time that the encoder of pictures may run before the next step."""
+        active = self._running.active
+        return self._budget.encoder_seconds(any(not (one.prefilling or one.ticket.paused) for one in active))
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
@@ -71,7 +77,9 @@ class Schedule:
         known = [part for part in parts if part.state.known_left]
         if not (prefilling or known):
             return parts
-        budget = min(self._budget.prompt_rows(rows - len(known) or int(others), requests), limits.rows - rows)
+        media = bool(prefilling) and all(one.media for one in prefilling)
+        allowed = self._budget.prompt_rows(rows - len(known) or int(others), requests, media, self.spent)
+        budget = min(allowed, limits.rows - rows)
         added = self._add_known(known, min(budget, most - rows - bool(prefilling)), len(prefilling))
         rows, budget = rows + added, budget - added
         return parts + self._prompt_parts(prefilling, budget, limits.logit_rows - rows, rows)

@@ -281,13 +281,13 @@ class _Encoding:
         assert self._embeddings is not None, "the encoder is not done"
         return self._embeddings
 
-    def advance(self) -> bool:
-        """Run the next segment. Return whether the embeddings are complete."""
+    def advance(self, seconds: float = 0.0) -> bool:
+        """Run the next segment, or about `seconds` of it. Return whether the embeddings are complete."""
         if self._embeddings is not None:
             return True
         if self._running is None or not self._owner.working_on(self):
             self._running = self._owner.begin(self, self._piece)
-        if not self._running.advance():
+        if not self._running.advance(seconds):
             return False
         self._embeddings, self._running = self._owner.widened(self._running.result), None
         self._owner.done(self)

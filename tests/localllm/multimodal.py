@@ -47,7 +47,7 @@ class Encoded:
         assert not self.left, "read before the last segment"
         return self._embeddings
 
-    def advance(self) -> bool:
+    def advance(self, seconds: float = 0.0) -> bool:
         assert self.left, "advanced beyond the end"
         self.left, self.segments = self.left - 1, self.segments + 1
         return not self.left

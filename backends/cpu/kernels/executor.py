@@ -12,7 +12,7 @@ from llvmlite import ir
 from localllm.backends.cpu.arguments import SLOT, Apart, Int64, Struct
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.simd import I64, Function, Value
+from localllm.backends.cpu.simd import Function, Value
 
 
 class Entry(Struct):
@@ -66,12 +66,6 @@ FUTEX_WAIT, FUTEX_WAKE = 128, 129  # private futexes, within one process
 EVERYBODY = 1 << 30
 
 
-def _clock(f: Function) -> Value:
-    """Emit a read of the time-stamp counter."""
-    ticks = f.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
-    return Value(f, f.builder.call(ticks, []))
-
-
 def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
     """Wait until `arrivals` reaches `target`. `where` is the address of `sync`."""
     arrivals, sleepers = sync.where(Sync.arrivals), sync.where(Sync.sleepers)
@@ -82,7 +76,7 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
         with f.when(spins.get() >= most):
             spins.set(f.i64(0))
             with f.when(since.get().equals(0)):
-                since.set(_clock(f))
+                since.set(f.clock())
             with f.when(sync.syscall.equals(0)):
                 f.call(sync.sched_yield)
             with f.when(sync.syscall.differs(0)):
@@ -95,7 +89,7 @@ def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
                     _futex(f, sync, where, FUTEX_WAIT, seen)
                 f.atomic_add(sleepers, -1)
     with f.when(since.get().differs(0)):
-        f.atomic_add(sync.where(Sync.overdue), _clock(f) - since.get())
+        f.atomic_add(sync.where(Sync.overdue), f.clock() - since.get())
 
 
 def _futex(f: Function, sync: Sync, where: Value, operation: int, value: Value) -> None:
@@ -113,11 +107,11 @@ def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value
     """Run every kernel call of the plan on this thread, one of `threads`."""
     plan, count = f.pointer(sync.plan), sync.count
     arrivals, target = sync.where(Sync.arrivals), f.var(sync.base)
-    before = f.var(_clock(f))
+    before = f.var(f.clock())
     with f.loop(0, count) as i:
         entry = Entry.at(plan + i * (SLOT * Entry.size))
         f.call(entry.kernel, entry.arguments, thread, threads)
-        done = _clock(f)
+        done = f.clock()
         with f.when(entry.barrier.differs(0)):
             target.set(target.get() + threads)
             arrived = f.atomic_add(arrivals, 1) + 1
@@ -127,7 +121,7 @@ def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value
             with f.when(last), f.when(f.atomic_add(sync.where(Sync.sleepers), 0).differs(0)):
                 _futex(f, sync, where, FUTEX_WAKE, f.i64(EVERYBODY))
         with f.when(thread.equals(0)):
-            now = _clock(f)
+            now = f.clock()
             f.store(entry.where(Entry.ticks), entry.ticks + (now - before.get()), 8)
             f.store(entry.where(Entry.waited), entry.waited + (now - done), 8)
             before.set(now)
@@ -139,11 +133,11 @@ def step() -> Kernel:
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 1, isa)
         sync = Sync.at(f.pointer(f.arguments[0]))
-        began, asked = _clock(f), sync.asked
+        began, asked = f.clock(), sync.asked
         f.store(sync.where(Sync.base), f.atomic_load(sync.where(Sync.arrivals)), 8)
         f.atomic_store(sync.where(Sync.command), asked)
         _replay(f, sync, f.arguments[0], f.i64(0), asked % COMMAND)
-        f.store(sync.where(Sync.took), _clock(f) - began, 8)
+        f.store(sync.where(Sync.took), f.clock() - began, 8)
         return f.finish()
 
     return Kernel("step", emit)

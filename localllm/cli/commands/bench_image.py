@@ -102,7 +102,7 @@ class _Ready(NamedTuple):
 
     embeddings: NDArray[np.float32]
 
-    def advance(self) -> bool:
+    def advance(self, seconds: float = 0.0) -> bool:
         return True
 
 

@@ -311,7 +311,7 @@ def test_pictures_far_ahead_are_not_encoded_yet(tmp_path: Path) -> None:
 
 def test_an_encoder_that_fails_fails_its_request_only(tmp_path: Path) -> None:
     class Broken(Encoded):
-        def advance(self) -> bool:
+        def advance(self, seconds: float = 0.0) -> bool:
             raise LocalLLMError("the picture has no pixels")
 
     with opened("gemma3-12", tmp_path) as (model, pictures), scheduled(model) as scheduler:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import Backend
+from localllm.backends.cpu import slices
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.engine.encoder import Encoder
@@ -142,6 +143,23 @@ def test_segments_end_at_layers(cpu: CpuBackend) -> None:
         assert count == metadata["clip.vision.block_count"] + 1  # the projector is the last segment
         np.testing.assert_array_equal(running.result, truth)
         assert running.advance()
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_segments_in_slices_have_the_same_bits(cpu: CpuBackend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another encoder on the same threads runs between the slices, and a last call runs all that is left."""
+    monkeypatch.setattr(slices, "LEAST", 0.0)
+    metadata, tensors = small.loaded(name)
+    medium = small.input_of(name)
+    with bound(cpu, metadata, tensors, kind(name)) as encoder, bound(cpu, metadata, tensors, kind(name)) as other:
+        truth = encoder.encode([medium])
+        for most in (7, 200):
+            running, between, count = encoder.begin([medium]), other.begin([-medium]), 0
+            while not running.advance(1e-9 if count < most else 0.0):
+                count += 1
+                between.advance(1e-9)
+            np.testing.assert_array_equal(running.result, truth)
+            assert count >= most  # more than the segments: kernels are divided
 
 
 def test_two_frames_are_one_picture(cpu: CpuBackend) -> None:
