@@ -49,10 +49,13 @@ def write_model(path: Path, template: Path = TEMPLATE) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[Server]:
-    """Run a server. At the end it must exit on request, and its log must have no localllm error."""
+def serving(folder: Path, *words: str, program: str = "tests.clients.program") -> Iterator[Server]:
+    """Run a server. At the end it must exit on request, and its log must have no localllm error.
+
+    `program` localllm generates its own tokens, not scripted ones.
+    """
     log = folder / "log"
-    command = [sys.executable, "-m", "tests.clients.program", "serve", "--port", "0", "-t", "1", "--backend", "cpu"]
+    command = [sys.executable, "-m", program, "serve", "--port", "0", "-t", "1", "--backend", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as to:
         process = subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=to, stderr=to)
