@@ -1,17 +1,22 @@
 """Time encoders of pictures with true shapes and random weights, in turn with llama.cpp's (tools/mtmd).
 
     python benchmarks/encoders.py --shapes smolvlm qwen3vl-2b --sizes 448 1024 [--peer /tmp/oracle] [-t 2] [--rounds 3]
+    python benchmarks/encoders.py --turns --shapes qwen3vl-2b --sizes 448 [--peer /tmp/oracle] [--rounds 2]
     python benchmarks/encoders.py --table
 
 `--peer` is a folder as ../shared/oracle/build.sh makes it, with libmtmd. Preprocessing and encoding are timed, from
 pixels to embeddings; the files are F16 with norms and biases in F32. llama.cpp runs with flash attention and without.
-Speedups are over the faster of the two. One JSON line per shape, size and program goes to
+Speedups are over the faster of the two. `--turns` measures both servers with a text model of true shape in Q4_K_M, each
+round in a new process: the time from a request with a PNG to the first token, the same for a second turn about the same
+picture, and the peak memory. One JSON line per shape, size and program goes to
 benchmarks/results/encoders.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import subprocess
 import sys
@@ -24,11 +29,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import httpx
 import numpy as np
-from compare import RESULTS, ROOT, machine
+from PIL import Image
 
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import shapes
+from benchmarks.compare import RESULTS, machine
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.base.machine.memory import peak_memory
 from localllm.engine.encoder import Encoder
@@ -67,6 +75,7 @@ SHAPES = {
         {"clip.vision.projector.scale_factor": 4, "clip.vision.preproc_image_size": 2048},
     ),
     "qwen3vl-2b": Shape("qwen3vl_merger", 24, 1024, 4096, 16, 16, 768, 2048, QWEN, (5, 11, 17)),
+    "gemma4-e4b": Shape("gemma4v", 16, 768, 3072, 12, 16, 224, 2560, {}),
     "qwen3vl-8b": Shape("qwen3vl_merger", 27, 1152, 4304, 16, 16, 768, 4096, QWEN, (8, 16, 24)),
 }  # fmt: skip
 
@@ -76,6 +85,9 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     width, ffn, text = shape.width, shape.ffn, shape.text
     qwen = shape.projector == "qwen3vl_merger"
     kernel = (width, 3, shape.patch, shape.patch)
+    if shape.projector == "gemma4v":
+        yield from gemma4_tensors(shape, kernel)
+        return
     yield from [("v.patch_embd.weight", kernel), ("v.patch_embd.bias", (width,))]
     if qwen:
         yield "v.patch_embd.weight.1", kernel
@@ -107,6 +119,22 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     ]
 
 
+def gemma4_tensors(shape: Shape, kernel: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, ffn = shape.width, shape.ffn
+    yield from [("v.patch_embd.weight", kernel), ("v.position_embd.weight", (2, 10240, width))]
+    for n in range(shape.layers):
+        products = {"attn_q": (width, width), "attn_k": (width, width), "attn_v": (width, width)}
+        products |= {"attn_out": (width, width), "ffn_up": (ffn, width), "ffn_gate": (ffn, width)}
+        for name, size in (products | {"ffn_down": (width, ffn)}).items():
+            yield f"v.blk.{n}.{name}.weight", size
+        for name in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
+            yield f"v.blk.{n}.{name}.weight", (width,)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            yield f"v.blk.{n}.{name}.weight", (width // shape.heads,)
+    yield from [("v.std_bias", (width,)), ("v.std_scale", (width,))]
+    yield "mm.input_projection.weight", (shape.text, width)
+
+
 def new_tensor(name: str, size: tuple[int, ...], random: np.random.Generator) -> NewTensor:
     """Return random values, scaled so that the outputs of products have about the size of their inputs."""
     if len(size) > 1:
@@ -128,10 +156,11 @@ def write_files(name: str, folder: Path) -> tuple[Path, Path]:
             "feed_forward_length": shape.ffn, "block_count": shape.layers, "attention.head_count": shape.heads,
             "attention.layer_norm_epsilon": 1e-6, "projection_dim": shape.text,
         }  # fmt: skip
+        mean = 0.0 if shape.projector == "gemma4v" else 0.5
         metadata = {
             "general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": shape.projector,
-            "clip.use_gelu": True, "clip.vision.image_mean": np.full(3, 0.5, np.float32),
-            "clip.vision.image_std": np.full(3, 0.5, np.float32),
+            "clip.use_gelu": True, "clip.vision.image_mean": np.full(3, mean, np.float32),
+            "clip.vision.image_std": np.full(3, 1.0 - mean, np.float32),
         } | {f"clip.vision.{key}": value for key, value in sizes.items()} | shape.keys  # fmt: skip
         if shape.deep:
             deep = np.isin(np.arange(shape.layers), shape.deep)
@@ -258,9 +287,75 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict
     return rows
 
 
+def turns(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Measure the turns of both servers with a text model of true shape."""
+    from benchmarks.serve import free_port, peak_bytes, server
+
+    projector, text = write_files(name, folder)[0], folder / f"{name}-Q4_K_M.gguf"
+    if not text.exists():
+        shapes.write(name, shapes.MODELS[name], text)
+    port, context = free_port(), "8192"
+    both = ["-m", str(text), "--mmproj", str(projector), "--port", str(port), "-t", str(arguments.threads)]
+    commands = {"localllm": [sys.executable, "-m", "localllm", "serve", *both, "-c", context, "--spec", "off"]}
+    if arguments.peer:
+        program = arguments.peer / "build" / "bin" / "llama-server"
+        commands["llama.cpp"] = [str(program), *both, "-c", context, "-np", "1", "--no-webui"]
+    rows = []
+    for size in arguments.sizes:
+        seen: dict[str, list[tuple[float, float, int]]] = {label: [] for label in commands}
+        for _ in range(arguments.rounds):
+            for label, command in commands.items():
+                with server(command, port) as process:
+                    seen[label].append((*two_turns(f"http://127.0.0.1:{port}", size), peak_bytes(process.pid)))
+        for label, runs in seen.items():
+            rows.append({
+                "when": datetime.now(UTC).isoformat(timespec="seconds"), "shape": name, "program": label, "size": size,
+                "threads": arguments.threads, "first_token_s": median(run[0] for run in runs),
+                "second_turn_s": median(run[1] for run in runs), "rounds": arguments.rounds,
+                "peak_mib": max(run[2] for run in runs) >> 20, "machine": machine(),
+            })  # fmt: skip
+    return rows
+
+
+def two_turns(url: str, size: int) -> tuple[float, float]:
+    """Return the seconds to the first token of two turns about a picture, after a request of text to warm up."""
+    data = io.BytesIO()
+    Image.fromarray(picture(size)).save(data, "PNG", compress_level=1)
+    png, text, times = base64.b64encode(data.getvalue()).decode(), "Here is <__media__> a picture. What is it?", []
+
+    def ask(prompt: Any) -> str:
+        body = {"prompt": prompt, "n_predict": 1, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
+        began = perf_counter()
+        answer = httpx.post(f"{url}/completion", json=body, timeout=3600)
+        times.append(perf_counter() - began)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["content"])
+
+    ask("Hello there")
+    for _ in range(2):
+        said = ask({"prompt_string": text, "multimodal_data": [png]})
+        text += f"{said} And what is that over there, to the left of it?"
+    return times[1], times[2]
+
+
+def turn_table(rows: list[dict[str, Any]]) -> str:
+    """Return the Markdown for docs/media.md: the newest turns of each shape, size and program."""
+    newest = {(row["shape"], row["size"], row["program"]): row for row in rows if "second_turn_s" in row}
+    lines = [
+        "| shape | picture | program | first token (s) | second turn (s) | peak (MiB) |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for (shape, size, program), row in newest.items():
+        lines.append(
+            f"| {shape} | {size} x {size} | {program} | {row['first_token_s']:.2f} | {row['second_turn_s']:.2f} "
+            f"| {row['peak_mib']} |"
+        )
+    return "\n".join(lines)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the Markdown for docs/media.md: the newest row of each shape, size and program."""
-    newest = {(row["shape"], row["size"], row["program"]): row for row in rows}
+    newest = {(row["shape"], row["size"], row["program"]): row for row in rows if "encode_s" in row}
     lines = [
         "| shape | picture | tokens | program | preprocess (s) | encode (s) | speedup | peak (MiB) |",
         "|---|---:|---:|---|---:|---:|---:|---:|",
@@ -284,18 +379,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "encoders")
     parser.add_argument("--out", type=Path, default=RESULTS / "encoders.jsonl")
+    parser.add_argument("--turns", action="store_true", help="measure servers with true text models, not the encoders")
     parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table([json.loads(line) for line in arguments.out.read_text().splitlines()]))
+        rows = [json.loads(line) for line in arguments.out.read_text().splitlines()]
+        print(table(rows), turn_table(rows), sep="\n\n")
         return
     arguments.folder.mkdir(exist_ok=True)
     for name in arguments.shapes:
-        rows = measure(name, arguments, arguments.folder)
+        rows = (turns if arguments.turns else measure)(name, arguments, arguments.folder)
         with arguments.out.open("a") as file:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
-        print(table(rows))
+        print((turn_table if arguments.turns else table)(rows))
 
 
 if __name__ == "__main__":
