@@ -1,11 +1,13 @@
 """The pictures and sounds of prompts. Their encoder runs in slices between two steps, so no request waits longer.
 
 An encoder has memory for one input, so requests take turns. Embeddings are dropped once the cache has their tokens.
-After a preemption or a fault, lost ones are computed again.
+After a preemption or a fault, lost ones are computed again. A prompt that ends with a picture needs the logits after
+it, so at least its last token is evaluated again: such embeddings are kept for the next time, within `KEPT`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +21,7 @@ from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
 
 F32 = NDArray[np.float32]
+KEPT = 64 << 20  # bytes of the embeddings that are kept
 
 
 class Encodings:
@@ -28,6 +31,7 @@ class Encodings:
         """`width` is the width of the embeddings that the model takes."""
         self._running, self._width = running, width
         self._current: tuple[RequestState, PromptMedia] | None = None
+        self._kept: OrderedDict[bytes, F32] = OrderedDict()  # by the span's key, the newest last
 
     def advance(self, seconds: Callable[[], float]) -> bool:
         """Run one segment of the encoder, or a slice of it of `seconds`, if a running request waits for it. Return
@@ -45,17 +49,30 @@ class Encodings:
             return False
         one, media = current
         try:
+            if media.encoding is None and (kept := self._kept.get(media.span.key)) is not None:
+                self._kept.move_to_end(media.span.key)
+                media.embeddings, self._current = self._checked(media, kept), None
+                return True
             if media.encoding is None:
                 media.encoding = media.span.encode()
             if media.encoding.advance(seconds()):
                 media.embeddings, media.encoding = self._checked(media, media.encoding.embeddings), None
                 media.encoded += media.span.tokens
                 self._current = None
+                if media.stop == one.prompt_tokens:
+                    self._keep(media.span.key, media.embeddings)
         except (BackendError, LocalLLMError) as error:
             self._current = None
             one.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
             self._running.leave(one)
         return True
+
+    def _keep(self, key: bytes, embeddings: F32) -> None:
+        if embeddings.nbytes > KEPT:
+            return
+        self._kept[key] = embeddings
+        while sum(each.nbytes for each in self._kept.values()) > KEPT:
+            self._kept.popitem(last=False)
 
     def forget(self) -> None:
         """Give up the embeddings that are being computed."""

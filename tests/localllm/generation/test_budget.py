@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.generation.budget import FEWEST, LEAST, PER_REQUEST, STRIDE, TARGET, Budget
+from localllm.generation.budget import FEWEST, LEAST, MEDIA_SHARE, PER_REQUEST, SLICE, STRIDE, TARGET, Budget
 
 ROW, DECODE = 0.002, 0.05  # seconds per prompt token, seconds of a decode step
 
@@ -144,3 +144,17 @@ def test_prompts_alone_cost_their_rows() -> None:
     budget.observe(4, 0, 0.05)
     budget.observe(0, 100, 0.2)  # the step decodes no token
     assert budget.prompt_rows(4) + 4 == 64
+
+
+def test_the_encoder_and_prompts_with_pictures_leave_most_of_the_time_to_decode() -> None:
+    budget = Budget(512, 0.0)
+    assert budget.encoder_seconds(False) == SLICE
+    run(budget, even, 300)
+    assert budget.encoder_seconds(True) == pytest.approx((MEDIA_SHARE - 1) * DECODE)
+    rows = budget.prompt_rows(4, 2, media=True)
+    assert rows < budget.prompt_rows(4, 2)
+    assert even(4 + rows) <= MEDIA_SHARE * DECODE + ROW
+    assert budget.prompt_rows(4, 2, media=True, spent=0.4 * DECODE) == FEWEST  # after the encoder, the fewest
+    asked = Budget(512, 0.2)
+    run(asked, even, 300)
+    assert asked.encoder_seconds(True) == pytest.approx(0.2 - DECODE)

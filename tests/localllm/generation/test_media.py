@@ -17,6 +17,7 @@ import pytest
 import localllm
 from localllm.base.errors import LocalLLMError
 from localllm.engine import MediaSpan
+from localllm.generation import encodings
 from localllm.generation.request import Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.draft import Followed
@@ -168,6 +169,32 @@ def test_a_known_picture_costs_no_encoding_and_no_step(tmp_path: Path) -> None:
         assert all(part.media is None for rows in evaluated for part in rows)
         assert sum(len(part.tokens) for part in evaluated[0]) == second.prompt_tokens - first.prompt_tokens
         assert answer.tokens != []
+
+
+@pytest.mark.parametrize("family", ["qwen3vl-dense", "gemma3-12"])
+def test_a_prompt_that_ends_with_a_known_picture_is_not_encoded_again(family: str, tmp_path: Path) -> None:
+    """Its last token is evaluated again, for the logits behind it; or all of them, if they see each other."""
+    with opened(family, tmp_path) as (model, pictures), Stepped(model) as stepped:
+        prompt = [*TEXT, pictures(1)]
+        first, answer = stepped.ask(request(prompt))
+        stepped.finish()
+        _, again = stepped.ask(request(prompt))
+        stepped.finish()
+        assert pictures.encoded == [1]
+        assert again.tokens == answer.tokens
+        assert again.reused == first.prompt_tokens - (20 if family == "gemma3-12" else 1)
+
+
+def test_kept_embeddings_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened("qwen3vl-dense", tmp_path) as (model, pictures), Stepped(model) as stepped:
+        monkeypatch.setattr(encodings, "KEPT", 2 * 20 * pictures.width * 4)
+        for seed in (1, 2, 3, 3, 2, 1):  # two are kept
+            stepped.ask(request([*TEXT, pictures(seed)], most=1))
+            stepped.finish()
+        assert pictures.encoded == [1, 2, 3, 1]
+        stepped.ask(request([*TEXT, pictures(4), 5], most=1))  # behind text, none is needed again
+        stepped.finish()
+        assert len(stepped.core._encodings._kept) == 2
 
 
 def test_two_pictures_never_share_blocks(tmp_path: Path) -> None:
