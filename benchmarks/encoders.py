@@ -293,7 +293,7 @@ def turns(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[s
 
     projector, text = write_files(name, folder)[0], folder / f"{name}-Q4_K_M.gguf"
     if not text.exists():
-        shapes.write(name, shapes.MODELS[name], text)
+        shapes.write(name, shapes.MODELS[name], text, vocab=arguments.vocab)
     port, context = free_port(), "8192"
     both = ["-m", str(text), "--mmproj", str(projector), "--port", str(port), "-t", str(arguments.threads)]
     commands = {"localllm": [sys.executable, "-m", "localllm", "serve", *both, "-c", context, "--spec", "off"]}
@@ -379,6 +379,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "encoders")
     parser.add_argument("--out", type=Path, default=RESULTS / "encoders.jsonl")
+    parser.add_argument("--vocab", type=Path, help="a GGUF with a tokenizer for the text models of --turns")
     parser.add_argument("--turns", action="store_true", help="measure servers with true text models, not the encoders")
     parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
     arguments = parser.parse_args()

@@ -3,11 +3,12 @@
     python benchmarks/picture_flight.py TEXT.gguf MMPROJ.gguf --llama-server PATH [--clients 1,4] [--size 448] [-t 2]
     python benchmarks/picture_flight.py --table
 
-The pair comes from `shapes.py` and `encoders.py`. N clients read long answers. When all of them read, they are left
-alone for `--seconds`; then one request with a picture is sent, and a second one when it has ended, until as much time
-has passed and a picture was answered. An interval belongs to the picture if it ends between the request and the last of
-its 8 tokens. Rounds alternate between the servers. One JSON line per server and number of clients is appended to
-benchmarks/results/picture_flight.jsonl: percentiles of all intervals, and the pictures' time to their first token.
+The pair comes from `shapes.py` with `--vocab` (a token without text sends nothing) and from `encoders.py`. N clients
+read long answers. When all of them read, they are left alone for `--seconds`; then one request with a picture is sent,
+and a second one when it has ended, until as much time has passed and a picture was answered. An interval belongs to the
+picture if it ends between the request and the last of its 8 tokens. Rounds alternate between the servers. One JSON line
+per server and number of clients is appended to benchmarks/results/picture_flight.jsonl: percentiles of all intervals,
+and the pictures' time to their first token.
 """
 
 from __future__ import annotations
@@ -70,10 +71,7 @@ class Row:
 
 
 async def read(client: httpx.AsyncClient, prompt: Sequence[int], times: list[float], stop: asyncio.Event) -> None:
-    """Read a long answer until `stop`, and note when its tokens arrive.
-
-    Tokens are sampled: a greedy answer of random weights may repeat one that has no text, for which nothing is sent.
-    """
+    """Read a long answer until `stop`, and note when its tokens arrive. Sampled tokens usually have text."""
     body = {
         "model": "any", "prompt": list(prompt), "max_tokens": CONTEXT // 2, "temperature": 1, "top_k": 40, "seed": 1,
         "stream": True, "ignore_eos": True, "cache_prompt": False,

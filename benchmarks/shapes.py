@@ -1,11 +1,12 @@
 """Write GGUFs with the true shapes of recurrent, latent-attention, mixture-of-experts and vision models and random
 weights. The encoders of the vision models are written by `encoders.py`.
 
-    python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N]
+    python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N] [--vocab OTHER.gguf]
 
 The GGUFs are for timing. Matrices are in the mix Q4_K_M as in `make_model.py`: Q6_K for the output and for the value
 and down matrices of half of the layers, Q4_K for the rest. In gpt-oss, experts are in MXFP4 and other matrices in Q8_0.
-Small tensors are F32. `--layers` writes only the first N layers.
+Small tensors are F32. `--layers` writes only the first N layers. `--vocab` copies the tokenizer of another
+GGUF, and its size: servers send nothing for filler tokens, which have no text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.make_model import Rows, byte_vocabulary, more_bits
-from localllm.gguf import NewTensor, write_gguf
+from localllm.gguf import NewTensor, open_gguf, write_gguf
 
 Shapes = dict[str, tuple[int, ...]]
 MATRICES = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "attn_qkv.weight")
@@ -322,9 +323,14 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
         yield tensor("output.weight", (model.vocabulary, model.width), True)
 
 
-def write(name: str, model: Model, out: Path, layers: int = 0) -> None:
+def write(name: str, model: Model, out: Path, layers: int = 0, vocab: Path | None = None) -> None:
     """Write the GGUF of a model, or of its first `layers` layers."""
     layers = layers or model.layers
+    words = byte_vocabulary(model.vocabulary)
+    if vocab is not None:
+        with open_gguf(vocab) as file:
+            words = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.ggml.")}
+        model = replace(model, vocabulary=len(words["tokenizer.ggml.tokens"]))
     keys = {
         "vocab_size": model.vocabulary, "context_length": 32768, "embedding_length": model.width, "block_count": layers,
         "attention.layer_norm_rms_epsilon": 1e-6,
@@ -336,7 +342,7 @@ def write(name: str, model: Model, out: Path, layers: int = 0) -> None:
         "general.architecture": model.architecture,
         "general.name": f"{name} shape, random weights",
         **{f"{model.architecture}.{key}": value for key, value in keys.items()},
-        **byte_vocabulary(model.vocabulary),
+        **words,
     }
     write_gguf(out, metadata, tensors(model, layers, 0), overwrite=True)
 
@@ -346,8 +352,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--vocab", type=Path)
     arguments = parser.parse_args()
-    write(arguments.model, MODELS[arguments.model], arguments.out, arguments.layers)
+    write(arguments.model, MODELS[arguments.model], arguments.out, arguments.layers, arguments.vocab)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e9:.2f} GB")
 
 
