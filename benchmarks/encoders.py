@@ -41,7 +41,7 @@ from localllm.backends.cpu.backend import CpuBackend
 from localllm.base.machine.memory import peak_memory
 from localllm.engine.encoder import Encoder
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from localllm.media import Piece, Projector, TextModel
+from localllm.media import EncoderInput, Projector, TextModel
 from localllm.models.encoders import encoder_of
 
 HALF = ("patch_embd", "attn", "ffn", "fc", "mm.", "projection")  # names of tensors in F16, unless they are biases
@@ -216,7 +216,7 @@ class Ours:
     def encode(self, pixels: np.ndarray) -> tuple[int, float, float, int]:
         """Return tokens, seconds of preprocessing and of encoding, and the largest resident size in KiB."""
         began = perf_counter()
-        pieces = [part for part in self.projector.picture([pixels]) if isinstance(part, Piece)]
+        pieces = [part for part in self.projector.picture([pixels]) if isinstance(part, EncoderInput)]
         prepared = perf_counter()
         tokens = sum(len(self.encoder.encode(piece.tensors, piece.flags.numbers)) for piece in pieces)
         return tokens, prepared - began, perf_counter() - prepared, peak_memory() >> 10

@@ -28,14 +28,14 @@ from localllm.engine.encoder import Encoder, Running
 from localllm.gguf import GGUFFile
 from localllm.gguf.identity import identity
 from localllm.loading.media_parts import Kind, Medium
-from localllm.media import MediaError, Piece, Projector, TextModel
+from localllm.media import EncoderInput, MediaError, Projector, TextModel
 from localllm.media.decode import Decoder
 from localllm.models import Architecture, Config, MediaInput, ModelError
 from localllm.models.encoders import encoder_of
 from localllm.plan.runs import EncoderModel
 
 F32 = NDArray[np.float32]
-Part = str | Piece
+Part = str | EncoderInput
 KEPT = 256 << 20  # bytes of preprocessed pictures and sounds that are kept for the next turn
 _DEEP = re.compile(r"v\.deepstack\.\d+\.fc1\.weight")  # one per stream that is added behind a layer of the text model
 _ENCODERS: dict[str, Literal["vision", "audio"]] = {"image": "vision", "audio": "audio"}
@@ -142,7 +142,7 @@ class Multimodal(Closing):
         found: list[MediaChunk] = []
         start = count = 0
 
-        def add(tokens: Sequence[int] = (), piece: Piece | None = None) -> None:
+        def add(tokens: Sequence[int] = (), piece: EncoderInput | None = None) -> None:
             nonlocal start, count
             count += len(tokens) if piece is None else piece.tokens
             self.check_count(count)  # at once, because the tensors of many pictures take much memory
@@ -213,7 +213,7 @@ class Multimodal(Closing):
 
     # -- embeddings ----------------------------------------------------------------------------------------------------
 
-    def span(self, piece: Piece, start: int) -> MediaSpan:
+    def span(self, piece: EncoderInput, start: int) -> MediaSpan:
         """Return a piece as the engine knows it. `start` is the position of its first token."""
         key = hashlib.sha256(self._identity + piece.key)
         positions = np.arange(piece.tokens, dtype=np.int32) if piece.axes is None else piece.axes
@@ -224,7 +224,7 @@ class Multimodal(Closing):
             key.digest(), piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece)
         )
 
-    def begin(self, encoding: _Encoding, piece: Piece) -> Running:
+    def begin(self, encoding: _Encoding, piece: EncoderInput) -> Running:
         """Begin to encode a piece. The encoding before loses the executables, and begins again when it is advanced."""
         if piece.kind not in self._encoders:
             raise LocalLLMError("the encoders of this model are not loaded; load it again")
@@ -239,7 +239,7 @@ class Multimodal(Closing):
     def working_on(self, encoding: _Encoding) -> bool:
         return self._current is encoding
 
-    def embeddings(self, piece: Piece) -> F32:
+    def embeddings(self, piece: EncoderInput) -> F32:
         """Return the embeddings of a piece, computed between two steps of the model."""
         encoding = _Encoding(self, piece)
 
@@ -271,7 +271,7 @@ class Multimodal(Closing):
 class _Encoding:
     """The encoding of a piece, which the loop advances segment by segment."""
 
-    def __init__(self, owner: Multimodal, piece: Piece) -> None:
+    def __init__(self, owner: Multimodal, piece: EncoderInput) -> None:
         self._owner, self._piece = owner, piece
         self._running: Running | None = None
         self._embeddings: F32 | None = None
@@ -300,7 +300,7 @@ class MediaChunk:
 
     _owner: Multimodal
     tokens: list[int]
-    piece: Piece | None
+    piece: EncoderInput | None
     start: int  # position of the first token
 
     @property
@@ -362,4 +362,4 @@ def _digest(kind: Kind, source: Any, place: tuple[int, int]) -> bytes | None:
 
 
 def _bytes(parts: Sequence[Part]) -> int:
-    return sum(part.nbytes for part in parts if isinstance(part, Piece))
+    return sum(part.nbytes for part in parts if isinstance(part, EncoderInput))

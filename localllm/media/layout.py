@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.media.encoder_input import EncoderInput, Flags
 from localllm.media.errors import MediaError
 from localllm.media.pictures import PictureRow
-from localllm.media.piece import Flags, Piece
 from localllm.media.settings import Settings
 from localllm.media.views import View, Views
 
@@ -28,15 +28,15 @@ class TextModel:
     streams: int = 0
 
 
-def laid_out(views: Views, row: PictureRow, settings: Settings, text: TextModel) -> list[str | Piece]:
+def laid_out(views: Views, row: PictureRow, settings: Settings, text: TextModel) -> list[str | EncoderInput]:
     """Return the parts of a tiled picture, in order."""
     assert views.overview is not None
     marks = row.marks
 
-    def marked(around: tuple[str, str], view: View) -> list[str | Piece]:
+    def marked(around: tuple[str, str], view: View) -> list[str | EncoderInput]:
         return [around[0], _plain_piece([view], row, settings, text), around[1]]
 
-    parts: list[str | Piece] = []
+    parts: list[str | EncoderInput] = []
     if views.tiles:
         parts.append(marks.tiles[0])
         for at, tile in enumerate(views.tiles):
@@ -51,7 +51,9 @@ def laid_out(views: Views, row: PictureRow, settings: Settings, text: TextModel)
     return [part for part in (row.begin, *parts, row.end) if part]
 
 
-def picture_piece(views: Sequence[View], row: PictureRow, settings: Settings, text: TextModel, index: int) -> Piece:
+def picture_piece(
+    views: Sequence[View], row: PictureRow, settings: Settings, text: TextModel, index: int
+) -> EncoderInput:
     """Return the piece of a picture that is not tiled. `index` is its number in the prompt."""
     if not (text.mrope or row.numbered):
         return _plain_piece(views, row, settings, text)
@@ -73,17 +75,17 @@ def picture_piece(views: Sequence[View], row: PictureRow, settings: Settings, te
         absolute[:, 3] = True
         positions = max(columns, rows)
     tensors = tuple(view.values for view in views)
-    return Piece(
+    return EncoderInput(
         "image", tensors, views[0].flags, tokens, columns, rows, positions, _causal(row, text), axes, absolute
     )  # fmt: skip
 
 
-def _plain_piece(views: Sequence[View], row: PictureRow, settings: Settings, text: TextModel) -> Piece:
+def _plain_piece(views: Sequence[View], row: PictureRow, settings: Settings, text: TextModel) -> EncoderInput:
     """Return a piece with one position per token."""
     tokens = _tokens(views[0], row, settings)
     tensors = tuple(view.values for view in views)
     flags: Flags = views[0].flags
-    return Piece("image", tensors, flags, tokens, tokens, 1, tokens, _causal(row, text))
+    return EncoderInput("image", tensors, flags, tokens, tokens, 1, tokens, _causal(row, text))
 
 
 def _tokens(view: View, row: PictureRow, settings: Settings) -> int:

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from localllm.base.printable import printable
 from localllm.gguf import GGUFFile
+from localllm.media.encoder_input import EncoderInput, Flags
 from localllm.media.errors import MediaError
 from localllm.media.layout import TextModel, laid_out, picture_piece
 from localllm.media.opened import Weights, picture_settings, sound_settings
 from localllm.media.pictures import PICTURES
-from localllm.media.piece import Flags, Piece
 from localllm.media.settings import Keys
 from localllm.media.sounds import SOUNDS, check_length
 from localllm.media.views import BLOCK, View
 from localllm.quant import dequantize
 
-Part = str | Piece
+Part = str | EncoderInput
 
 _SMALL = 16 << 20  # bytes
 _BOTH = {"qwen2.5o": ("qwen2.5vl_merger", "qwen2a")}  # one type for both encoders
@@ -135,7 +135,9 @@ class Projector:
         parts: list[Part] = [row.begin] if row.begin else []
         for tensor in row.rule(samples.astype(np.float32, copy=False), self._sound_settings):
             tokens = row.count(tensor.shape[1], self._sound_settings)
-            parts.append(Piece("audio", (np.ascontiguousarray(tensor),), Flags(), tokens, tokens, 1, tokens, True))
+            parts.append(
+                EncoderInput("audio", (np.ascontiguousarray(tensor),), Flags(), tokens, tokens, 1, tokens, True)
+            )
         return parts + [row.end] * bool(row.end)
 
     @property

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.media.encoder_input import Flags
 from localllm.media.errors import MediaError
-from localllm.media.piece import Flags
 from localllm.media.pixels import (
     Picture,
     aligned_size,

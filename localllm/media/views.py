@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.media import pixels
+from localllm.media.encoder_input import Flags
 from localllm.media.errors import MediaError
-from localllm.media.piece import Flags
 from localllm.media.pixels import Picture, aligned_size, padded, rounded, stretched
 from localllm.media.settings import Settings
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from localllm.base.notices import said
 from localllm.loading.media_parts import Medium, source_kind
-from localllm.media import MediaError, Piece
+from localllm.media import EncoderInput, MediaError
 from localllm.model import Model
 from localllm.server.accounts import ACCOUNT
 from localllm.server.errors import BadRequest, TooManyRequests
@@ -32,7 +32,7 @@ class Preparing:
     def __init__(self, model: Model) -> None:
         self.lane = Lane("pictures", heavy=True)
         self._model = model
-        self._held: dict[str, WeakSet[Piece]] = {}  # by account
+        self._held: dict[str, WeakSet[EncoderInput]] = {}  # by account
 
     async def turn(self, turn: Turn) -> Turn:
         """Return a turn with its media prepared. Raises ContextFull at once if they exceed the context."""
@@ -54,7 +54,7 @@ class Preparing:
         return bool(self._model.reads) and not self._model.encoders.projector.placed
 
     async def _all(self, media: Sequence[Medium], param: str) -> list[Medium]:
-        found, own = list[Medium](), list[Piece]()
+        found, own = list[Medium](), list[EncoderInput]()
         for each in media:
             made = await self.lane.run(partial(self._prepared, each, ACCOUNT.get(), own, param))
             own += _pieces(made)
@@ -62,7 +62,7 @@ class Preparing:
             found.append(made)
         return found
 
-    def _prepared(self, medium: Medium, account: str, own: Sequence[Piece], param: str) -> Medium:
+    def _prepared(self, medium: Medium, account: str, own: Sequence[EncoderInput], param: str) -> Medium:
         self._check(account, own)
         try:
             made = self._model.encoders.prepared(medium)
@@ -71,7 +71,7 @@ class Preparing:
         self._held.setdefault(account, WeakSet()).update(_pieces(made))
         return made
 
-    def _check(self, account: str, own: Sequence[Piece]) -> None:
+    def _check(self, account: str, own: Sequence[EncoderInput]) -> None:
         """Raise TooManyRequests if other requests of this account, or of all, hold too much. `own` are this one's."""
         self._held = {name: pieces for name, pieces in self._held.items() if pieces}
         mine = set(own)
@@ -83,4 +83,4 @@ class Preparing:
 
 
 def _pieces(medium: Medium) -> list[Any]:
-    return [part for part in medium.parts or () if isinstance(part, Piece)]
+    return [part for part in medium.parts or () if isinstance(part, EncoderInput)]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.gguf import open_gguf, write_gguf
-from localllm.media import MediaError, Piece, Projector, TextModel
+from localllm.media import EncoderInput, MediaError, Projector, TextModel
 from localllm.media.decode import Decoder
 from localllm.media.pictures import PICTURES
 from localllm.media.sounds import SOUNDS
@@ -192,13 +192,13 @@ def _use(projector: Projector, size: tuple[int, int]) -> str:
 
 
 def _prepare(
-    prepare: Callable[[Any], list[str | Piece]], medium: list[NDArray[np.uint8]] | NDArray[np.float32]
+    prepare: Callable[[Any], list[str | EncoderInput]], medium: list[NDArray[np.uint8]] | NDArray[np.float32]
 ) -> None:
     try:
         parts = prepare(medium)
     except MediaError:
         return
-    pieces = [part for part in parts if isinstance(part, Piece)]
+    pieces = [part for part in parts if isinstance(part, EncoderInput)]
     if not pieces or any(piece.tokens < 1 for piece in pieces):
         raise Wrong(f"{len(pieces)} pieces with {[piece.tokens for piece in pieces]} tokens")
     if not all(np.isfinite(tensor).all() for piece in pieces for tensor in piece.tensors):

@@ -22,7 +22,7 @@ from localllm.engine import ContextFull, MediaSpan
 from localllm.loading import multimodal
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
-from localllm.media import Piece
+from localllm.media import EncoderInput
 from localllm.model import Model
 from localllm.models import ModelError
 from localllm.options import OptionError
@@ -364,14 +364,14 @@ def test_a_conversation_drops_the_oldest_pictures_of_a_full_context(folder: Path
 
 def test_a_conversation_keeps_no_tensors_of_dropped_turns(model: Model) -> None:
     talk = model.conversation(**GREEDY)
-    known = {id(each) for each in gc.get_objects() if isinstance(each, Piece)}
+    known = {id(each) for each in gc.get_objects() if isinstance(each, EncoderInput)}
     [message] = asks(png(seed=80))
     assert str(talk.say(message["content"]))  # type: ignore[arg-type]
     assert str(talk.say("and?"))
     talk.clear()
     assert str(talk.say("plain"))
     model.encoders._kept.clear()
-    assert [each for each in gc.get_objects() if isinstance(each, Piece) and id(each) not in known] == []
+    assert [each for each in gc.get_objects() if isinstance(each, EncoderInput) and id(each) not in known] == []
 
 
 def test_a_conversation_refuses_what_the_model_cannot_read(model: Model) -> None:

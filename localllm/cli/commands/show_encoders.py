@@ -34,7 +34,7 @@ def encoders(file: GGUFFile) -> dict[str, Any]:
 
     Raises LocalLLMError for a file that cannot be used.
     """
-    from localllm.media import Piece, Projector, TextModel
+    from localllm.media import EncoderInput, Projector, TextModel
 
     found: dict[str, Any] = {}
     projector = Projector.of(file, TextModel(0))  # of no particular text model
@@ -50,7 +50,8 @@ def encoders(file: GGUFFile) -> dict[str, Any]:
             else:
                 parts = {f"{SECONDS} s": projector.sound(np.zeros(SECONDS * projector.rate, np.float32))}
             facts["tokens"] = {
-                what: sum(part.tokens for part in each if isinstance(part, Piece)) for what, each in parts.items()
+                what: sum(part.tokens for part in each if isinstance(part, EncoderInput))
+                for what, each in parts.items()
             }
         except (LocalLLMError, ModelError, BackendError) as error:
             facts["problem"] = typed(error)

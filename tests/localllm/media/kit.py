@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localllm.gguf import open_gguf
 from localllm.media import Projector, TextModel
-from localllm.media.piece import Piece
+from localllm.media.encoder_input import EncoderInput
 from localllm.tokenizer import Tokenizer
 from tests.localllm.support import REPOSITORY
 
@@ -66,14 +66,14 @@ class Case:
     def inputs(self) -> Iterator[tuple[str, str, Any]]:
         yield from maker().inputs(self.stored)
 
-    def chunks(self, kind: str, data: Any) -> list[list[int] | Piece]:
+    def chunks(self, kind: str, data: Any) -> list[list[int] | EncoderInput]:
         """Return the chunks of the kit's prompt: token ids, or pieces."""
         media = data if kind == "two" else [data]
-        chunks: list[list[int] | Piece] = []
+        chunks: list[list[int] | EncoderInput] = []
         index = 0
 
-        def add(part: str | Piece) -> None:
-            if isinstance(part, Piece):
+        def add(part: str | EncoderInput) -> None:
+            if isinstance(part, EncoderInput):
                 chunks.append(part)
                 return
             ids = self.tokenizer.encode(part, add_special=False, parse_special=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.media import Piece
+from localllm.media import EncoderInput
 from tests.localllm.media.kit import CASES, KIT, Case, maker
 
 pytestmark = pytest.mark.skipif(not CASES, reason=f"needs {KIT}")
@@ -46,7 +46,7 @@ def test_a_case(name: str, folder: Path) -> None:
             assert row == stored, where
 
 
-def _compare(case: Case, where: str, piece: Piece, at: int) -> None:
+def _compare(case: Case, where: str, piece: EncoderInput, at: int) -> None:
     stored = case.stored
     for j, tensor in enumerate(piece.tensors):
         assert tensor.dtype == np.float32

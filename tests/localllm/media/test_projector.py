@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from localllm.gguf import open_gguf, write_gguf
-from localllm.media import Flags, MediaError, Piece, Projector, TextModel
+from localllm.media import EncoderInput, Flags, MediaError, Projector, TextModel
 from localllm.media.pictures import PICTURES
 from localllm.media.sounds import SOUNDS
 
@@ -64,7 +64,7 @@ def projector(kind: str, type: str, text: TextModel = TextModel(64), **changes: 
     return Projector(metadata(kind, type, **changes), text, weights)
 
 
-def outline(parts: list[str | Piece]) -> list[Any]:
+def outline(parts: list[str | EncoderInput]) -> list[Any]:
     """Return the texts, and of the pieces the sizes and the number of tokens."""
     return [
         part if isinstance(part, str) else (*(each.shape[:2] for each in part.tensors), part.tokens) for part in parts
@@ -88,7 +88,7 @@ def test_tiles_stand_between_their_marks() -> None:
 
 def test_positions_of_mrope() -> None:
     (_, piece, _) = projector("image", "qwen3vl_merger", TextModel(64, mrope=True)).picture([picture(112, 84)])
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, EncoderInput)
     assert (piece.columns, piece.rows, piece.tokens, piece.positions, piece.causal) == (4, 3, 12, 4, True)
     assert piece.axes is not None
     assert piece.axes.tolist() == [[0, y, x, 0] for y in range(3) for x in range(4)]
@@ -98,7 +98,9 @@ def test_a_key_covers_content_and_layout() -> None:
     """Equal pictures have equal keys; another pixel, flag or layout gives another key."""
 
     def key(frame: NDArray[np.uint8], mrope: bool = False, type: str = "qwen3vl_merger") -> bytes:
-        (piece,) = (p for p in projector("image", type, TextModel(64, mrope)).picture([frame]) if isinstance(p, Piece))
+        (piece,) = (
+            p for p in projector("image", type, TextModel(64, mrope)).picture([frame]) if isinstance(p, EncoderInput)
+        )
         return piece.key
 
     plain, other = picture(84, 60), picture(84, 60)
@@ -107,7 +109,7 @@ def test_a_key_covers_content_and_layout() -> None:
     assert keys[0] == keys[3] == key(plain.copy())
     assert len(set(keys)) == 3
     tensor = np.zeros((2, 2, 3), np.float32)
-    pieces = [Piece("image", (tensor,), flags, 1, 1, 1, 1, True) for flags in (Flags(), Flags(lead_pad=1))]
+    pieces = [EncoderInput("image", (tensor,), flags, 1, 1, 1, 1, True) for flags in (Flags(), Flags(lead_pad=1))]
     assert pieces[0].digest != pieces[1].digest
 
 
@@ -145,7 +147,7 @@ SAMPLES = (0.4 * np.sin(np.arange(16000) ** 1.3 * 0.01)).astype(np.float32)
 @pytest.mark.parametrize("type", SOUNDS)
 def test_a_sound_of_each_type(type: str) -> None:
     parts = projector("audio", type).sound(SAMPLES)
-    pieces = [part for part in parts if isinstance(part, Piece)]
+    pieces = [part for part in parts if isinstance(part, EncoderInput)]
     assert pieces
     assert all(np.isfinite(piece.tensors[0]).all() and piece.tokens > 0 for piece in pieces)
 
@@ -159,7 +161,7 @@ def test_a_picture_of_any_ratio(type: str, size: tuple[int, int]) -> None:
     except MediaError as error:
         assert "crop" in str(error)  # noqa: PT017
     else:
-        pieces = [part for part in parts if isinstance(part, Piece)]
+        pieces = [part for part in parts if isinstance(part, EncoderInput)]
         assert all(piece.tokens > 0 and np.isfinite(piece.tensors[0]).all() for piece in pieces)
 
 
@@ -239,7 +241,7 @@ def test_limits_of_pixels_of_the_file(type: str, low: int | None, high: int | No
     """hunyuanvl reads each limit alone, kimik25 only both together."""
     reader = projector("image", type, **{"vision.image_min_pixels": low, "vision.image_max_pixels": high},
                        **{"vision.projector.scale_factor": 2})  # fmt: skip
-    (found,) = (part.tokens for part in reader.picture([picture(9, 9)]) if isinstance(part, Piece))
+    (found,) = (part.tokens for part in reader.picture([picture(9, 9)]) if isinstance(part, EncoderInput))
     assert found == tokens
 
 
@@ -256,7 +258,7 @@ def test_tensors_of_a_file(tmp_path: Path) -> None:
         sum(
             part.tokens
             for part in opened("image", "pixtral", *some).picture([picture(70, 56)])
-            if isinstance(part, Piece)
+            if isinstance(part, EncoderInput)
         )
         for some in ((), (ends,))
     ]

@@ -17,7 +17,7 @@ import localllm
 from localllm.engine import ContextFull
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.loading.media_parts import Medium
-from localllm.media import Piece
+from localllm.media import EncoderInput
 from localllm.media.decode import Decoder
 from localllm.server import preparing
 from localllm.server.accounts import ACCOUNT
@@ -79,7 +79,7 @@ def test_waiting_requests_hold_a_limited_size_of_pictures(served: Served, monkey
 
     first = asyncio.run(of("a", turn(1)))
     [piece] = served.model.encoders.parts(Medium("image", png(seed=1)))[1:2]
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, EncoderInput)
     size = piece.nbytes
     monkeypatch.setattr(preparing, "MOST_HELD", 2 * size - 2)
     second = asyncio.run(of("b", turn(10, 11, 12)))  # a request alone may have any number

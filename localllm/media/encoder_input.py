@@ -1,4 +1,4 @@
-"""`Piece`: one input of an encoder, with the layout of its tokens. It becomes one media chunk of the prompt.
+"""`EncoderInput`: one input of an encoder, with the layout of its tokens. It becomes one media chunk of the prompt.
 
 A picture or a sound becomes one or more pieces (tiles, windows of 30 s) with marker texts around them. The encoder
 reads `tensors` and `flags`; the engine reads the layout and `digest`.
@@ -34,7 +34,7 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Piece:
+class EncoderInput:
     """One input of an encoder. `columns` x `rows` is the grid of its tokens; without one, it is `tokens` x 1.
 
     `axes` gives the tokens' positions in a text model with M-RoPE, relative to the first token (order t, y, x, z).
