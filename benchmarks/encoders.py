@@ -321,7 +321,8 @@ def two_turns(url: str, size: int) -> tuple[float, float]:
     """Return the seconds to the first token of two turns about a picture, after a request of text to warm up."""
     data = io.BytesIO()
     Image.fromarray(picture(size)).save(data, "PNG", compress_level=1)
-    png, text, times = base64.b64encode(data.getvalue()).decode(), "Here is <__media__> a picture. What is it?", []
+    marker = httpx.get(f"{url}/props").json().get("media_marker", "<__media__>")  # random in llama-server
+    png, text, times = base64.b64encode(data.getvalue()).decode(), f"Here is {marker} a picture. What is it?", []
 
     def ask(prompt: Any) -> str:
         body = {"prompt": prompt, "n_predict": 1, "temperature": 0, "ignore_eos": True, "cache_prompt": True}

@@ -88,8 +88,9 @@ async def read(client: httpx.AsyncClient, prompt: str, times: list[float], stop:
 
 async def see(client: httpx.AsyncClient, size: int, seed: int) -> tuple[float, float, float]:
     """Ask about a picture. Return when it was sent, and when its first and its last token came."""
+    marker = (await client.get("/props")).json().get("media_marker", "<__media__>")
     body = {
-        "prompt": {"prompt_string": "What is in <__media__> here?", "multimodal_data": [_png(size, seed)]},
+        "prompt": {"prompt_string": f"What is in {marker} here?", "multimodal_data": [_png(size, seed)]},
         "n_predict": ANSWERED, "temperature": 0, "stream": True, "ignore_eos": True,
     }  # fmt: skip
     sent, times = time.perf_counter(), list[float]()
