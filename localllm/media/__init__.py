@@ -7,7 +7,7 @@
 `[media]`.
 
 May import: base, gguf, quant, sandbox.
-Begin with: piece.py, then projector.py, then pictures.py and sounds.py (the tables).
+Begin with: encoder_input.py, then projector.py, then pictures.py and sounds.py (the tables).
 """
 
 from __future__ import annotations
