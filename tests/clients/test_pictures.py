@@ -1,4 +1,4 @@
-"""Pictures and sound from the packages `openai`, `anthropic` and `ollama`: the answers equal those of plain HTTP."""
+"""Pictures and sound from the packages `openai`, `anthropic` and `ollama`: answers are the same as over plain HTTP."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Desk:
         return process, found[1]
 
     def _provide(self, command: str) -> None:
-        """Make the files that a command names, except the one that `quantize` writes."""
+        """Make the files that a command names, but not the output of `quantize`."""
         words = shlex.split(command, comments=True)
         if "git" in words:
             self._repository()

@@ -190,7 +190,7 @@ def test_buffers_are_skipped(tmp_path: Path) -> None:
 
 
 def test_a_converted_file_reads_a_picture(tmp_path: Path) -> None:
-    """From the folder to the embeddings of a picture in a prompt: those of the encoder over the prepared pixels."""
+    """From the folder to the embeddings of a picture in a prompt, which equal the encoder over the prepared pixels."""
     model = write_model(tmp_path / "tiny-Q8_0.gguf")
     out = convert(SPECS["gemma3"], tmp_path, "COPY")
     (tmp_path / "a.png").write_bytes(png())

@@ -186,7 +186,7 @@ def test_strangers_get_nothing_and_do_not_disturb() -> None:
         strangers = [Secured() for _ in range(3)]
         sockets = [each.socket(zmq.PULL) for each in strangers]
         for each, socket_ in zip(strangers, sockets, strict=True):
-            each.connect(socket_, sender.peer)  # with a key of its own
+            each.connect(socket_, sender.peer)  # with another key
         plain = zmq.Context()
         sockets.append(plain.socket(zmq.PULL))
         sockets[-1].connect(sender.peer.address)  # without encryption

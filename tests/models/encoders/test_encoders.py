@@ -147,7 +147,7 @@ def test_segments_end_at_layers(cpu: CpuBackend) -> None:
 
 @pytest.mark.parametrize("name", BITS)
 def test_segments_in_slices_have_the_same_bits(cpu: CpuBackend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another encoder on the same threads runs between the slices, and a last call runs all that is left."""
+    """Another encoder on the same threads runs between the slices, and a last call runs the rest."""
     monkeypatch.setattr(slices, "LEAST", 0.0)
     metadata, tensors = small.loaded(name)
     medium = small.input_of(name)

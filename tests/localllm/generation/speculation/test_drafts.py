@@ -285,7 +285,7 @@ class Promising:
 
 @pytest.mark.parametrize(("gain", "asked"), [(100.0, [0, 1]), (1.0, [1]), (0.0, [])])
 def test_the_source_that_promises_more_drafts(model: localllm.Model, gain: float, asked: list[int]) -> None:
-    """The first request has a repetition, which is worth about four passes; the second has none."""
+    """The first request has a repetition, which is worth about four passes, the second has no repetition."""
     drafter: Any = Promising(gain)
     drafts = Drafts(Fixed({1: 1.0, 64: 1.0}), 15, drafter)
     ones = writing(model, drafts, [[*PHRASE * 4, *PHRASE[:4]], [1, 2, 3]])
