@@ -109,6 +109,10 @@ class Memory:
     selected_per_token: int = 0  # bytes in layers with top-k attention, which read at most `selected` tokens
     selected: int = 0
 
+    @property
+    def bytes(self) -> int:
+        return self.weights + self.cache + self.scratch
+
     def read_after(self, tokens: float) -> float:
         """Return the bytes that a decode step reads when the cache holds `tokens` tokens."""
         bounded = self.window_per_token * min(tokens, self.window) + self.selected_per_token * min(

@@ -405,7 +405,10 @@ def load(
                 _refuse_mmproj(chosen, "for embeddings" if embeddings else "in several processes")
             elif media is None:
                 model.multimodal = open_multimodal(file, model.maybe_tokenizer, chosen)
-                media = model.multimodal.input if model.multimodal is not None else None
+                if model.multimodal is not None:
+                    media = model.multimodal.input
+                    if sequences:
+                        media = replace(media, reserved=model.multimodal.needed_bytes(chosen.threads))
             model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):

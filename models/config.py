@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from localllm.plan import Activation, Gating, GluActivation, NormKind
@@ -116,13 +116,14 @@ class MediaInput:
     """The embeddings of media tokens: rows of `streams` slices as wide as the model.
 
     The first slice replaces the token's embedding, the others are added behind the first layers (deepstack), or before
-    those that the GGUF lists. `span` is
-    the largest number of tokens of a picture whose tokens see each other, in the layers that `Properties.spans` names;
-    0: pictures are causal.
+    those that the GGUF lists. `span` is the largest number of tokens of a picture whose tokens see each other, in the
+    layers that `Properties.spans` names; 0: pictures are causal. `reserved` are the bytes of the encoders, which the KV
+    cache of a server leaves free.
     """
 
     streams: int = 1
     span: int = 0
+    reserved: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ class Encoder:
     def width(self) -> int:
         return self.model.width
 
+    @property
+    def bytes(self) -> int:
+        return sum(executable.memory.bytes for executable in self._bound.values())
+
     def begin(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Running:
         """Return the encoding of an input, to be advanced. Begin the next one after it is done."""
         return Running(self._bound, self.model.encode(inputs, flags))

@@ -18,7 +18,8 @@ class ModelFacts:
     device: str
     placed: str = ""  # which layers run on which device
     pools: bool = False  # whether it returns hidden states, which embeddings pool
+    encoders: int = 0  # weights, cache and scratch of the encoders of pictures and sound
 
     @property
     def bytes(self) -> int:
-        return self.weights + self.cache + self.scratch + self.draft
+        return self.weights + self.cache + self.scratch + self.draft + self.encoders

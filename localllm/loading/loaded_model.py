@@ -134,7 +134,7 @@ class LoadedModel(Closing):
         memory = self.executable.memory
         return ModelFacts(
             self.context, self.pool.blocks, memory.weights, memory.cache, memory.scratch, 0, self.device, self.placed,
-            self.pooling_head is not None,
+            self.pooling_head is not None, self.multimodal.bytes if self.multimodal is not None else 0,
         )  # fmt: skip
 
     @property

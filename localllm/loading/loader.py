@@ -200,6 +200,7 @@ def whole_of(
     if sequences:
         most = int(MEMORY_SHARE * (free or free_memory)())
         most = min(most, memory) if memory else most
+        most -= media.reserved if media is not None else 0
         limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
         if limits.positions < context:
             recording = replace(recording, context=limits.positions)

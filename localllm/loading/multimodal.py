@@ -21,10 +21,11 @@ from localllm.backends import open_backend
 from localllm.backends.base import Backend, BackendError
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
+from localllm.base.machine.processor import usable_threads
 from localllm.base.notices import Notice, Setting, said
 from localllm.base.printable import printable
 from localllm.engine import ContextFull, MediaSpan
-from localllm.engine.encoder import Encoder, Running
+from localllm.engine.encoder import EXACT, Encoder, Running, limits_of
 from localllm.gguf import GGUFFile
 from localllm.gguf.identity import identity
 from localllm.loading.media_parts import Kind, Medium
@@ -86,6 +87,19 @@ class Multimodal(Closing):
     def kinds(self) -> tuple[str, ...]:
         """What the model reads: "image", "audio"."""
         return self.projector.kinds
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the loaded encoders."""
+        return sum(encoder.bytes for encoder in self._encoders.values())
+
+    def needed_bytes(self, threads: int | None) -> int:
+        """Return the memory that the encoders will need on the CPU."""
+        from localllm.backends.cpu.budget import plan_memory
+
+        count = threads or usable_threads()
+        parts = [part for model in self._models.values() for part in model.parts.values()]
+        return sum(plan_memory(part.plan, limits_of(part), count, EXACT).bytes for part in parts)
 
     def bind(self, backend: Backend | None, threads: int | None, alone: Callable[[Callable[[], F32]], F32]) -> None:
         """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU.

@@ -103,6 +103,22 @@ def test_a_card_that_holds_only_one_encoder_gets_none(monkeypatch: pytest.Monkey
     assert loaded == ["first on cpu", "second on cpu"]
 
 
+def test_a_server_s_cache_leaves_room_for_the_encoders(folder: Path) -> None:
+    """With encoders, the cache of a server is smaller by their memory; the facts of the model count them."""
+    path = folder / "tiny-Q8_0.gguf"
+    with localllm.load(path, sequences=1, **USUAL) as model:
+        encoders, full = model.multimodal, model.facts
+        assert encoders is not None
+        assert encoders.needed_bytes(1) == encoders.bytes == full.encoders > 0
+        assert full.bytes == full.weights + full.cache + full.scratch + full.encoders
+    half = full.encoders + full.weights + full.cache // 2
+    with localllm.load(path, sequences=1, memory=half, mmproj="off", **USUAL) as model:
+        assert model.facts.blocks == full.blocks
+        assert not model.facts.encoders
+    with localllm.load(path, sequences=1, memory=half, **USUAL) as model:
+        assert abs(model.facts.blocks - full.blocks // 2) <= 2
+
+
 def test_off_loads_none(folder: Path) -> None:
     with localllm.load(folder / "tiny-Q8_0.gguf", mmproj="off", **USUAL) as text:
         assert text.reads == ()

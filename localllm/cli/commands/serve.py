@@ -199,6 +199,7 @@ def plan_line(served: Served, parallel: int) -> str:
         return f"memory {size(total)}; texts of up to {model.context} tokens"
     tokens = min(facts.blocks * BLOCK, parallel * model.context)
     beside = f", draft model {size(facts.draft)}" if facts.draft else ""
+    beside += f", encoders {size(facts.encoders)}" if facts.encoders else ""
     return (
         f"memory {size(total)}: weights {size(facts.weights)}, cache {size(facts.cache)} for "
         f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"
