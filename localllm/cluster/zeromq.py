@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from time import monotonic
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -44,7 +45,7 @@ class Endpoint:
         self._push.immediate = True  # without a connection, sending waits and then fails
         self._patience = patience
         self._monitors = {self._pull: _Monitor(self._pull), self._push: _Monitor(self._push)}
-        self._poller = zmq.Poller()
+        self._poller, self._ready = zmq.Poller(), dict[Any, int]()
         for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
             self._poller.register(pollable, zmq.POLLIN)
         self.peer = self._secured.listen(self._pull, host, ports)
@@ -82,15 +83,30 @@ class Endpoint:
         until = None if patience is None else monotonic() + patience
         while True:
             timeout = None if until is None else max(0, round(1000 * (until - monotonic())))
-            ready = dict(self._poller.poll(timeout))
-            if self._pull in ready:
-                return self._pull.recv()
-            if self._monitors[self._pull].lost():
-                raise StageLost(_PREVIOUS)
-            if self._monitors[self._push].lost():
-                raise StageLost(_NEXT)
+            if (found := self._poll(timeout)) is not None:
+                return found
             if until is not None and monotonic() >= until:
                 raise StageLost(f"no answer within {patience:g} s; a stage hangs, or its network is too slow")
+
+    def receive_or_wake(self, waker: int) -> bytes | None:
+        """Return the next message; None once the socket with the file descriptor `waker` has data."""
+        self._poller.register(waker, zmq.POLLIN)
+        while (found := self._poll(None)) is None:
+            if waker in self._ready:
+                return None
+        return found
+
+    def _poll(self, timeout: int | None) -> bytes | None:
+        """Wait for an event, and return a message if there is one. Raises StageLost if a connection has ended."""
+        self._ready = dict(self._poller.poll(timeout))
+        if self._pull in self._ready:
+            with suppress(zmq.Again):  # polls sometimes announce a message that is not there
+                return self._pull.recv(zmq.NOBLOCK)
+        if self._monitors[self._pull].lost():
+            raise StageLost(_PREVIOUS)
+        if self._monitors[self._push].lost():
+            raise StageLost(_NEXT)
+        return None
 
     def close(self) -> None:
         for socket, monitor in self._monitors.items():

@@ -45,6 +45,18 @@ def cpu() -> Iterator[CpuBackend]:
     backend.close()
 
 
+def test_a_message_that_only_seems_to_be_there_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ's poll sometimes announces a message that cannot be received."""
+    endpoint = Endpoint(1 << 10)
+    polls = [{endpoint._pull: zmq.POLLIN}]
+    monkeypatch.setattr(endpoint._poller, "poll", lambda timeout: polls.pop() if polls else sleep(0.05) or {})
+    began = monotonic()
+    with pytest.raises(StageLost, match="no answer within"):
+        endpoint.receive(0.3)
+    assert monotonic() - began < 3
+    endpoint.close()
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
