@@ -43,6 +43,8 @@ class Kind(IntEnum):
     BANDWIDTH = 8
     RESULT = 9
     ERROR = 10
+    PROMPT = 11  # evaluate a prompt, and send its cache blocks (`distributed/prompts.py`)
+    DROP = 12  # the prompt is no longer wanted; has no answer
 
 
 @dataclass(slots=True)

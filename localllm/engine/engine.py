@@ -175,7 +175,7 @@ class Engine:
 
     @contextmanager
     def taking(self, sequence: CacheSequence, tokens: Sequence[int]) -> Iterator[None]:
-        """Allocate blocks of an empty sequence for tokens (whole blocks), which the caller fills inside the `with`."""
+        """Allocate blocks of an empty sequence for tokens, which the caller fills inside the `with`."""
         with self.alone:
             self.copy_shared()  # copy shared blocks before the caller fills them
             sequence.occupy(tokens)

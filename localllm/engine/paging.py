@@ -95,7 +95,7 @@ class BlockPool:
         return max(0, length + 1 - self.window) // self.block_size if self.window else 0
 
     def first_kept(self, length: int) -> int:
-        """Return the first block of a sequence of whole blocks that is saved to a file."""
+        """Return the first block of a sequence of `length` tokens that is saved to a file."""
         return self.first_seen(max(0, length - SLACK // 2))
 
     @property
@@ -309,7 +309,7 @@ class CacheSequence:
             table.settle()
 
     def occupy(self, tokens: abc.Sequence[int]) -> None:
-        """Allocate whole blocks for tokens whose keys and values the caller writes. The sequence must be empty."""
+        """Allocate blocks for tokens whose keys and values the caller writes. The sequence must be empty."""
         assert not self.tokens
         for table in self._tables:
             table.skip(len(tokens))

@@ -42,6 +42,10 @@ class Slots:
         """Call `write` with the cached prefix of a slot's tokens; return the prefix length and `write`'s result."""
         return self.with_cached(self._last.get(slot, []), lambda sequence: (sequence.length, write(sequence)))
 
+    def cached(self, tokens: Sequence[int]) -> int:
+        """Return the length of the longest cached prefix of `tokens`."""
+        return self._prefixes.find(tokens).length
+
     def with_cached(self, tokens: Sequence[int], use: Callable[[CacheSequence], T]) -> T:
         """Call `use` with a sequence of the longest cached prefix of `tokens`; return the result of `use`."""
         found = self._prefixes.find(tokens)

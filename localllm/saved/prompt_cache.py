@@ -7,6 +7,9 @@ digest is verified before any change.
 
 Ids of media tokens hold in one process only. The file has -1 in their place, and in its header the key and the layout
 of each picture or sound (`saved_media.py`).
+
+`packed` and `unpacked` are the same in memory, for sending a sequence to another process. They include the last block
+if it is partly filled.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +45,7 @@ VERSION = 1
 _START = struct.Struct("<8sII")  # magic, version, header length in bytes
 _DIGEST = 32
 _MAX_HEADER = 16 << 20  # maximum header size in bytes; it contains the messages
+_MAX_PACKED_HEADER = 1 << 20  # the same without messages, with the digest
 _MAX_TOKENS = 1 << 30
 _CHUNK = 8 << 20  # maximum bytes read or written at a time
 _ROLES = ("system", "user", "assistant")
@@ -62,8 +66,10 @@ class Kept:
     tokens: list[int]  # the ids of media tokens hold while `media` exists
     media: list[Placed]
     problem: str  # why the cache is unusable although the text is usable; "" if both are usable
+    _blocks: int  # number of blocks; the last one may be partly filled
     _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
+    _data: bytes | None  # the content, if it is not in a file
 
 
 def save(
@@ -80,38 +86,76 @@ def save(
     file of another format, OutputError for an existing conversation without `overwrite`.
     """
     check_replaceable(path)
+    blocks = sequence.length // BLOCK
+    text = _header_of(model, sequence, messages, blocks)
+    if len(text) > _MAX_HEADER:
+        raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
+    with new_file(path, overwrite, 0o600, keep_mode=not own) as file:
+        _write(file.write, text, model, sequence, blocks)
+        return file.size
+
+
+def packed(model: LoadedModel, sequence: CacheSequence) -> bytes:
+    """Return the content of a sequence with all its blocks."""
+    blocks = -(-sequence.length // BLOCK)
+    parts: list[bytes] = []
+    text = _header_of(model, sequence, (), blocks)
+    _write(lambda data: parts.append(bytes(data)), text, model, sequence, blocks)
+    return b"".join(parts)
+
+
+def unpacked(data: bytes, model: LoadedModel) -> Kept:
+    """Check what another process packed; raise CacheFileError if it cannot be used."""
+    name = Path("received blocks")
+    kept = _checked(name, BytesIO(data), len(data), model, data=data)
+    if kept.problem:
+        raise CacheFileError(f"{name}: {kept.problem}")
+    return kept
+
+
+def packed_bytes(model: LoadedModel, tokens: int) -> int:
+    """Return an upper limit of the size of a packed sequence of text."""
+    sizes = zip(model.executable.block_bytes, _first_blocks(model, tokens), strict=True)
+    blocks = -(-tokens // BLOCK)
+    return _MAX_PACKED_HEADER + 4 * tokens + sum(size * (blocks - first) for size, first in sizes)
+
+
+def _header_of(model: LoadedModel, sequence: CacheSequence, messages: Messages, blocks: int) -> bytes:
     executable, tokens = model.executable, sequence.tokens
-    blocks = len(tokens) // BLOCK
-    firsts = _first_blocks(model, blocks)
     header = {
         "program": _version(),
         "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
         "identity": identity(model.file),
         "layout": executable.cache_layout,
         "block_bytes": list(executable.block_bytes),
-        "first_blocks": firsts,
+        "first_blocks": _first_blocks(model, _evaluated(len(tokens), blocks)),
         "tokens": len(tokens),
         "messages": list(messages),
         "media": [header_of(each) for each in sequence.media],
+        **({"blocks": blocks} if blocks != len(tokens) // BLOCK else {}),
     }
-    text = json.dumps(header, ensure_ascii=True).encode()
-    if len(text) > _MAX_HEADER:
-        raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
-    with new_file(path, overwrite, 0o600, keep_mode=not own) as file:
-        digest = hashlib.blake2b(digest_size=_DIGEST)
+    return json.dumps(header, ensure_ascii=True).encode()
 
-        def write(data: bytes | memoryview) -> None:
-            digest.update(data)
-            file.write(data)
 
-        write(_START.pack(MAGIC, VERSION, len(text)))
-        write(text)
-        write(np.maximum(np.array(tokens, "<i4"), -1).tobytes())
-        for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
-            blocks_of = _table(model, sequence, layer)[start:stop]
-            write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
-        file.write(digest.digest())
-        return file.size
+def _write(
+    out: Callable[[bytes | memoryview], object], text: bytes, model: LoadedModel, sequence: CacheSequence, blocks: int
+) -> None:
+    """Write the header `text`, the tokens and the blocks of a sequence, and the digest."""
+    executable, tokens = model.executable, sequence.tokens
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+
+    def write(data: bytes | memoryview) -> None:
+        digest.update(data)
+        out(data)
+
+    write(_START.pack(MAGIC, VERSION, len(text)))
+    write(text)
+    write(np.maximum(np.array(tokens, "<i4"), -1).tobytes())
+    firsts = _first_blocks(model, _evaluated(len(tokens), blocks))
+    for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
+        blocks_of = _table(model, sequence, layer)[start:stop]
+        write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
+    out(digest.digest())
 
 
 def check_replaceable(path: Path) -> None:
@@ -129,7 +173,7 @@ def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept
         with open_regular(path, own) as file:
             if own and hasattr(os, "fchmod") and os.fstat(file.fileno()).st_mode & 0o077:
                 os.fchmod(file.fileno(), 0o600)  # earlier versions let other users read the file
-            return _checked(path, file, model, own)
+            return _checked(path, file, os.fstat(file.fileno()).st_size, model, own)
     except OSError as error:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -141,15 +185,15 @@ def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
     if kept.problem:
         return
     executable = model.executable
-    blocks = len(kept.tokens) // BLOCK
-    whole = kept.tokens[: blocks * BLOCK]
-    if model.engine.opened(whole) is not whole:  # a partial encoder text is useless
-        blocks = 0
+    blocks = kept._blocks
+    there = kept.tokens[: _evaluated(len(kept.tokens), blocks)]
+    if model.engine.opened(there) is not there:  # a partial encoder text is useless
+        blocks, there = 0, []
     try:
-        with open_regular(kept.path, kept._own) as file:
+        with BytesIO(kept._data) if kept._data is not None else open_regular(kept.path, kept._own) as file:
             file.seek(kept._offset)
-            with model.engine.taking(sequence, kept.tokens[: blocks * BLOCK]):
-                for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
+            with model.engine.taking(sequence, there):
+                for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, len(there)), blocks):
                     size = executable.block_bytes[layer]
                     content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
                     blocks_of = _table(model, sequence, layer)[start:stop]
@@ -158,15 +202,16 @@ def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
         raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
-    rest = kept.tokens[blocks * BLOCK :]
+    rest = kept.tokens[len(there) :]
     if min(rest, default=0) < 0:  # only the client has the picture; its tokens are evaluated with the next prompt
         model.engine.truncate(sequence, sequence.length)
     elif rest:
         model.engine.step([SequenceRows(sequence, rest, "none")])
 
 
-def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
-    size = os.fstat(file.fileno()).st_size
+def _checked(
+    path: Path, file: BinaryIO, size: int, model: LoadedModel, own: bool = False, data: bytes | None = None
+) -> Kept:
     digest = hashlib.blake2b(digest_size=_DIGEST)
     if size < _START.size + _DIGEST:
         raise CacheFileError(f"{path}: not a localllm conversation file, or truncated: it has {size} bytes")
@@ -182,7 +227,8 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
     header = _header(path, text)
     count, kinds = header["tokens"], list(zip(header["block_bytes"], header["first_blocks"], strict=False))
     offset = _START.size + length + 4 * count
-    expected = offset + sum(size * max(0, count // BLOCK - first) for size, first in kinds) + _DIGEST
+    blocks = header.get("blocks", count // BLOCK)
+    expected = offset + sum(size * max(0, blocks - first) for size, first in kinds) + _DIGEST
     if size != expected:
         raise CacheFileError(f"{path}: truncated or damaged: it has {size} bytes and should have {expected}")
     if header["identity"] != identity(model.file):
@@ -213,7 +259,7 @@ def _checked(path: Path, file: FileIO, model: LoadedModel, own: bool) -> Kept:
             raise ValueError("its media have no usable 'positions'")
     except ValueError as error:
         raise CacheFileError(f"{path}: is damaged: {error}") from None
-    return Kept(path, header["messages"], ids, media, _misfit(header, model), offset, own)
+    return Kept(path, header["messages"], ids, media, _misfit(header, model), blocks, offset, own, data)
 
 
 def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
@@ -223,7 +269,8 @@ def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
         return "its cache has pictures or sound, which this model is loaded without"
     if header["program"] != _version():
         return f"its cache was made by version {header['program'][:40]}"
-    if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
+    count = header["tokens"]
+    if header["first_blocks"] != _first_blocks(model, _evaluated(count, header.get("blocks", count // BLOCK))):
         return "its cache keeps a different window"
     if header["layout"] != executable.cache_layout or tuple(header["block_bytes"]) != executable.block_bytes:
         return f"its cache is {header['layout'][:80]}, this one {executable.cache_layout}"
@@ -241,6 +288,10 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
     for name, good in _FIELDS.items():
         if not isinstance(header, dict) or not good(header.get(name)):
             raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
+    count = header["tokens"]
+    blocks = header.get("blocks", count // BLOCK)
+    if type(blocks) is not int or blocks not in (count // BLOCK, -(-count // BLOCK)):
+        raise CacheFileError(f"{path}: is damaged: its header has no usable 'blocks'")
     return dict(header)
 
 
@@ -275,10 +326,15 @@ def _version() -> str:
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
-def _first_blocks(model: LoadedModel, blocks: int) -> list[int]:
-    """Return, per layer, the first of `blocks` full blocks to save: all blocks in the window and a few more."""
+def _evaluated(tokens: int, blocks: int) -> int:
+    """Return how many of the tokens are in the blocks."""
+    return min(tokens, blocks * BLOCK)
+
+
+def _first_blocks(model: LoadedModel, tokens: int) -> list[int]:
+    """Return, per layer, the first block to save of a sequence: all blocks in the window and a few more."""
     pool, windowed = model.pool, model.pool.windowed
-    return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
+    return [(windowed if layer.window and windowed else pool).first_kept(tokens) for layer in model.layers]
 
 
 def _table(model: LoadedModel, sequence: CacheSequence, layer: int) -> NDArray[np.int32]:
@@ -294,7 +350,7 @@ def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> I
             yield layer, start, min(start + step, blocks)
 
 
-def _exactly(path: Path, file: FileIO, count: int) -> bytes:
+def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
         raise CacheFileError(f"{path}: truncated while being read")

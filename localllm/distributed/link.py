@@ -1,0 +1,78 @@
+"""A connection between two processes that both send and receive at any time: an endpoint with a thread of its own.
+
+`prompts.py` uses it between a replica that decodes and one that evaluates prompts.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from localllm.base.closing import Closing
+from localllm.cluster.errors import MessageError, StageLost
+from localllm.cluster.wire import Message, decode, encode
+
+if TYPE_CHECKING:
+    from localllm.cluster.zeromq import Endpoint
+
+
+class Link(Closing):
+    """Sends messages in the order of `send`. Its thread calls `take` with each message that arrives, and `lost` with
+    the reason when the connection has ended.
+    """
+
+    def __init__(self, endpoint: Endpoint, take: Callable[[Message], None], lost: Callable[[str], None]) -> None:
+        """Take over a connected endpoint. `take` may raise MessageError, which ends the connection."""
+        self._endpoint, self._take, self._lost = endpoint, take, lost
+        self._waiting: deque[Message] = deque()
+        self._waker, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, *messages: Message) -> None:
+        """Send messages after those before. May be called from any thread."""
+        self._waiting.extend(messages)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with suppress(OSError):  # the thread is about to look anyway, or has ended
+            self._wake.send(b"\0")
+
+    @property
+    def queued(self) -> int:
+        """Bytes of the messages that were not sent yet."""
+        return sum(array.nbytes for message in list(self._waiting) for array in message.arrays)
+
+    def close(self) -> None:
+        self._closing = True
+        self._rouse()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        reason = "the connection was closed"
+        try:
+            while not self._closing:
+                while self._waiting:
+                    self._endpoint.send(encode(self._waiting.popleft()))
+                data = self._endpoint.receive_or_wake(self._waker.fileno())
+                if data is None:
+                    self._waker.recv(4096)
+                else:
+                    self._take(decode(data))
+        except (StageLost, MessageError) as error:
+            reason = str(error)
+        finally:
+            self._endpoint.close()
+            self._waker.close()
+            self._wake.close()
+            self._lost(reason)
