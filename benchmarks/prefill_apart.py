@@ -2,6 +2,7 @@
 steps.
 
     python benchmarks/prefill_apart.py MODEL.gguf [-t 1] [--delays 0.2,1,5] [--network 125e6] [--requests 200]
+    python benchmarks/prefill_apart.py MODEL.gguf --real [--points agent:2:1.5,chat:4:4] [--rates 0.5,0.8,1.1]
     python benchmarks/prefill_apart.py --table
 
 The costs are measured first: passes of 1 to 512 rows with the model, and reading, checking and writing its cache blocks
@@ -17,6 +18,11 @@ Goodput is the largest rate of requests (Poisson) at which 90 % of them meet two
 and the mean time per token after it, without a stall of a second. The limits are multiples of the time for the mean
 prompt alone, and of a step with one answer. Costs are processor time, so that other programs disturb less. One JSON
 line per run goes to benchmarks/results/prefill_apart.jsonl.
+
+`--real` measures two replicas of this machine instead (prefill_real.py): processes with one thread each, on the same
+trace of requests, in turn. With `apart`, blocks pass through a relay. POINTS are workloads with the two limits; RATES
+are multiples of the larger goodput of the simulation. The goodput is interpolated between the rates. Its lines have
+"real", and go to the same file.
 """
 
 from __future__ import annotations
@@ -306,9 +312,15 @@ def cells(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def real(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from prefill_real import points  # imports this module
+
+    return points(given.model, costs, given)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the Markdown for docs/machines.md: the gain of the newest run, by machines and limits."""
-    newest = rows[-1]
+    newest = [row for row in rows if not row.get("real")][-1]
     lines = [
         "| requests, machines | " + " | ".join(f"{first:g}x, {each:g}x" for first, each in product(TTFT, ITL)) + " |"
     ]
@@ -328,6 +340,12 @@ def main() -> None:
     parser.add_argument("--network", type=float, default=125e6, help="bytes per second")
     parser.add_argument("--requests", type=int, default=200, help="of each of two simulations per rate")
     parser.add_argument("--machines", default="2,3,4")
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--points", default="agent:2:1.5,chat:2:1.5,agent:4:4", help="KIND:FIRST:EACH, with --real")
+    parser.add_argument("--rates", default="0.5,0.8,1.1", help="with --real")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each run, with --real")
+    parser.add_argument("--rounds", type=int, default=1, help="with --real")
+    parser.add_argument("--spill", action="store_true", help="with --real: a long queue for prompts is avoided, too")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if given.table:
@@ -335,15 +353,15 @@ def main() -> None:
         return
     costs = measured(given.model, given.threads)
     found = []
-    for cell in cells(costs, given):
-        print(json.dumps(cell), flush=True)
+    for cell in real(costs, given) if given.real else cells(costs, given):
+        print(json.dumps({name: value for name, value in cell.items() if name != "runs"}), flush=True)
         found.append(cell)
     times = {rows: round(1000 * each, 2) for rows, each in zip(costs.rows, costs.seconds, strict=True)}
     block = {"tokens": BLOCK, "bytes": costs.block_bytes, "read ms": 1000 * costs.read, "write ms": 1000 * costs.write}
     line = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "model": given.model.name,
         "threads": given.threads, "ms": times, "block": block, "network": given.network,
-        "largest gain": max(cell["gain"] for cell in found), "cells": found,
+        "largest gain": max(cell["gain"] or 0.0 for cell in found), "real": given.real, "cells": found,
     }  # fmt: skip
     with STORED.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
