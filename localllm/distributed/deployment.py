@@ -17,6 +17,7 @@ from localllm.distributed.fleet import Fleet
 from localllm.distributed.killing import kill
 from localllm.distributed.messages import Ask, Listen, Origin
 from localllm.distributed.placing import ReplicaLayout, processors
+from localllm.distributed.prompt_replica import PromptReplicas
 from localllm.distributed.replica import Opened, Replica, ReplicaSettings
 
 ROUTER = "localllm.distributed.router:PrefixRouter"
@@ -41,6 +42,7 @@ class Deployment(Closing):
 
     def __init__(self, front: str, handle: Any) -> None:
         self.front, self._handle = front, handle
+        self.for_prompts: PromptReplicas | None = None  # end with it
 
     @classmethod
     def start(
@@ -133,6 +135,8 @@ class Deployment(Closing):
         """End the replicas."""
         from ray import serve
 
+        if self.for_prompts is not None:
+            self.for_prompts.close()
         _end(self.front, serve)
 
 
@@ -167,8 +171,7 @@ def _options(
     limits = settings.limits
     have = [each["Resources"].get("CPU", 0.0) for each in ray.nodes() if each["NodeID"] in layout.allowed]
     cpus = min(CPUS, processors(have, most * layout.stages))
-    # Machines that join later are allowed, so the labels name those that are not.
-    nodes = {"ray.io/node-id": f"!in({','.join(layout.excluded)})"} if layout.excluded else {}
+    nodes = layout.selector
     where: dict[str, Any] = {}
     if layout.stages > 1:
         bundles = [{"CPU": cpus}] * layout.stages

@@ -17,6 +17,7 @@ from localllm.distributed.files import Home
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.machines import Machines, request_of
 from localllm.distributed.placing import ReplicaLayout, replica_layout
+from localllm.distributed.prompt_replica import PromptReplicas
 from localllm.distributed.remote import RemoteScheduler
 from localllm.distributed.replica import ReplicaSettings
 from localllm.generation.interfaces import Observer, SchedulerLimits
@@ -38,10 +39,11 @@ def open_front(
     sampling: Mapping[str, Any],
     told: Callable[[str], None],
     prepare: Callable[[Model], None],
+    prompts: int = 0,
 ) -> Served:
     """Start the replicas of a model and return it for the server. `stages` is the number of stages of each; 0: the
     number that makes a token fastest. `told` prints a note, and `prepare` is called with
-    the model before its first request.
+    the model before its first request. `prompts` more replicas evaluate prompts only.
     """
     file = open_gguf(path)
     try:
@@ -49,13 +51,21 @@ def open_front(
             raise LocalLLMError(f"{path}: has no weights to serve")
         refuse_serving(file)
         model = Model(file, options.force)
-        layout, home = _layout(file, options, stages, replicas)
+        layout, home = _layout(file, options, stages, (replicas[0] + prompts, replicas[1] + prompts))
         for line in layout.lines:
             told(line)
         settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages, layout.memory)
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
-        deployment, opened = Deployment.start(front, fleet, settings, replicas, layout, told)
+        for_prompts = PromptReplicas.start(front, settings, prompts, layout) if prompts else None
+        settings = replace(settings, prompts=for_prompts.names if for_prompts is not None else ())
+        try:
+            deployment, opened = Deployment.start(front, fleet, settings, replicas, layout, told)
+        except BaseException:
+            if for_prompts is not None:
+                for_prompts.close()
+            raise
+        deployment.for_prompts = for_prompts
     except BaseException:
         file.close()
         raise

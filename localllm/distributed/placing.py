@@ -28,6 +28,11 @@ class ReplicaLayout:
     lines: tuple[str, ...] = ()  # for the user
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
 
+    @property
+    def selector(self) -> dict[str, str]:
+        """Ray's label selector for the machines. Those that join later are allowed, so it names those that are not."""
+        return {"ray.io/node-id": f"!in({','.join(self.excluded)})"} if self.excluded else {}
+
 
 @dataclass(frozen=True, slots=True)
 class _Replica:

@@ -62,6 +62,7 @@ class PromptServer(Closing):
     def __init__(self, model: Model, scheduler: Scheduler, endpoint: Endpoint) -> None:
         self._model, self._scheduler = model, scheduler
         self._tickets: dict[int, Ticket | None] = {}  # None: being submitted
+        self.connected = True
         self._link = Link(endpoint, self._take, self._lost)
         self._link.start()
 
@@ -69,6 +70,7 @@ class PromptServer(Closing):
         self._link.close()
 
     def _lost(self, reason: str) -> None:
+        self.connected = False
         for ticket in list(self._tickets.values()):
             if ticket is not None:
                 ticket.cancel()

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from localllm.distributed.killing import guarded
 from localllm.distributed.machines import ring_ports
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States
 from localllm.distributed.outbox import Outbox
+from localllm.distributed.prompts import PromptClient, PromptSource, endpoint_bytes
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Event, Failed, Finished, Request
@@ -33,6 +35,7 @@ from localllm.models import ModelError
 from localllm.options import LoadOptions
 
 if TYPE_CHECKING:
+    from localllm.cluster.zeromq import Endpoint
     from localllm.distributed.direct import DirectSender
     from localllm.distributed.stages import RayStages
 
@@ -40,6 +43,9 @@ BEAT = 0.25  # seconds after which a report without events is sent
 ORPHANED = 60.0  # seconds without a sign of life from the front, after which a replica ends
 RETRY_SECONDS = 10.0  # until a replica that could not open the model is started again
 LOAD_SECONDS = 0.1  # interval between the loads in reports
+MEETING = 10.0  # seconds for a replica that evaluates prompts to answer
+STALLED = 5.0  # seconds for it to take a message
+NAMESPACE = "localllm"  # of the actors' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class ReplicaSettings:
     stages: int = 1  # bundles of the replica's placement group; the first has this process, the others may have actors
     fastest: bool = False  # use the number of bundles with the fastest tokens
     memory: Mapping[str, int] = field(default_factory=dict)  # most bytes of weights and cache, by Ray's id of the node
+    prompts: tuple[str, ...] = ()  # names of the actors that evaluate prompts for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Opened:
 
 class Replica:
     """The deployment's class. Serve calls its methods on one event loop, apart from the scheduler's thread."""
+
+    _source: PromptSource | None = None
 
     def __init__(self, settings: ReplicaSettings, front: str = "") -> None:
         """Open the model. If this fails, `opened` returns the reason: Serve would only try again."""
@@ -104,6 +113,9 @@ class Replica:
             raise LocalLLMError(Notice(f"{settings.home.source.path}: {problem}; serve it without ", Setting("ray")))
         limits = replace(limits, aligned=model.prompt_alignment)
         self._scheduler = Scheduler(model.new_core(limits, self))
+        if settings.prompts:
+            clients = [PromptClient(partial(meet, ray, name, model.context)) for name in settings.prompts]
+            self._source = PromptSource(model, self._scheduler, clients)
 
     # -- for the scheduler -----------------------------------------------------------------------------------------
 
@@ -137,6 +149,8 @@ class Replica:
 
         try:
             request = await asyncio.to_thread(self._made, ask, outbox)
+            if self._source is not None:
+                await self._source.fetch(request)
             ticket = self._scheduler.submit(request, listener)
         except LocalLLMError as error:
             outbox.put(ask.number, Failed(error, ask.request.choice))
@@ -210,9 +224,8 @@ class Replica:
 
         from localllm.distributed.direct import DirectSender
 
-        ports = ring_ports(ray.get_runtime_context().get_node_labels())
         try:
-            return DirectSender(key, _address(), ports)
+            return DirectSender(key, _address(), own_ports())
         except OSError:
             return None
 
@@ -249,6 +262,35 @@ def _stages(ray: Any, settings: ReplicaSettings, copy: LocalCopy, tell: Callable
 
     count = 0 if settings.fastest else settings.stages
     return RayStages(ray, count, tell, get_current_placement_group(), copy)
+
+
+def meet(ray: Any, name: str, context: int) -> Endpoint:
+    """Connect to the actor that evaluates prompts. Each side accepts the other's key before that one connects."""
+    actor = ray.get_actor(name, namespace=NAMESPACE)
+    endpoint = new_endpoint(ray, context)
+    try:
+        peer = ray.get(actor.meet.remote(endpoint.peer.public_key), timeout=MEETING)
+        endpoint.accept(peer.public_key)
+        ray.get(actor.join.remote(endpoint.peer), timeout=MEETING)
+        endpoint.connect(peer)
+    except BaseException:
+        endpoint.close()
+        raise
+    return endpoint
+
+
+def new_endpoint(ray: Any, context: int) -> Endpoint:
+    """Return an endpoint of this process for the blocks of prompts."""
+    from localllm.cluster.zeromq import Endpoint
+
+    return Endpoint(endpoint_bytes(context), _address(), STALLED, own_ports())
+
+
+def own_ports() -> tuple[int, int] | None:
+    """Return the ports for connections on the machine of this process; None: any."""
+    import ray
+
+    return ring_ports(ray.get_runtime_context().get_node_labels())
 
 
 def _address() -> str:

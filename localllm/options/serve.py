@@ -195,6 +195,10 @@ class ServeOptions(Options):
         help=Notice("with ", Setting("ray"), ": processes that answer, each with the whole model or all its stages; a "
                     "range starts and ends them as requests need"),
     )  # fmt: skip
+    prefill_replicas: int = option(
+        0, "--prefill-replicas", kind=integer(0, MOST_REPLICAS), shown="",
+        help=Notice("with ", Setting("ray"), ": more processes, which evaluate prompts for the replicas (0: none)"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

@@ -69,6 +69,8 @@ def serve(
         _check_ray(own, name, mmproj)
     elif own.replicas:
         raise LocalLLMError(f"--replicas {own.replicas} needs --ray auto or --ray HOST:PORT")
+    elif own.prefill_replicas:
+        raise LocalLLMError(f"--prefill-replicas {own.prefill_replicas} needs --ray auto or --ray HOST:PORT")
     offer: Offer = "folder" if own.models else "model" if name else "stores"
     settings = ServerSettings.of(own, own.max_tokens, offer, names or {})
     if own.slot_save_path:
@@ -107,7 +109,7 @@ def serve(
 
             return open_front(
                 path, own.replica_range, machines.number, opening.options, limits_for(1), metrics, sampling, say,
-                prepare,
+                prepare, own.prefill_replicas,
             )  # fmt: skip
         most = memory if offer != "model" else 0
         if most and not opening.options.ctx_size:  # leave room for other models
