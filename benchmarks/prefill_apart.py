@@ -3,6 +3,7 @@ steps.
 
     python benchmarks/prefill_apart.py MODEL.gguf [-t 1] [--delays 0.2,1,5] [--network 125e6] [--requests 200]
     python benchmarks/prefill_apart.py MODEL.gguf --real [--points agent:2:1.5,chat:4:4] [--rates 0.5,0.8,1.1]
+    python benchmarks/prefill_apart.py --real --waiting 1b-Q4_K_M.gguf [--points ...] [--rates ...]
     python benchmarks/prefill_apart.py --table
 
 The costs are measured first: passes of 1 to 512 rows with the model, and reading, checking and writing its cache blocks
@@ -21,8 +22,9 @@ line per run goes to benchmarks/results/prefill_apart.jsonl.
 
 `--real` measures two replicas of this machine instead (prefill_real.py): processes with one thread each, on the same
 trace of requests, in turn. With `apart`, blocks pass through a relay. POINTS are workloads with the two limits; RATES
-are multiples of the larger goodput of the simulation. The goodput is interpolated between the rates. Its lines have
-"real", and go to the same file.
+are multiples of the larger goodput of the simulation. The goodput is interpolated between the rates. With
+`--waiting 1b-Q4_K_M.gguf`, the bundled model's steps wait as long as the stored steps of that model, as if each replica
+had a machine of its own. The lines have "real", and go to the same file.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import json
 import random
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -290,6 +292,15 @@ def measured(path: Path, threads: int) -> Costs:
         return Costs(ROWS, tuple(found), sum(executable.block_bytes), read / blocks, write / blocks)
 
 
+def known(model: str, rows: Iterable[dict[str, Any]], faster: float) -> Costs:
+    """Return the costs of a model from its newest run, on a machine that is `faster`."""
+    row = [row for row in rows if row["model"] == model and not row.get("waiting")][-1]
+    unit, block = 1 / (1000 * faster), row["block"]
+    times = {int(rows): each * unit for rows, each in row["ms"].items()}
+    seconds = block["read ms"] * unit, block["write ms"] * unit
+    return Costs(tuple(times), tuple(times.values()), block["bytes"], *seconds)
+
+
 def cells(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Simulate every kind of requests on every number of machines, with every pair of limits."""
     delays = [float(each) / 1000 for each in given.delays.split(",")]
@@ -315,7 +326,7 @@ def cells(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def real(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from prefill_real import points  # imports this module
 
-    return points(given.model, costs, given)
+    return points(costs, given)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -338,12 +349,13 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--delays", default="0.2,1,5", help="milliseconds")
     parser.add_argument("--network", type=float, default=125e6, help="bytes per second")
-    parser.add_argument("--requests", type=int, default=200, help="of each of two simulations per rate")
+    parser.add_argument("--requests", type=int, default=200, help="of each simulation, or run, per rate")
     parser.add_argument("--machines", default="2,3,4")
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--points", default="agent:2:1.5,chat:2:1.5,agent:4:4", help="KIND:FIRST:EACH, with --real")
     parser.add_argument("--rates", default="0.5,0.8,1.1", help="with --real")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each run, with --real")
+    parser.add_argument("--waiting", metavar="MODEL", default="", help="steps wait as long as this model's, as stored")
+    parser.add_argument("--faster", type=float, default=2.0, help="shorten these waits, and raise the bandwidth")
     parser.add_argument("--rounds", type=int, default=1, help="with --real")
     parser.add_argument("--spill", action="store_true", help="with --real: a long queue for prompts is avoided, too")
     parser.add_argument("--table", action="store_true")
@@ -351,7 +363,12 @@ def main() -> None:
     if given.table:
         print(table([json.loads(line) for line in STORED.read_text(encoding="utf-8").splitlines()]))
         return
-    costs = measured(given.model, given.threads)
+    stored = STORED.read_text(encoding="utf-8").splitlines()
+    costs = (
+        known(given.waiting, map(json.loads, stored), given.faster)
+        if given.waiting
+        else measured(given.model, given.threads)
+    )
     found = []
     for cell in real(costs, given) if given.real else cells(costs, given):
         print(json.dumps({name: value for name, value in cell.items() if name != "runs"}), flush=True)
@@ -359,9 +376,11 @@ def main() -> None:
     times = {rows: round(1000 * each, 2) for rows, each in zip(costs.rows, costs.seconds, strict=True)}
     block = {"tokens": BLOCK, "bytes": costs.block_bytes, "read ms": 1000 * costs.read, "write ms": 1000 * costs.write}
     line = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "model": given.model.name,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "model": given.waiting or given.model.name,
         "threads": given.threads, "ms": times, "block": block, "network": given.network,
-        "largest gain": max(cell["gain"] or 0.0 for cell in found), "real": given.real, "cells": found,
+        "largest gain": max(cell["gain"] or 0.0 for cell in found), "real": given.real, "waiting": bool(given.waiting),
+        "cells": found,
     }  # fmt: skip
     with STORED.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

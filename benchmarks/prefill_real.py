@@ -1,8 +1,9 @@
 """Real replicas for prefill_apart.py: processes with one thread each, over ZeroMQ and a relay, without Ray.
 
-A replica runs the scheduler of `localllm serve`. With `apart`, replica 0 evaluates prompts and sends their cache blocks
-to replica 1 (`localllm/distributed/prompts.py`), which decodes. Otherwise both do both, and the front's rule
-(`distributed/fleet.py`) chooses one for each request. Times are taken where tokens are made, by a clock that all
+A replica runs the scheduler of `localllm serve`. If its steps wait instead of computing, as long as the measured steps
+of another model, each replica is like a machine of its own. With `apart`, replica 0 evaluates prompts and sends their
+cache blocks to replica 1 (`localllm/distributed/prompts.py`), which decodes. Otherwise both do both, and the front's
+rule (`distributed/fleet.py`) chooses one for each request. Times are taken where tokens are made, by a clock that all
 processes share.
 """
 
@@ -15,12 +16,13 @@ import multiprocessing
 import os
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -52,6 +54,7 @@ class Setting:
     itl_target: float = 0.0  # of a replica that does both
     delay: float = 0.0  # of the relay, in seconds
     bandwidth: float = 125e6  # of the relay, in bytes per second
+    costs: Costs | None = None  # steps wait for these seconds instead
     most_waiting: int = 0  # tokens that wait for the replica for prompts, beyond which the other one evaluates prompts
 
 
@@ -66,10 +69,33 @@ class Asked:
     times: list[float] = field(default_factory=list)
 
 
-def replica(path: Path, pipe: Connection, parallel: int, itl_target: float, threads: int) -> None:
+def waiting(executable: Any, costs: Costs) -> None:
+    """Let an executable wait as if its steps, and the reading and writing of its blocks, took as long as `costs`."""
+    layers = len(executable.block_bytes)
+
+    def slow(name: str, seconds: Callable[..., float]) -> None:
+        work = getattr(executable, name)
+
+        def run(*given: Any) -> Any:
+            began = monotonic()
+            found = work(*given)
+            sleep(max(0.0, seconds(*given) - (monotonic() - began)))
+            return found
+
+        setattr(executable, name, run)
+
+    slow("step", lambda batch: costs.step(len(batch.tokens)))
+    slow("read_blocks", lambda layer, numbers: costs.read * len(numbers) / layers)
+    slow("write_blocks", lambda layer, numbers, content: costs.write * len(numbers) / layers)
+
+
+def replica(path: str, pipe: Connection, parallel: int, itl_target: float, costs: Costs | None) -> None:
     """Run a replica in this process until the pipe closes."""
-    model = localllm.load(path, ctx_size=CONTEXT, threads=threads, spec="off", sequences=SLOTS)
+    warnings.simplefilter("ignore")  # the bundled model takes long prompts, too
+    model = localllm.load(path, ctx_size=CONTEXT, threads=1, spec="off", sequences=SLOTS)
     assert isinstance(model, localllm.Model)
+    if costs is not None:
+        waiting(model.executable, costs)
     scheduler = Scheduler(model.new_core(SchedulerLimits(parallel, itl_target=itl_target)))
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -123,7 +149,7 @@ def replica(path: Path, pipe: Connection, parallel: int, itl_target: float, thre
 class Replicas:
     """Two replicas, and who gets a request."""
 
-    def __init__(self, path: Path, setting: Setting, between: Relays) -> None:
+    def __init__(self, path: str, setting: Setting, between: Relays) -> None:
         self._setting = setting
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
@@ -133,7 +159,7 @@ class Replicas:
             ours, theirs = spawn.Pipe()
             most = SLOTS if setting.apart and not number else setting.parallel
             target = 0.0 if setting.apart and not number else setting.itl_target
-            process = spawn.Process(target=replica, args=(path, theirs, most, target, 1), daemon=True)
+            process = spawn.Process(target=replica, args=(path, theirs, most, target, setting.costs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -194,7 +220,7 @@ class Replicas:
 
 
 @contextmanager
-def opened(path: Path, setting: Setting) -> Iterator[Replicas]:
+def opened(path: str, setting: Setting) -> Iterator[Replicas]:
     with relays(setting.delay, setting.bandwidth) as between:
         found = Replicas(path, setting, between)
         try:
@@ -245,8 +271,15 @@ def rate_of(shares: Mapping[float, Sequence[float]]) -> float:
     return below
 
 
-def points(path: Path, costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run every point of `given.points` (KIND:FIRST:EACH), all arrangements in turn at each rate."""
+def points(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run every point of `given.points` (KIND:FIRST:EACH), all arrangements in turn at each rate, or at once if they
+    wait.
+    """
+    path, network, slow = str(given.model), given.network, None
+    if given.waiting:
+        path, slow = "demo", costs
+        with localllm.load("demo", threads=1, spec="off") as model:
+            network *= given.faster * sum(model.executable.block_bytes) / costs.block_bytes  # its blocks are smaller
     delays = [float(each) / 1000 for each in given.delays.split(",")]
     for text in given.points.split(","):
         kind, first, each = text.split(":")
@@ -260,32 +293,32 @@ def points(path: Path, costs: Costs, given: argparse.Namespace) -> Iterator[dict
         def most(beside: int) -> int:
             return max([rows for rows in range(1, SLOTS + 1) if costs.step(rows + beside) <= limits[1]], default=1)  # noqa: B023
 
-        settings = {"together": Setting(False, most(BESIDE[-1]), limits[1])}
+        settings = {"together": Setting(False, most(BESIDE[-1]), limits[1], costs=slow)}
         for delay in delays:
-            settings[f"apart, {1000 * delay:g} ms"] = Setting(True, most(0), 0.0, delay, given.network)
+            settings[f"apart, {1000 * delay:g} ms"] = Setting(True, most(0), 0.0, delay, network, slow)
         if given.spill:
-            waiting = int(0.5 * first_tokens(costs, limits[0]))
-            settings["apart or here"] = Setting(True, most(0), limits[1], delays[0], given.network, waiting)
+            queue = int(0.5 * first_tokens(costs, limits[0]))
+            settings["apart or here"] = Setting(True, most(0), limits[1], delays[0], network, slow, queue)
         rates = [float(each) * max(predicted.values()) for each in given.rates.split(",")]
         shares: dict[str, dict[float, list[float]]] = {name: {} for name in settings}
         runs = []
         with ExitStack() as stack:
             replicas = {name: stack.enter_context(opened(path, setting)) for name, setting in settings.items()}
-            for each_ in replicas.values():  # kernels are compiled, and budgets know the steps
-                each_.run(trace_of(WORKLOADS[kind], rates[0], 5.0, "warm"))
-            for round_, rate in product(range(given.rounds), rates):
-                for name, both in replicas.items():
-                    trace = trace_of(WORKLOADS[kind], rate, given.seconds, f"{round_} {rate}")
-                    both.run(trace)
-                    row = {
-                        "arrangement": name,
-                        "rate": round(rate, 3),
-                        **summary(trace, *limits),
-                        "fetched, failed": both.counts,
-                    }
-                    shares[name].setdefault(rate, []).append(row["met"])
-                    runs.append(row)
-                    print(json.dumps(row), flush=True)
+            with ThreadPoolExecutor(len(replicas) if given.waiting else 1) as pool:
+
+                def run(name: str, rate: float, seconds: float, seed: str) -> dict[str, Any]:
+                    trace = trace_of(WORKLOADS[kind], rate, seconds, seed)  # noqa: B023
+                    replicas[name].run(trace)  # noqa: B023
+                    row = {"arrangement": name, "rate": round(rate, 4), **summary(trace, *limits)}  # noqa: B023
+                    return row | {"fetched, failed": replicas[name].counts}  # noqa: B023
+
+                list(pool.map(lambda name: run(name, rates[0], 6 / rates[0], "warm"), replicas))  # noqa: B023
+                for number, rate in product(range(given.rounds), rates):
+                    seed = f"{number} {rate}"
+                    for row in pool.map(lambda name: run(name, rate, given.requests / rate, seed), replicas):  # noqa: B023
+                        shares[row["arrangement"]].setdefault(rate, []).append(row["met"])
+                        runs.append(row)
+                        print(json.dumps(row), flush=True)
         found = {name: round(rate_of(own), 3) for name, own in shares.items()}
         best = max(rate for name, rate in found.items() if name != "together")
         yield {
