@@ -43,6 +43,7 @@ CONTEXT = 2048
 SLOTS = 16  # requests that fit in the cache of a replica at once
 ANSWERING = 60.0  # seconds after the last arrival
 NAMES = ("0", "1")
+MARGIN = 0.93  # of the limit per token: the loop and the messages take time between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,21 +285,22 @@ def points(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for text in given.points.split(","):
         kind, first, each = text.split(":")
         limits = float(first) * costs.prompt(WORKLOADS[kind][0]), float(each) * costs.step(1)
-        line = Line(delays[0], given.network)
+        target, faster = MARGIN * limits[1], given.faster if given.waiting else 1.0
+        line = Line(delays[0], given.network * faster)
         predicted = {
             "together": max(goodput(costs, kind, 0, 2, *limits, line, 100, rows) for rows in BESIDE),
             "apart": goodput(costs, kind, 1, 1, *limits, line, 100),
         }
 
         def most(beside: int) -> int:
-            return max([rows for rows in range(1, SLOTS + 1) if costs.step(rows + beside) <= limits[1]], default=1)  # noqa: B023
+            return max([rows for rows in range(1, SLOTS + 1) if costs.step(rows + beside) <= target], default=1)  # noqa: B023
 
-        settings = {"together": Setting(False, most(BESIDE[-1]), limits[1], costs=slow)}
+        settings = {"together": Setting(False, most(BESIDE[-1]), target, costs=slow)}
         for delay in delays:
             settings[f"apart, {1000 * delay:g} ms"] = Setting(True, most(0), 0.0, delay, network, slow)
         if given.spill:
             queue = int(0.5 * first_tokens(costs, limits[0]))
-            settings["apart or here"] = Setting(True, most(0), limits[1], delays[0], network, slow, queue)
+            settings["apart or here"] = Setting(True, most(0), target, delays[0], network, slow, queue)
         rates = [float(each) * max(predicted.values()) for each in given.rates.split(",")]
         shares: dict[str, dict[float, list[float]]] = {name: {} for name in settings}
         runs = []
