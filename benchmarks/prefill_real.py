@@ -295,7 +295,10 @@ def points(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         def most(beside: int) -> int:
             return max([rows for rows in range(1, SLOTS + 1) if costs.step(rows + beside) <= target], default=1)  # noqa: B023
 
-        settings = {"together": Setting(False, most(BESIDE[-1]), target, costs=slow)}
+        settings = {
+            f"together, {rows} rows beside": Setting(False, count, target, costs=slow)
+            for count, rows in {most(rows): rows for rows in BESIDE}.items()
+        }
         for delay in delays:
             settings[f"apart, {1000 * delay:g} ms"] = Setting(True, most(0), 0.0, delay, network, slow)
         if given.spill:
@@ -322,12 +325,15 @@ def points(costs: Costs, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         runs.append(row)
                         print(json.dumps(row), flush=True)
         found = {name: round(rate_of(own), 3) for name, own in shares.items()}
-        best = max(rate for name, rate in found.items() if name != "together")
+        apart, together = (
+            max(rate for name, rate in found.items() if name.startswith("together") is each) for each in (False, True)
+        )
         yield {
             "requests": kind, "multiples": [float(first), float(each)],
             "limits ms": [round(1000 * limit, 1) for limit in limits],
-            "parallel": [most(BESIDE[-1]), most(0)], "predicted": {k: round(v, 3) for k, v in predicted.items()},
-            "goodput": found, "gain": round(best / found["together"], 2) if found["together"] else None, "runs": runs,
+            "parallel": {name: setting.parallel for name, setting in settings.items()},
+            "predicted": {k: round(v, 3) for k, v in predicted.items()},
+            "goodput": found, "gain": round(apart / together, 2) if together else None, "runs": runs,
         }  # fmt: skip
 
 
