@@ -23,8 +23,8 @@ line per run goes to benchmarks/results/prefill_apart.jsonl.
 `--real` measures two replicas of this machine instead (prefill_real.py): processes with one thread each, on the same
 trace of requests, in turn. With `apart`, blocks pass through a relay. POINTS are workloads with the two limits; RATES
 are multiples of the larger goodput of the simulation. The goodput is interpolated between the rates. With
-`--waiting 1b-Q4_K_M.gguf`, the bundled model's steps wait as long as the stored steps of that model, as if each replica
-had a machine of its own. The lines have "real", and go to the same file.
+`--waiting 1b-Q4_K_M.gguf`, the bundled model waits in each step for the stored time of that model, so the replicas do
+not share a processor. The lines have "real", and go to the same file.
 """
 
 from __future__ import annotations

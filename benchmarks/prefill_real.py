@@ -1,8 +1,8 @@
 """Real replicas for prefill_apart.py: processes with one thread each, over ZeroMQ and a relay, without Ray.
 
-A replica runs the scheduler of `localllm serve`. If its steps wait instead of computing, as long as the measured steps
-of another model, each replica is like a machine of its own. With `apart`, replica 0 evaluates prompts and sends their
-cache blocks to replica 1 (`localllm/distributed/prompts.py`), which decodes. Otherwise both do both, and the front's
+A replica runs the scheduler of `localllm serve`. Its steps may wait for the measured times of another model instead of
+computing, so that replicas do not share a processor. With `apart`, replica 0 evaluates prompts and sends their cache
+blocks to replica 1 (`localllm/distributed/prompts.py`), which decodes. Otherwise both do both, and the front's
 rule (`distributed/fleet.py`) chooses one for each request. Times are taken where tokens are made, by a clock that all
 processes share.
 """

@@ -1,6 +1,6 @@
-"""A connection between two processes that both send and receive at any time: an endpoint with a thread of its own.
+"""A connection between two processes that both send and receive at any time. A thread uses its endpoint.
 
-`prompts.py` uses it between a replica that decodes and one that evaluates prompts.
+`prompts.py` connects replicas with it.
 """
 
 from __future__ import annotations

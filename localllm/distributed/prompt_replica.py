@@ -1,7 +1,7 @@
 """Replicas that evaluate prompts only: actors of Ray with the model and its scheduler, for the replicas of one front.
 
 They are not replicas of the Serve deployment: each replica that decodes connects to all of them, by name. They end with
-the front's process, and Ray starts one that dies again.
+the front's process. Ray restarts an actor that died.
 """
 
 from __future__ import annotations

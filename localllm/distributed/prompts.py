@@ -1,9 +1,9 @@
 """Prompts of a replica that decodes, evaluated by other replicas, which send the finished cache blocks (DistServe).
 
-`PromptSource` is in the replica that decodes. It asks for prompts of which the cache lacks many tokens, and puts the
+`PromptSource` is in the replica that decodes. It asks for prompts with many tokens that are not cached, and puts the
 blocks into its prefix cache, where the request finds them. `PromptServer` is in the replica that evaluates prompts, one
 for each connection; it uses the scheduler there, and so its prefix cache. The blocks travel as in saved conversations
-(`saved/prompt_cache.py`), in pieces. Whatever goes wrong, the replica that decodes evaluates the prompt itself.
+(`saved/prompt_cache.py`), in pieces. After any error, the replica that decodes evaluates the prompt itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError, MessageError
 from localllm.cluster.wire import Kind, Message, text_array, text_of
 from localllm.distributed.link import Link
-from localllm.engine.paging import CacheSequence
 from localllm.generation.request import Event, Failed, Finished, Request
 from localllm.generation.request import text_of as words_of
 from localllm.generation.request_state import Ticket
@@ -36,7 +35,7 @@ from localllm.generation.scheduler import Scheduler
 from localllm.generation.slots import Slots
 from localllm.model import Model
 from localllm.options import SamplingOptions
-from localllm.saved.prompt_cache import CacheFileError, Kept, packed, packed_bytes, restore, unpacked
+from localllm.saved.prompt_cache import CacheFileError, loaded, packed, packed_bytes, unpacked
 
 if TYPE_CHECKING:
     from localllm.cluster.zeromq import Endpoint
@@ -305,17 +304,10 @@ class PromptSource(Closing):
         kept = await asyncio.to_thread(unpacked, data, model)
         if kept.media or not kept.tokens or kept.tokens != tokens[: len(kept.tokens)]:
             raise CacheFileError("the blocks that arrived belong to another prompt")
-        await asyncio.wrap_future(self._scheduler.between(lambda slots: slots.take_up(lambda: self._loaded(kept))))
+        await asyncio.wrap_future(
+            self._scheduler.between(lambda slots: slots.take_up(lambda: (loaded(kept, model), 0)))
+        )
         return True
-
-    def _loaded(self, kept: Kept) -> tuple[CacheSequence, int]:
-        sequence = self._model.engine.add()
-        try:
-            restore(kept, self._model, sequence)
-        except BaseException:
-            sequence.free()
-            raise
-        return sequence, 0
 
     def close(self) -> None:
         for client in self._clients:

@@ -178,6 +178,17 @@ def read_prompt_cache(path: Path, model: LoadedModel, own: bool = False) -> Kept
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def loaded(kept: Kept, model: LoadedModel) -> CacheSequence:
+    """Return a new sequence with the content of `kept`. Raises CacheFileError, and CacheFull."""
+    sequence = model.engine.add()
+    try:
+        restore(kept, model, sequence)
+    except BaseException:
+        sequence.free()
+        raise
+    return sequence
+
+
 def restore(kept: Kept, model: LoadedModel, sequence: CacheSequence) -> None:
     """Load `kept` into `sequence` and evaluate the tokens after the last full block. On failure the
     sequence is empty."""

@@ -16,7 +16,7 @@ from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.engine.paging import CacheSequence
 from localllm.loading.loaded_model import LoadedModel
-from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, restore, save
+from localllm.saved.prompt_cache import CacheFileError, loaded, read_prompt_cache, save
 
 NAME_BYTES = 200
 # No path separator of any system, wildcard or control character; no leading or trailing dot or space.
@@ -48,18 +48,13 @@ class SlotFiles:
         Raises CacheFileError for a file that does not match the model, CacheFull if too few blocks are free.
         """
         path = self._path(name)
-        sequence = self._model.engine.add()
         try:
             kept = read_prompt_cache(path, self._model, own=True)
             if kept.problem:
                 raise CacheFileError(f"{path}: cannot be restored: {kept.problem}; save it again")
-            restore(kept, self._model, sequence)
-            return sequence, path.stat().st_size
-        except BaseException as error:
-            sequence.free()
-            if isinstance(error, CacheFileError):
-                raise self._without_folder(error) from None
-            raise
+            return loaded(kept, self._model), path.stat().st_size
+        except CacheFileError as error:
+            raise self._without_folder(error) from None
 
     def _path(self, name: str) -> Path:
         """Return the path of a file; raise CacheFileError for a name that is not a plain file name."""
