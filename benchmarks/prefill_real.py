@@ -102,6 +102,7 @@ def replica(path: str, pipe: Connection, parallel: int, itl_target: float, costs
     threading.Thread(target=loop.run_forever, daemon=True).start()
     endpoint, source = Endpoint(endpoint_bytes(CONTEXT), patience=5.0), None
     server: PromptServer | None = None
+    endpoints = [endpoint]  # a lost connection stays lost, and shows in `failed`
     sending = threading.Lock()
     pipe.send(endpoint.peer)
 
@@ -134,7 +135,7 @@ def replica(path: str, pipe: Connection, parallel: int, itl_target: float, costs
                     server = PromptServer(model, scheduler, endpoint)
                 else:
                     source = PromptSource(
-                        model, scheduler, [PromptClient(lambda: endpoint, retry=60.0)], most_waiting=most_waiting
+                        model, scheduler, [PromptClient(endpoints.pop, retry=60.0)], most_waiting=most_waiting
                     )
                 tell("connected")
             elif kind == "ask":

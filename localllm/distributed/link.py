@@ -72,7 +72,9 @@ class Link(Closing):
         except (StageLost, MessageError) as error:
             reason = str(error)
         finally:
-            self._endpoint.close()
-            self._waker.close()
-            self._wake.close()
-            self._lost(reason)
+            try:
+                self._endpoint.close()
+                self._waker.close()
+                self._wake.close()
+            finally:
+                self._lost(reason)
