@@ -19,7 +19,8 @@ from localllm.distributed.prompts import PromptServer
 from localllm.distributed.replica import NAMESPACE, Replica, ReplicaSettings, new_endpoint
 
 if TYPE_CHECKING:
-    from localllm.cluster.zeromq import Endpoint, Peer
+    from localllm.cluster.secured import Peer
+    from localllm.cluster.zeromq import Endpoint
 
 CPUS = 0.1  # of Ray's processors
 MOST_MEETING = 64  # replicas that connect at the same time

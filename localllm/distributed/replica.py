@@ -220,8 +220,6 @@ class Replica:
 
     def _direct(self, key: bytes) -> DirectSender | None:
         """Listen for the front with this public key; None: no port is free."""
-        import ray
-
         from localllm.distributed.direct import DirectSender
 
         try:
