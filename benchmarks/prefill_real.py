@@ -30,7 +30,8 @@ from prefill_apart import ATTAINED, BESIDE, MOST_ROWS, STALL, WORKLOADS, Costs, 
 from relay import Relays, relays
 
 import localllm
-from localllm.cluster.zeromq import Endpoint, Peer
+from localllm.cluster.secured import Peer
+from localllm.cluster.zeromq import Endpoint
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.messages import chunks_of
 from localllm.distributed.prompts import PromptClient, PromptServer, PromptSource, endpoint_bytes
