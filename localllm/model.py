@@ -363,6 +363,7 @@ def load(
     embeddings: bool = False,
     sequences: int = 0,
     memory: int = 0,
+    most_cache: int = 0,
     split: Splitter | None = None,
     media: MediaInput | None = None,
     **keywords: Unpack[LoadKeywords],
@@ -376,12 +377,12 @@ def load(
     GGUF without tensors can only tokenize. With `observe`, the inputs of every matrix product can be read after a step
     (`localllm.quantize.calibration`). With `embeddings`, the model embeds texts (`Model.embed`) instead of predicting
     tokens; an encoder-only model always does. `sequences` is for servers: the number of requests that share the KV
-    cache (`localllm.generation`); `memory` is the maximum number of bytes for weights and KV cache then. `split` runs
-    the layers in several processes (`localllm.distributed`). `media` says which embeddings of pictures and sound the
-    prompts of `generate` may have between their token ids (`localllm.engine.MediaSpan`). A draft model changes the
-    speed, not the distribution of the answers. With a GPU, `Model.placed` describes which layers run on which device.
-    Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with a one-line
-    message.
+    cache (`localllm.generation`); `memory` is the maximum number of bytes for weights, KV cache and encoders then, and
+    `most_cache` for the KV cache. `split` runs the layers in several processes (`localllm.distributed`). `media` says
+    which embeddings of pictures and sound the prompts of `generate` may have between their token ids
+    (`localllm.engine.MediaSpan`). A draft model changes the speed, not the distribution of the answers. With a GPU,
+    `Model.placed` describes which layers run on which device. Raises OptionError, GGUFError, TokenizerError,
+    ModelError, BackendError or SpeculationError, each with a one-line message.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
@@ -409,7 +410,7 @@ def load(
                     media = model.multimodal.input
                     if sequences:
                         media = replace(media, reserved=model.multimodal.needed_bytes(chosen.threads))
-            model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media)
+            model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media, most_cache)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):
                 model.speculate(chosen, load, progress, sequences)

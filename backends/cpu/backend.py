@@ -162,13 +162,16 @@ class CpuExecutable(Shell):
         return self._sent(number)
 
     def _run_slice(self, number: int, seconds: float, received: Sequence[F32]) -> list[F32] | None:
+        rows = self._counts["batch"]
+        chosen = self.thread_counts[rows > FEW_ROWS]
         if self._slices is None:
             self._receive(number, received)
-            threads = self.thread_counts[self._counts["batch"] > FEW_ROWS].threads
-            self._slices = Slices(self.pool, *self._work[number], threads)
+            self._slices = Slices(self.pool, *self._work[number], chosen.threads)
         if not self._slices.run(seconds):
             return None
-        self._slices = None
+        done, self._slices = self._slices, None
+        if done.seconds:
+            chosen.observe((number, rows, "slices"), done.seconds, done.late / done.seconds)
         return self._sent(number)
 
     def _receive(self, number: int, received: Sequence[F32]) -> None:

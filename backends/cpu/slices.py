@@ -26,6 +26,7 @@ class Slices:
         self._entries = entries.copy()
         self._entries[:, Entry.barrier] = 1  # each entry is a batch
         self._at, self._paused = 0, False
+        self.seconds = self.late = 0.0  # of all slices; `late` is the time that a thread waited for others too long
 
     def run(self, seconds: float) -> bool:
         """Run for about this time. Return whether the stage is done."""
@@ -46,7 +47,8 @@ class Slices:
         rate = self._pool.cycles_per_second
         counters[:, TaskLine.cycles] = max(int(seconds * rate), 1) if rate else 0
         counters[:, TaskLine.paused] = 0
-        self._pool.run(entry, counters, self._threads, resume=True)
+        took, late = self._pool.run(entry, counters, self._threads, resume=True)
+        self.seconds, self.late = self.seconds + took, self.late + late * took
         # A thread that has not paused has found no task left.
         self._paused = bool(counters[: self._threads, TaskLine.paused].all())
         return not self._paused

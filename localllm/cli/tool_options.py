@@ -73,7 +73,7 @@ class BenchOptions(Options):
     )
     image: tuple[tuple[int, int], ...] = option(
         (), "--image", kind=several(Kind(_picture_sizes, lambda value: "", "WxH")), repeat=True,
-        finish=lambda uses: tuple(chain.from_iterable(uses)), unit="pixels",
+        finish=lambda uses: tuple(dict.fromkeys(chain.from_iterable(uses))), unit="pixels",
         help="also time pictures of this size: preprocessing, encoding, first token, a second turn (repeatable)",
     )  # fmt: skip
     threads: tuple[int | None, ...] = _list("threads", default=(None,), kind=listed(optional(integer(1))))

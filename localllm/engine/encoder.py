@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from localllm.backends.base import Backend, BackendError, CacheTypes, Limits
+from localllm.backends.base import Backend, BackendError, CacheTypes, Limits, Memory
 from localllm.backends.shell import Shell
 from localllm.plan import BLOCK, F32, Batch
 from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run
@@ -91,7 +91,7 @@ class Running:
         """Run the next segment, or a slice of it if `seconds` are given."""
         if self._run is None:
             return
-        run, step = self._run, self._stage
+        run, step = self._run, self._stage  # `number` is the stage of the plan, `step` its place in the run
         executable, layouts = self._bound[run.part], run.layouts
         number, count = (step, executable.stages) if run.stage is None else (run.stage, 1)
         layout = layouts[min(step, len(layouts) - 1)]
@@ -117,6 +117,13 @@ class Running:
             self._stage, self._values = 0, self._run.received
         except StopIteration as end:
             self._run, self._values, self._result = None, (), np.ascontiguousarray(end.value, np.float32)
+
+
+def memory_of(model: EncoderModel, threads: int) -> list[Memory]:
+    """Return the memory that each part of an encoder will need on the CPU."""
+    from localllm.backends.cpu.budget import plan_memory  # imports the CPU's kernels
+
+    return [plan_memory(part.plan, limits_of(part), threads, EXACT) for part in model.parts.values()]
 
 
 def limits_of(part: Part) -> Limits:

@@ -14,7 +14,7 @@ FEWEST = 4  # the same if a step with LEAST would miss the user's target
 TARGET = 0.07  # seconds between two tokens of an answer, without a target and with few requests
 PER_REQUEST = 0.0225  # with more, seconds for each: short chunks make prompts slow, and the last prompt waits for all
 LEAST_SHARE = 2.0  # without a target, a step may take this multiple of its decode time, so that prefill gets half
-MEDIA_SHARE = 1.4  # the same for the encoder and for prompts with pictures or sound, which would delay others for long
+MEDIA_SHARE = 1.3  # the same for the encoder and for prompts with pictures or sound, which would delay others for long
 SLICE = 0.1  # seconds of the encoder before a step, if no request decodes
 LEAST_SLICE = 0.002  # minimum seconds, in which each thread ends a task
 _WEIGHT = 0.1  # weight of the newest step in the moving averages
@@ -45,7 +45,10 @@ class Budget:
         """Return the time that the encoder may run before the next step. Without decode it gets half of the time."""
         if not decoding:
             return max(SLICE, self._last)
-        return max(LEAST_SLICE, self._media_target() - self._decode)
+        left = self._media_target() - self._decode
+        if self.seconds:  # prompts of text get the other half; a target that cannot be met does not stop the encoder
+            left = max(left / 2, 0.1 * self._decode)
+        return max(LEAST_SLICE, left)
 
     def _media_target(self) -> float:
         return self.seconds or MEDIA_SHARE * self._decode or TARGET

@@ -34,8 +34,7 @@ class Encodings:
         self._kept: OrderedDict[bytes, F32] = OrderedDict()  # by the span's key, the newest last
 
     def advance(self, seconds: Callable[[], float]) -> bool:
-        """Run one segment of the encoder, or a slice of it of `seconds`, if a running request waits for it. Return
-        whether there was one.
+        """Run the encoder for about `seconds()`, if a running request waits for it. Return whether there was one.
 
         An error of the encoder fails the request.
         """

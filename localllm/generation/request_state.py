@@ -149,6 +149,12 @@ class RequestState:
         return [token for token in self.tokens if token >= 0] if self.media else self.tokens
 
     @property
+    def media_ahead(self) -> bool:
+        """Whether the cache lacks a picture or sound of the prompt."""
+        length = self.sequence.length if self.sequence is not None else 0
+        return any(each.stop > length for each in self.media)
+
+    @property
     def unencoded(self) -> PromptMedia | None:
         """The first picture or sound whose tokens must be evaluated soon, and whose embeddings are unknown."""
         length = self.sequence.length if self.sequence is not None else 0

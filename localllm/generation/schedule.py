@@ -77,7 +77,7 @@ class Schedule:
         known = [part for part in parts if part.state.known_left]
         if not (prefilling or known):
             return parts
-        media = bool(prefilling) and all(one.media for one in prefilling)
+        media = bool(prefilling) and all(one.media_ahead for one in prefilling)
         allowed = self._budget.prompt_rows(rows - len(known) or int(others), requests, media, self.spent)
         budget = min(allowed, limits.rows - rows)
         added = self._add_known(known, min(budget, most - rows - bool(prefilling)), len(prefilling))

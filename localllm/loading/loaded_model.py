@@ -99,10 +99,12 @@ class LoadedModel(Closing):
         memory: int = 0,
         split: Splitter | None = None,
         media: MediaInput | None = None,
+        most_cache: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF."""
         self._bound = bound = bind(
-            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter, split, media
+            self.file, options, progress, observe, weights, embeddings, sequences, memory, self.drafter, split, media,
+            most_cache,
         )  # fmt: skip
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache

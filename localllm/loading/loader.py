@@ -81,21 +81,24 @@ def bind(
     drafter: GGUFFile | None = None,
     split: Splitter | None = None,
     media: MediaInput | None = None,
+    most_cache: int = 0,
 ) -> BoundModel:
     """Load the weights to a backend and allocate the KV cache. `weights` replaces tensors of the GGUF.
 
     With `embeddings`, the plan ends in embeddings instead of logits; the plan of an encoder-only model always does.
     `sequences` is for servers: this number of sequences share the KV cache and, if memory allows, each may fill the
-    context. `memory` is the maximum number of bytes for weights and KV cache; 0: a share of the free memory. `drafter`
-    is another GGUF, whose prediction heads draft for this model. `split` runs the layers in several processes. `media`
-    says which embeddings of pictures and sound the model takes besides tokens.
+    context. `memory` is the maximum number of bytes for weights, KV cache and encoders, 0: a share of the free memory;
+    `most_cache` for the KV cache. `drafter` is another GGUF, whose prediction heads draft for this model. `split` runs
+    the layers in several processes. `media` says which embeddings of pictures and sound the model takes besides tokens.
     """
     if split is not None:
         check_splitting(options)
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
     free = partial(split.free_memory, options) if split is not None else free_memory
-    whole, cache, limits_at = whole_of(file, options, weights, embeddings, sequences, memory, drafter, free, media)
+    whole, cache, limits_at = whole_of(
+        file, options, weights, embeddings, sequences, memory, drafter, free, media, most_cache
+    )
     recording, plan, limits = whole.recording, whole.plan, whole.limits
     context, architecture = recording.context, architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
@@ -170,6 +173,7 @@ def whole_of(
     drafter: GGUFFile | None = None,
     free: Callable[[], int] | None = None,
     media: MediaInput | None = None,
+    most_cache: int = 0,
 ) -> tuple[Whole, CacheChoice, Callable[[int], Limits]]:
     """Return a model before it is placed, its cache types with a note, and its limits for other context sizes.
 
@@ -200,8 +204,9 @@ def whole_of(
     if sequences:
         most = int(MEMORY_SHARE * (free or free_memory)())
         most = min(most, memory) if memory else most
-        most -= media.reserved if media is not None else 0
-        limits = fit_limits(limits, plan, cache.types, most - weight_bytes, bool(options.ctx_size))
+        room = most - weight_bytes - (media.reserved if media is not None else 0)
+        room = min(room, most_cache) if most_cache else room
+        limits = fit_limits(limits, plan, cache.types, room, bool(options.ctx_size))
         if limits.positions < context:
             recording = replace(recording, context=limits.positions)
             plan = recording.plan(file, drafter, weights)
@@ -276,7 +281,7 @@ def fit_limits(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact
         need = cache_bytes(plan, replace(limits, blocks=least), types)
         raise LocalLLMError(
             Notice(
-                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are free after loading the weights; "
+                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are left by weights and encoders; "
                 "use a smaller context (", Setting("ctx_size"), ") or fewer parallel requests",
             )
         )  # fmt: skip

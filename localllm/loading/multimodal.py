@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from localllm.base.machine.processor import usable_threads
 from localllm.base.notices import Notice, Setting, said
 from localllm.base.printable import printable
 from localllm.engine import ContextFull, MediaSpan
-from localllm.engine.encoder import EXACT, Encoder, Running, limits_of
+from localllm.engine.encoder import Encoder, Running, memory_of
 from localllm.gguf import GGUFFile
 from localllm.gguf.identity import identity
 from localllm.loading.media_parts import Kind, Medium
@@ -95,11 +96,9 @@ class Multimodal(Closing):
 
     def needed_bytes(self, threads: int | None) -> int:
         """Return the memory that the encoders will need on the CPU."""
-        from localllm.backends.cpu.budget import plan_memory
-
-        count = threads or usable_threads()
-        parts = [part for model in self._models.values() for part in model.parts.values()]
-        return sum(plan_memory(part.plan, limits_of(part), count, EXACT).bytes for part in parts)
+        usable = usable_threads()
+        found = [memory_of(model, min(threads or usable, usable)) for model in self._models.values()]
+        return sum(memory.bytes for parts in found for memory in parts)
 
     def bind(self, backend: Backend | None, threads: int | None, alone: Callable[[Callable[[], F32]], F32]) -> None:
         """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU.
@@ -300,7 +299,10 @@ class _Encoding:
         if self._embeddings is not None:
             return True
         if self._running is None or not self._owner.working_on(self):
+            began = perf_counter()
             self._running = self._owner.begin(self, self._piece)
+            if seconds and (seconds := seconds - (perf_counter() - began)) <= 0:
+                return False
         if not self._running.advance(seconds):
             return False
         self._embeddings, self._running = self._owner.widened(self._running.result), None

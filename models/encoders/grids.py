@@ -92,9 +92,24 @@ def resized(table: F32, rows: int, columns: int, weights: Resize) -> F32:
     if (rows, columns) == (side, side) and weights is not enlarged:
         return table
     grid = table.reshape(side, side, -1).astype(np.float64)
-    down = np.tensordot(weights(side, rows), grid, 1)  # (rows, side, width)
-    both = np.tensordot(weights(side, columns), down, (1, 1))  # (columns, rows, width)
-    return both.transpose(1, 0, 2).reshape(rows * columns, -1).astype(np.float32)
+    down = _weighted(weights(side, rows), grid)  # (rows, side, width)
+    both = [_weighted(weights(side, columns), row) for row in down]
+    return np.concatenate(both).astype(np.float32)
+
+
+def _weighted(weights: Weights, values: Weights) -> Weights:
+    """Return the sums of values (table, ...) with weights (grid, table), of which few are not 0.
+
+    The order of the sum is fixed. That of a product of NumPy depends on the processor.
+    """
+    most = int((weights != 0).sum(axis=1).max())
+    places = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]  # weights that are not 0 come first
+    index = np.sort(places, axis=1)
+    found = np.zeros((len(weights), *values.shape[1:]))
+    for n in range(most):
+        own = np.take_along_axis(weights, index[:, n : n + 1], axis=1)
+        found += values[index[:, n]] * own.reshape(-1, *[1] * (values.ndim - 1))
+    return found
 
 
 def _spread(side: int, count: int, positions: Weights) -> Weights:

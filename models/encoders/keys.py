@@ -10,6 +10,8 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.plan import Activation
 
+MOST_WIDTH = 1 << 14  # of the layers
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -26,7 +28,7 @@ def read_sizes(keys: Keys, kind: Literal["vision", "audio"], side: int = 1, turn
 
     If heads are `turned`, each half of a head consists of pairs.
     """
-    width = keys.integer(f"{kind}.embedding_length", 1, 1 << 14)
+    width = keys.integer(f"{kind}.embedding_length", 1, MOST_WIDTH)
     layers = keys.integer(f"{kind}.block_count", 0, 512)
     # files of encoders without layers have no heads
     heads = keys.integer(f"{kind}.attention.head_count", min(1, layers), 256) or 1

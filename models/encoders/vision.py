@@ -44,6 +44,7 @@ class VisionEncoder:
             self._window = keys.integer("vision.window_size", 1, 1 << 12, row.window) // self.sizes.patch
         self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
         self._learned, self._positions, self._bias = self._tables()
+        self._sized: tuple[tuple[int, int], F32] | None = None  # the newest size in patches, and its `_base`
         if row.table_window and self._positions is not None:
             self._window = max(1, math.isqrt(len(self._positions)))
         self._global = self._global_layers(keys)
@@ -201,7 +202,7 @@ class VisionEncoder:
         index = grid.index[order]
         received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
         if self._added:
-            received.append(self._with_learned(self._base(grid)[index], self._learned))
+            received.append(self._with_learned(self._base_of(grid)[index], self._learned))
         x, *taps = yield from self._attended(tuple(received), grid, order, windows)
         inputs = []
         for each in (x, *taps):
@@ -239,6 +240,12 @@ class VisionEncoder:
         own = [picture * 2 - 1 if row.signed else picture for picture in pictures]
         found = [grids.patch_rows(each, self.sizes.patch, row.pixels_last) for each in own[: row.kernels]]
         return found * (row.kernels // len(found))
+
+    def _base_of(self, grid: Grid) -> F32:
+        """Return `_base`, computed again only if the size changes: that takes a while, in which other requests wait."""
+        if self._sized is None or self._sized[0] != (grid.rows, grid.columns):
+            self._sized = (grid.rows, grid.columns), self._base(grid)
+        return self._sized[1]
 
     def _base(self, grid: Grid) -> F32:
         """Return what is added to the patches, in row-major order: positions and, with learned rows, the bias."""

@@ -117,6 +117,10 @@ def test_a_server_s_cache_leaves_room_for_the_encoders(folder: Path) -> None:
         assert not model.facts.encoders
     with localllm.load(path, sequences=1, memory=half, **USUAL) as model:
         assert abs(model.facts.blocks - full.blocks // 2) <= 2
+    # of several models, each has a share for its cache, which the encoders do not reduce
+    share = 6 * full.cache // full.blocks
+    with localllm.load(path, sequences=1, memory=1 << 30, most_cache=share, **USUAL) as model:
+        assert model.facts.blocks == 6
 
 
 def test_off_loads_none(folder: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_server_has_the_memory_that_a_table_does_not_take(tmp_path: Path, monk
     with localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2) as model:
         assert model.context == 256
     monkeypatch.setattr(localllm.loading.loader, "free_memory", lambda: 2_000_000)
-    with pytest.raises(LocalLLMError, match="MiB are free after loading the weights"):
+    with pytest.raises(LocalLLMError, match="MiB are left by weights and encoders"):
         localllm.load(path, backend="cpu", threads=1, ctx_size=256, sequences=2)
 
 

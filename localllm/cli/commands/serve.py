@@ -112,12 +112,12 @@ def serve(
                 prepare, own.prefill_replicas,
             )  # fmt: skip
         most = memory if offer != "model" else 0
-        if most and not opening.options.ctx_size:  # leave room for other models
-            most = min(most, path.stat().st_size + most // CACHE_SHARE)
+        most_cache = 0 if opening.options.ctx_size else most // CACHE_SHARE  # leave room for other models
         with LoadProgress() as progress:
             model = load(
-                path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings, memory=most
-            )
+                path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings,
+                memory=most, most_cache=most_cache,
+            )  # fmt: skip
         try:
             tell(model)
             prepare(model)

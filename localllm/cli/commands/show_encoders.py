@@ -61,13 +61,12 @@ def encoders(file: GGUFFile) -> dict[str, Any]:
 
 def _encoder(file: GGUFFile, kind: Literal["vision", "audio"]) -> dict[str, Any]:
     """Return the sizes of an encoder, and the bytes that it needs on the CPU."""
-    from localllm.backends.cpu.budget import plan_memory
-    from localllm.engine.encoder import EXACT, limits_of
+    from localllm.engine.encoder import memory_of
     from localllm.models.encoders import encoder_of
 
     metadata = file.metadata
     model = encoder_of(metadata, file.tensors, kind)
-    needed = [plan_memory(part.plan, limits_of(part), usable_threads(), EXACT) for part in model.parts.values()]
+    needed = memory_of(model, usable_threads())
     layers = {match[1] for name in file.tensors if (match := re.match(rf"{kind[0]}\.blk\.(\d+)\.", name))}
     return {
         "layers": len(layers),

@@ -70,8 +70,8 @@ class EncoderCheckpoint(Closing):
                 if (own := _table(config, encoder)) is None:
                     continue
                 settings = Settings(folder, config, own, preparing, width)
+                taken = _tensors_of(encoder, registry, settings)  # first, because it limits the number of layers
                 keys |= keys_of(encoder, settings)
-                taken = _taken(encoder, registry, settings)
                 found |= taken.made
                 names |= taken.names
                 kinds.append(encoder.kind)
@@ -89,9 +89,7 @@ class EncoderCheckpoint(Closing):
         self.stored: Mapping[str, Any] = MappingProxyType(
             {"general.architecture": ARCHITECTURE, **general, "general.type": "mmproj", **keys}
         )
-        self.metadata: Mapping[str, Any] = MappingProxyType(
-            {key: value.item() if isinstance(value, np.generic) else value for key, value in self.stored.items()}
-        )
+        self.metadata: Mapping[str, Any] = MappingProxyType(_plain(self.stored))
 
     def fixed(self, format: str) -> dict[str, str]:
         """Return the formats that do not follow from a type with this main format, by tensor."""
@@ -143,7 +141,7 @@ class EncoderCheckpoint(Closing):
 
     def _check(self, keys: Mapping[str, Any], kinds: list[Any], names: Mapping[str, str]) -> None:
         """Raise ConvertError if a tensor is missing or has the wrong shape."""
-        metadata = {key: value.item() if isinstance(value, np.generic) else value for key, value in keys.items()}
+        metadata = _plain(keys)
         for kind in kinds:
             try:
                 encoder_of(metadata, self.tensors, kind)
@@ -156,9 +154,9 @@ class EncoderCheckpoint(Closing):
         return f"<EncoderCheckpoint {str(self.path)!r}: {len(self.stored)} keys, {len(self.tensors)} tensors>"
 
 
-def supported() -> tuple[str, ...]:
-    """Return the model classes whose encoders can be converted."""
-    return tuple(ROWS_BY_CLASS)
+def _plain(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys with Python's numbers instead of NumPy's."""
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
 
 
 class _Taken(Taken):
@@ -172,7 +170,7 @@ class _Taken(Taken):
         super().put(name, parts, change)
 
 
-def _taken(encoder: Encoder, registry: TensorRegistry, settings: Settings) -> Taken:
+def _tensors_of(encoder: Encoder, registry: TensorRegistry, settings: Settings) -> Taken:
     taken = _Taken(registry, settings.own)
     taken.take(encoder.top)
     for stack in encoder.stacks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from localllm.convert.encoders import keys as k
 from localllm.convert.encoders.parts import row
 from localllm.convert.encoders.row import Encoder, EncoderRow, Settings, Stack
@@ -29,7 +31,7 @@ def _sam(settings: Settings) -> HfConfig:
 def _pooled(settings: Settings) -> int | None:
     """Return the patches per side of a token as llama.cpp's converter computes it, which the encoder does not use."""
     tokens, own = settings.preparing.integer("image_seq_length") or 256, _clip(settings)
-    factor = own.needed("image_size") // own.needed("patch_size") // max(1, k.square_root(tokens))
+    factor = own.needed("image_size") // own.needed("patch_size") // max(1, math.isqrt(tokens))
     return factor if factor not in (0, 4) else None
 
 

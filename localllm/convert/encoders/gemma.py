@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def _pooled(settings: Settings) -> int | None:
     """Return the patches per side of a token, or None for 4, which files leave out."""
     tokens = settings.preparing.integer("image_seq_length") or 256
     sides = k.side(settings.own, "image_size") // settings.own.needed("patch_size")
-    factor = sides // max(1, k.square_root(tokens))
+    factor = sides // max(1, math.isqrt(tokens))
     return factor if factor not in (0, 4) else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +37,8 @@ def keys_of(encoder: Encoder, settings: Settings) -> dict[str, Any]:
         }
     found |= dict(encoder.keys)
     read = {key: value(settings) if callable(value) else value for key, value in found.items()}
+    if large := next((key for key, value in read.items() if type(value) is int and value >= 1 << 32), ""):
+        raise ConvertError(f"{own.path}: clip.{large} would be {read[large]}, more than 32 bits; download it again")
     return {f"clip.{key}": _stored(value) for key, value in read.items() if value is not None}
 
 
@@ -123,10 +124,6 @@ def indexes(config: HfConfig, name: str, most: int) -> list[int]:
     if not known or len(set(value)) < len(value):
         raise config.error(name, value, f"a list of different numbers from 0 to {most - 1}")
     return [int(n) for n in value]
-
-
-def square_root(value: int) -> int:
-    return math.isqrt(value)
 
 
 def width_of_text(config: HfConfig) -> int:

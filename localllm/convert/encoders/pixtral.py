@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from localllm.convert import tensor as t
@@ -15,6 +17,7 @@ from localllm.convert.recipe import Layer, Tensors, taken
 from localllm.convert.tensor import LazyTensor
 
 _BREAK = "[IMG_BREAK]"
+_ID = re.compile("[0-9]{1,9}")
 
 
 def _break_id(config: HfConfig) -> int:
@@ -29,7 +32,7 @@ def _break_id(config: HfConfig) -> int:
         found = [(i, entry) for i, entry in table.items()] if isinstance(table, dict) else []
         found += [(entry.get("id"), entry) for entry in objects(values.get("added_tokens"))]
         for i, entry in found:
-            if isinstance(entry, dict) and entry.get("content") == _BREAK and str(i).isdecimal():
+            if isinstance(entry, dict) and entry.get("content") == _BREAK and _ID.fullmatch(str(i)):
                 return int(i)
     raise ConvertError(
         f"{folder}: token {_BREAK} is not in tokenizer_config.json or tokenizer.json; download them again"

@@ -13,6 +13,7 @@ from localllm.convert.encoders.parts import FRAMES, GATED, NORMS, QKV, column, c
 from localllm.convert.encoders.row import Encoder, EncoderRow, Settings, Stack
 from localllm.convert.recipe import Layer, taken
 from localllm.convert.tensor import LazyTensor, array_tensor
+from localllm.models.encoders.keys import MOST_WIDTH
 
 _TOP: Layer = {
     **FRAMES, "v.post_ln": "visual.merger.ln_q", "mm.0": "visual.merger.mlp.0", "mm.2": "visual.merger.mlp.2",
@@ -112,7 +113,10 @@ _OMNI_NAMES = (
 
 def _waves(settings: Settings) -> list[LazyTensor]:
     """Return the table of positions: sines and cosines of 1500 positions, in the arithmetic of torch."""
-    half = max(1, settings.own.needed("d_model") // 2)
+    width = settings.own.needed("d_model")
+    if width > MOST_WIDTH:
+        raise settings.own.error("d_model", width, f"at most {MOST_WIDTH}")
+    half = max(1, width // 2)
     step = np.float32(np.log(10000) / max(1, half - 1))
     angles = np.arange(1500, dtype=np.float32)[:, None] * np.exp(-step * np.arange(half, dtype=np.float32))
     return [array_tensor("a.position_embd.weight", np.concatenate([np.sin(angles), np.cos(angles)], axis=1))]

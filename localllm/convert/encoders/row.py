@@ -1,6 +1,6 @@
 """The form of a row: which tensors and settings of a checkpoint become the encoders of an mmproj file.
 
-llama.cpp's converter (`--mmproj`) writes the same names, formats and keys.
+llama.cpp's converter of mmproj files writes the same names, formats and keys.
 """
 
 from __future__ import annotations

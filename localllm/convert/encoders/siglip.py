@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ _PADDLE = Encoder(
     },
     stacks=(Stack("visual.vision_model.encoder.layers.{}.", "v.blk.{}.", SIGLIP),),
     keys={
-        "use_gelu": True, "vision.image_size": lambda s: k.square_root(_MOST(s)),
+        "use_gelu": True, "vision.image_size": lambda s: math.isqrt(_MOST(s)),
         "vision.image_min_pixels": _pixels("min_pixels", "shortest_edge"), "vision.image_max_pixels": _MOST,
         "vision.attention.layer_norm_epsilon": k.own("rms_norm_eps", otherwise=1e-6),
     },

@@ -13,8 +13,8 @@ from tests.localllm.convert.mmproj_cases import stored, write
 from tests.localllm.convert.support import edit_tensors
 
 VALUES: tuple[Any, ...] = (
-    None, True, 0, 1, -1, 3, 7, 1 << 20, 1 << 40, 0.5, -2.5, 1e300, "", "\x1b[2Jx", "gelu", [], [1], [1, 2], [0.5] * 3,
-    [[1]], {}, {"a": 1}, "8" * 5000,
+    None, True, 0, 1, -1, 3, 7, 1 << 20, 1 << 30, (1 << 31) - 1, 1 << 40, 0.5, -2.5, 1e300, "", "\x1b[2Jx", "gelu",
+    [], [1], [1, 2], [0.5] * 3, [[1]], {}, {"a": 1}, "8" * 5000,
 )  # fmt: skip
 
 

@@ -179,6 +179,28 @@ def test_a_huge_kernel_is_not_read(tmp_path: Path) -> None:
         EncoderCheckpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "value", "problem"),
+    [
+        ("qwen3vl", ("vision_config", "depth"), 2_000_000_000, "has 2000000000 layers; supported: at most"),
+        ("qwen3vl", ("vision_config", "patch_size"), 90_000_000, "more than 32 bits"),
+        ("gemma4", ("audio_config", "hidden_size"), 1 << 30, "more than 32 bits"),
+        ("qwen3asr", ("thinker_config", "audio_config", "d_model"), 4_000_000, "d_model is 4000000"),
+    ],
+)  # fmt: skip
+def test_huge_numbers_fill_no_memory(
+    name: str, path: tuple[str, ...], value: int, problem: str, tmp_path: Path
+) -> None:
+    config = copy.deepcopy(SPECS[name]["config"])
+    table = config
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = value
+    folder = write(SPECS[name] | {"config": config}, tmp_path)
+    with pytest.raises(ConvertError, match=problem):
+        EncoderCheckpoint(folder)
+
+
 def test_buffers_are_skipped(tmp_path: Path) -> None:
     """Older checkpoints store numbers of positions, which no encoder reads."""
     folder = write(SPECS["gemma3"], tmp_path)

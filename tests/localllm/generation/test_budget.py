@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.generation.budget import FEWEST, LEAST, MEDIA_SHARE, PER_REQUEST, SLICE, STRIDE, TARGET, Budget
+from localllm.generation.budget import (
+    FEWEST,
+    LEAST,
+    LEAST_SLICE,
+    MEDIA_SHARE,
+    PER_REQUEST,
+    SLICE,
+    STRIDE,
+    TARGET,
+    Budget,
+)
 
 ROW, DECODE = 0.002, 0.05  # seconds per prompt token, seconds of a decode step
 
@@ -154,7 +164,11 @@ def test_the_encoder_and_prompts_with_pictures_leave_most_of_the_time_to_decode(
     rows = budget.prompt_rows(4, 2, media=True)
     assert rows < budget.prompt_rows(4, 2)
     assert even(4 + rows) <= MEDIA_SHARE * DECODE + ROW
-    assert budget.prompt_rows(4, 2, media=True, spent=0.4 * DECODE) == FEWEST  # after the encoder, the fewest
+    assert budget.prompt_rows(4, 2, media=True, spent=0.3 * DECODE) == FEWEST  # after the encoder, the fewest
     asked = Budget(512, 0.2)
     run(asked, even, 300)
-    assert asked.encoder_seconds(True) == pytest.approx(0.2 - DECODE)
+    assert asked.encoder_seconds(True) == pytest.approx((0.2 - DECODE) / 2)
+    assert asked.prompt_rows(4, 2, spent=asked.encoder_seconds(True)) > FEWEST  # prompts of text get the other half
+    tight = Budget(512, DECODE / 2)
+    run(tight, even, 300)
+    assert tight.encoder_seconds(True) == pytest.approx(max(0.1 * DECODE, LEAST_SLICE))

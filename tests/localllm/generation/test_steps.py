@@ -55,7 +55,7 @@ def test_drafts_do_not_count_as_requests_in_the_size_of_a_chunk(
     """The time that a step may take depends on the number of requests, not on their rows."""
     seen: list[tuple[int, int]] = []
 
-    def prompt_rows(self: Budget, rows: int, requests: int) -> int:
+    def prompt_rows(self: Budget, rows: int, requests: int, *rest: object) -> int:
         seen.append((rows, requests))
         return 8
 
