@@ -192,8 +192,16 @@ def test_the_page_on_pictures_shows_the_stored_encoders(monkeypatch) -> None:  #
 
     rows = [json.loads(line) for line in (encoders.RESULTS / "encoders.jsonl").read_text().splitlines()]
     assert shown("docs/media.md", "encoders") == encoders.table(rows)
+    assert shown("docs/media.md", "turns") == encoders.turn_table(rows)
     for name in ("encoders", "compare"):
         sys.modules.pop(name, None)
+
+
+def test_the_page_on_pictures_shows_the_stored_times_between_tokens() -> None:
+    from benchmarks import picture_flight
+
+    rows = [json.loads(line) for line in picture_flight.RESULTS.read_text().splitlines()]
+    assert shown("docs/media.md", "flight") == picture_flight.table(rows)
 
 
 def test_every_projector_that_is_prepared_has_an_encoder() -> None:
