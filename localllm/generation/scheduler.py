@@ -94,6 +94,8 @@ class Scheduler(Closing):
         future = Future[T]()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():  # nobody waits for it any more
+                return
             try:
                 future.set_result(job(self._running.slots))
             except Exception as error:  # re-raised in the thread that waits for the result

@@ -4,6 +4,7 @@ full KV cache.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -97,3 +98,18 @@ def test_jobs_run_between_steps_and_tell_their_errors(model: localllm.Model) -> 
             scheduler.between(lambda _: 1 // 0).result(60)
     with pytest.raises(Stopped):
         scheduler.between(lambda _: 0)
+
+
+def test_a_job_that_is_cancelled_before_it_runs_is_left_out(model: localllm.Model) -> None:
+    """A client that leaves cancels what it waits for."""
+    ran: list[int] = []
+    with Scheduler(stepper_of(model)) as scheduler:
+        begun, go_on = threading.Event(), threading.Event()
+        busy = scheduler.between(lambda _: (begun.set(), go_on.wait(60)))
+        assert begun.wait(60)
+        given_up = scheduler.between(lambda _: ran.append(1))
+        assert given_up.cancel()
+        go_on.set()
+        busy.result(60)
+        assert scheduler.between(lambda places: places.erase(0)).result(60) == 0
+    assert ran == []
