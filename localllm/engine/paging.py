@@ -99,6 +99,11 @@ class BlockPool:
         return self.first_seen(max(0, length - SLACK // 2))
 
     @property
+    def has_windows(self) -> bool:
+        """Whether some layers keep only a window or a state, so that a sequence cannot be cut to any length."""
+        return self.windowed is not None or bool(self.window)
+
+    @property
     def takeable(self) -> int:
         """Number of free blocks, including the blocks that sequences could give up."""
         if not self.window:

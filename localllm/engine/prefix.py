@@ -69,6 +69,14 @@ class PrefixCache:
         while len(self._kept) > MOST:
             self.evict()
 
+    def keep_in_place(self, sequence: CacheSequence) -> None:
+        """Cache a sequence in place of a cached one that it extends. Both stay if it cannot be cut to any length."""
+        if not sequence.pool.has_windows:
+            found = self.find(sequence.tokens)
+            if found.sequence is not None and found.length == found.sequence.length:
+                self.drop(found.sequence)
+        self.keep(sequence)
+
     def evict(self) -> bool:
         """Evict the least recently used sequence; return whether there was one."""
         if not self._kept:

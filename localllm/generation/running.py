@@ -48,7 +48,7 @@ class Running:
         self.drafts = drafts
         self.flights = Flights(engine)
         self.suspicious = False  # whether there may be suspects
-        self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
+        self._windowed = engine.pool.has_windows
         self._last_prompts: dict[str, int] = {}  # client -> number of tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
         self.slots = Slots(limits.parallel, engine, self.prefixes)
@@ -110,11 +110,7 @@ class Running:
         if not kept:
             sequence.free()
             return
-        if not self._windowed:  # remove a cached sequence that this sequence extends
-            found = self.prefixes.find(sequence.tokens)
-            if found.sequence is not None and found.length == found.sequence.length:
-                self.prefixes.drop(found.sequence)
-        self.prefixes.keep(sequence)
+        self.prefixes.keep_in_place(sequence)
 
     def take(self, one: RequestState, result: Result, prompt: bool, seconds: float, plain: float) -> None:
         """Sample a request's next tokens from the result of a step. `prompt` tells whether the step was part of the

@@ -84,7 +84,7 @@ class Slots:
         if self._prefixes.find(tokens).length == len(tokens):  # already cached, or empty
             sequence.free()
         else:
-            self._prefixes.keep(sequence)
+            self._prefixes.keep_in_place(sequence)
         return tokens, media, size
 
     def erase(self, slot: int) -> int:

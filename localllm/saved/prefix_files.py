@@ -108,8 +108,7 @@ class PrefixFiles:
         its end.
         """
         alike = same(one.tokens.tolist(), tokens) if one.tokens[:1].tolist() == list(tokens[:1]) else 0
-        windowed = self._model.pool.windowed is not None or bool(self._model.pool.window)
-        return 0 if windowed and alike < len(one.tokens) else alike
+        return 0 if self._model.pool.has_windows and alike < len(one.tokens) else alike
 
     def _trim(self) -> None:
         while sum(one.size for one in self._files.values()) > self._most and len(self._files) > 1:

@@ -91,6 +91,20 @@ def test_loading_makes_room_by_dropping_what_was_not_used_longest(model: localll
         assert len(it.running.prefixes) == 1  # the prefix is not kept twice
 
 
+def test_what_is_taken_up_replaces_its_beginning(model: localllm.Model) -> None:
+    """As the turns of a conversation whose prompts another replica evaluates."""
+    with Stepped(model) as it:
+        for length in (BLOCK, BLOCK + 9, 3 * BLOCK):
+
+            def read(length: int = length) -> tuple[CacheSequence, int]:
+                sequence = it.engine.add()
+                it.engine.step([SequenceRows(sequence, [7] * length)])
+                return sequence, 0
+
+            assert it.running.slots.take_up(read) == ([7] * length, 0)
+            assert [sequence.length for sequence in it.running.prefixes] == [length]
+
+
 def test_jobs_run_between_steps_and_tell_their_errors(model: localllm.Model) -> None:
     with Scheduler(stepper_of(model)) as scheduler:
         assert scheduler.between(lambda places: places.erase(0)).result(60) == 0
