@@ -345,6 +345,12 @@ class CacheSequence:
             length = whole(self.media, length)
         return length if all(table.reaches(length) for table in self._tables) else 0
 
+    def keeps(self, length: int) -> bool:
+        """Return whether all blocks that a file of the first `length` tokens has are here. Those in front of a window
+        may be freed if the sequence was longer.
+        """
+        return not self.lost and all(table.start <= table.pool.first_kept(length) for table in self._tables)
+
     def truncate(self, length: int) -> None:
         """Remove all tokens from position `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"

@@ -46,12 +46,16 @@ class PrefixCache:
     def __iter__(self) -> Iterator[CacheSequence]:
         return iter(self._kept)
 
-    def find(self, tokens: Sequence[int]) -> PrefixMatch:
-        """Return the cached sequence that saves the most of `tokens`, and mark it as recently used."""
+    def find(self, tokens: Sequence[int], for_file: bool = False) -> PrefixMatch:
+        """Return the cached sequence that saves the most of `tokens`, and mark it as recently used. `for_file`: only
+        sequences that have all blocks of a file.
+        """
         best = PrefixMatch(None, 0, 0)
         for sequence in islice(self._candidates(tokens), _TRIED):
             alike = same(sequence.tokens, tokens)
             length = sequence.reach(alike)
+            if for_file and not sequence.keeps(length // self._size * self._size):
+                length = 0
             if length > best.length:
                 best = PrefixMatch(sequence, length, max(alike, best.alike))
             elif alike > best.alike:

@@ -47,8 +47,10 @@ class Slots:
         return self._prefixes.find(tokens).length
 
     def with_cached(self, tokens: Sequence[int], use: Callable[[CacheSequence], T]) -> T:
-        """Call `use` with a sequence of the longest cached prefix of `tokens`; return the result of `use`."""
-        found = self._prefixes.find(tokens)
+        """Call `use` with a sequence of the longest cached prefix of `tokens` that can be saved; return the result of
+        `use`.
+        """
+        found = self._prefixes.find(tokens, for_file=True)
         sequence = self._engine.add() if found.sequence is None else self._engine.fork(found.sequence)
         try:
             self._engine.truncate(sequence, found.length)

@@ -18,6 +18,7 @@ from localllm.base.notices import FILE, BeyondTraining, Notice, Setting, Written
 from localllm.engine import BlockPool, CacheChoice, ContextFull, Engine, MediaSpan
 from localllm.engine.session import Session
 from localllm.gguf import GGUFFile
+from localllm.gguf.identity import identity
 from localllm.loading.facts import ModelFacts
 from localllm.loading.loader import BATCH_ROWS, BoundModel, bind
 from localllm.loading.media_logits import logits_of
@@ -169,6 +170,11 @@ class LoadedModel(Closing):
     def recurrent(self) -> bool:
         """Whether layers keep a recurrent state: a pass of two tokens then costs about 1.5 of one."""
         return any(not isinstance(layer, CacheLayer) for layer in self.layers)
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this model from others (`localllm.gguf.identity`)."""
+        return identity(self.file)
 
     @cached_property
     def mtp_heads(self) -> tuple[Plan, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import foreign
 from localllm.engine.media import Placed, whole
-from localllm.engine.paging import SLACK, CacheSequence
+from localllm.engine.paging import CacheSequence
 from localllm.engine.prefix import same
 from localllm.loading.loaded_model import LoadedModel
 from localllm.plan import BLOCK
@@ -86,8 +86,8 @@ class PrefixFiles:
         """Write the whole blocks of a sequence, unless a file already has them."""
         length = _whole_blocks(sequence)
         tokens = sequence.tokens[:length]
-        seen = length - SLACK // 2
-        if length < LEAST or sequence.reach(seen) != seen or self.best(tokens) >= length:
+        whole_text = sequence.reach(length) == length
+        if length < LEAST or not whole_text or not sequence.keeps(length) or self.best(tokens) >= length:
             return
         fork = sequence.fork()
         fork.truncate(length)

@@ -35,7 +35,6 @@ from localllm.base.files.regular import open_regular
 from localllm.base.notices import Notice, Setting, said
 from localllm.engine import Placed, SequenceRows
 from localllm.engine.paging import CacheSequence
-from localllm.gguf.identity import identity
 from localllm.loading.loaded_model import LoadedModel
 from localllm.plan import BLOCK
 from localllm.saved.saved_media import MOST_MEDIA, header_of, with_ids
@@ -121,11 +120,15 @@ def packed_bytes(model: LoadedModel, tokens: int) -> int:
 
 
 def _header_of(model: LoadedModel, sequence: CacheSequence, messages: Messages, blocks: int) -> bytes:
+    """Return the header. Raises CacheFileError if blocks are missing, in whose place others would be written."""
     executable, tokens = model.executable, sequence.tokens
+    if not sequence.keeps(_evaluated(len(tokens), blocks)):
+        problem = "the cache no longer has all blocks of their window"
+        raise CacheFileError(f"{len(tokens)} tokens cannot be saved: {problem}; evaluate them again first")
     header = {
         "program": _version(),
         "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
-        "identity": identity(model.file),
+        "identity": model.identity,
         "layout": executable.cache_layout,
         "block_bytes": list(executable.block_bytes),
         "first_blocks": _first_blocks(model, _evaluated(len(tokens), blocks)),
@@ -242,7 +245,7 @@ def _checked(
     expected = offset + sum(size * max(0, blocks - first) for size, first in kinds) + _DIGEST
     if size != expected:
         raise CacheFileError(f"{path}: truncated or damaged: it has {size} bytes and should have {expected}")
-    if header["identity"] != identity(model.file):
+    if header["identity"] != model.identity:
         named = json.dumps(header["model"], ensure_ascii=False)[:80]
         raise CacheFileError(f"{path}: made with another model, or another version of it ({named}); give another file")
     if count > model.context:

@@ -69,6 +69,26 @@ def test_the_newest_of_equal_ones_is_found_and_counts_as_used() -> None:
     assert list(cache) == [old, other, new]
 
 
+def test_a_prefix_for_a_file_has_all_its_blocks() -> None:
+    """A longer sequence may have given up blocks in front of the window."""
+    pool, tokens = BlockPool(400, 4, 8), list(range(1, 301))
+    cache = PrefixCache(4)
+    longer = pool.new_sequence()
+    longer.append(tokens[:200])
+    longer.settle()
+    cache.keep(shorter := longer.fork())
+    longer.append(tokens[200:])
+    longer.settle()
+    cache.keep(longer)
+    assert cache.find(tokens[:200], for_file=True) == (longer, 200, 200)
+    table = longer._tables[0]
+    while table.unneeded:
+        table.give_up()
+    assert cache.find(tokens[:200]) == (longer, 200, 200)
+    assert cache.find(tokens[:200], for_file=True) == (shorter, 200, 200)
+    assert cache.find(tokens, for_file=True) == (longer, 300, 300)
+
+
 def test_the_number_of_sequences_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "MOST", 3)
     pool = BlockPool(20, 4)

@@ -16,15 +16,19 @@ import localllm as api
 from localllm.backends.base import BackendError
 from localllm.base.files.outputs import OutputError
 from localllm.chat import Conversation, template_of
+from localllm.engine import SLACK
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.options import AnswerOptions
 from localllm.plan import BLOCK
 from localllm.saved import prompt_cache
-from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, restore, save
+from localllm.saved.prefix_files import PrefixFiles
+from localllm.saved.prompt_cache import CacheFileError, packed, read_prompt_cache, restore, save, unpacked
+from localllm.saved.slot_files import SlotFiles
 from tests.conftest import full_disk
 from tests.localllm.support import localllm, write_model
+from tests.models.kit import KIT
 
 GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
 IDS = [1, *range(270, 350), *range(300, 350), *range(280, 290)]  # two KV cache blocks and a part of one
@@ -81,6 +85,37 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
     restore(read_prompt_cache(kept, model), model, session.sequence)
     assert rows == [len(IDS) % BLOCK]
     session.close()
+
+
+def test_blocks_that_were_given_up_are_not_saved(tmp_path: Path) -> None:
+    """A sequence cut from a longer one may lack blocks of its window. In their place, others' blocks would be saved."""
+    (tmp_path / "slots").mkdir()
+    with api.load(KIT["gemma3-12"].write(tmp_path / "m.gguf"), ctx_size=512, threads=1) as model:
+        session = model.session()
+        session.evaluate([number % 100 + 1 for number in range(400)], logits=False)
+        table = session.sequence._tables[-1]
+        while table.unneeded:
+            table.give_up()
+        least = next(length for length in range(1, 400) if session.sequence.reach(length) == length)
+        cut = session.sequence.fork()
+        cut.truncate(least)
+        for attempt in (
+            lambda: packed(model, cut),
+            lambda: save(tmp_path / "kept", model, cut, []),
+            lambda: SlotFiles(tmp_path / "slots", model).save("a", cut),
+        ):
+            with pytest.raises(CacheFileError, match=f"{least} tokens cannot be saved: the cache no longer has all bl"):
+                attempt()
+        PrefixFiles(tmp_path / "prefixes", model).save(cut)
+        assert not [path for path in tmp_path.glob("*/*") if path.is_file()]
+        cut.free()
+        cut = session.sequence.fork()
+        cut.truncate(least + SLACK // 2 + BLOCK)
+        assert unpacked(packed(model, cut), model).tokens == session.tokens[: cut.length]
+        PrefixFiles(tmp_path / "prefixes", model).save(cut)
+        assert len(list((tmp_path / "prefixes").iterdir())) == 1
+        cut.free()
+        session.close()
 
 
 def test_many_pieces_are_as_one(model: api.Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
