@@ -53,14 +53,18 @@ class Secured:
 
     def listen(self, socket: zmq.Socket[bytes], host: str, ports: tuple[int, int] | None = None) -> Peer:
         """Accept connections of allowed processes. `host` is the interface to listen on; `ports` are the first port to
-        try and the one after the last, None: any.
+        try and the one after the last, None: any. Raises OSError if none is free.
         """
         if self._authenticator is None:
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
             self._authenticator.configure_curve_callback("*", self)
         socket.curve_server = True
-        port = socket.bind_to_random_port(f"tcp://{host}", *(ports or ()))
+        try:
+            port = socket.bind_to_random_port(f"tcp://{host}", *(ports or ()))
+        except (zmq.ZMQError, zmq.ZMQBindError) as error:
+            where = f"ports {ports[0]} to {ports[1] - 1}" if ports is not None else "any port"
+            raise OSError(f"cannot listen on {where} of {host}: {error}") from None
         return Peer(f"tcp://{host}:{port}", self.public_key)
 
     def callback(self, domain: str, key: bytes) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from localllm.cluster.errors import MessageError, StageLost
+from localllm.cluster.errors import ClusterError, MessageError, StageLost
 from localllm.cluster.secured import Peer, Secured
 from localllm.cluster.stage import Stage
 from localllm.cluster.watchdog import Watchdog
@@ -38,7 +38,7 @@ class Endpoint:
         """`most_bytes` is the size of the largest message to accept; `host` is the interface to listen on.
 
         `patience` is the number of seconds that a message may wait until the next process takes it. `ports` are the
-        first port to listen on and the one after the last; None: any.
+        first port to listen on and the one after the last; None: any. Raises ClusterError if none is free.
         """
         self._secured = Secured()
         self._pull, self._push = self._secured.socket(zmq.PULL, most_bytes), self._secured.socket(zmq.PUSH)
@@ -48,7 +48,11 @@ class Endpoint:
         self._poller, self._ready = zmq.Poller(), dict[Any, int]()
         for pollable in (self._pull, *[monitor.socket for monitor in self._monitors.values()]):
             self._poller.register(pollable, zmq.POLLIN)
-        self.peer = self._secured.listen(self._pull, host, ports)
+        try:
+            self.peer = self._secured.listen(self._pull, host, ports)
+        except OSError as error:
+            self.close()
+            raise ClusterError(str(error)) from None
 
     def accept(self, previous_key: bytes) -> None:
         """Accept messages from the process with this public key, which may connect afterwards."""

@@ -39,9 +39,9 @@ class DirectSender:
         self._socket.linger = 0  # a front that has left needs nothing
         try:
             self.peer = self._secured.listen(self._socket, host, ports)
-        except zmq.ZMQBindError as error:
+        except OSError:
             self.close()
-            raise OSError(str(error)) from None
+            raise
 
     async def send(self, report: Report) -> bool:
         """Send a report; return whether that was possible. If the front is slow, wait: the outbox collects events."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -297,6 +298,20 @@ def test_garbage_from_strangers_ends_no_ring(sent: bytes) -> None:
     with pytest.raises(StageLost, match="stage ended"):
         one.receive(5)
     one.close()
+
+
+def test_an_endpoint_that_cannot_listen_leaves_nothing_behind() -> None:
+    """Replicas try to connect again and again while no port is free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(ClusterError, match=f"^cannot listen on ports {port} to {port} of 127.0.0.1: "):
+                Endpoint(1 << 10, ports=(port, port + 1))
+            with pytest.raises(ClusterError, match=r"^cannot listen on any port of 192.0.2.1: "):
+                Endpoint(1 << 10, "192.0.2.1")
+        assert threading.active_count() <= before[0]
+        assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 def test_a_message_larger_than_announced_ends_the_connection() -> None:

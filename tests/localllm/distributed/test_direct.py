@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from time import monotonic
@@ -150,6 +151,16 @@ async def sent(sender: DirectSender, report: Report) -> None:
     async with asyncio.timeout(10):
         while not await sender.send(report):
             await asyncio.sleep(0.005)
+
+
+def test_a_sender_that_cannot_listen_raises_the_error_for_which_ray_sends_instead() -> None:
+    key, threads = zmq.curve_keypair()[0], threading.active_count()
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        for host, ports in ((HOST, (port, port + 1)), ("192.0.2.1", None)):
+            with pytest.raises(OSError, match=r"^cannot listen on "):
+                DirectSender(key, host, ports)
+    assert threading.active_count() <= threads
 
 
 def token(number: int) -> Report:
