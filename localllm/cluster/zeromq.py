@@ -64,11 +64,8 @@ class Endpoint:
 
     def send(self, data: bytes) -> None:
         """Send to the next process. Raises StageLost if its connection ended, or if it does not take messages."""
-        try:
-            self._push.send(data, zmq.NOBLOCK)
+        if self.try_send(data):
             return
-        except zmq.Again:
-            pass
         until = monotonic() + self._patience
         monitor = self._monitors[self._push]
         waiting = zmq.Poller()
@@ -80,7 +77,18 @@ class Endpoint:
             if self._push in dict(waiting.poll(round(1000 * left))):
                 self._push.send(data)
                 return
-        raise StageLost(f"the next stage takes no messages for {self._patience:g} s; it hangs, or was not started")
+        raise self._stalled()
+
+    def try_send(self, data: bytes) -> bool:
+        """Send to the next process without waiting; return whether that was possible."""
+        try:
+            self._push.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _stalled(self) -> StageLost:
+        return StageLost(f"the next stage takes no messages for {self._patience:g} s; it hangs, or was not started")
 
     def receive(self, patience: float | None = None) -> bytes:
         """Return the next message. Raises StageLost if a connection ends, or after `patience` seconds (None: never)."""
@@ -92,13 +100,21 @@ class Endpoint:
             if until is not None and monotonic() >= until:
                 raise StageLost(f"no answer within {patience:g} s; a stage hangs, or its network is too slow")
 
-    def receive_or_wake(self, waker: int) -> bytes | None:
-        """Return the next message; None once the socket with the file descriptor `waker` has data."""
+    def receive_or_wake(self, waker: int, sending: bool = False) -> bytes | None:
+        """Return the next message; None once the socket with the file descriptor `waker` has data or, with `sending`,
+        the next process takes a message. Raises StageLost if it takes none, or if a connection ends.
+        """
         self._poller.register(waker, zmq.POLLIN)
-        while (found := self._poll(None)) is None:
-            if waker in self._ready:
+        self._poller.register(self._push, zmq.POLLOUT if sending else 0)  # 0: not at all
+        until = monotonic() + self._patience
+        while True:
+            timeout = max(0, round(1000 * (until - monotonic()))) if sending else None
+            if (found := self._poll(timeout)) is not None:
+                return found
+            if waker in self._ready or self._push in self._ready:
                 return None
-        return found
+            if sending and monotonic() >= until:
+                raise self._stalled()
 
     def _poll(self, timeout: int | None) -> bytes | None:
         """Wait for an event, and return a message if there is one. Raises StageLost if a connection has ended."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.base import BackendError
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 LEAST = 64  # tokens that the cache lacks, from which a prompt is evaluated elsewhere
 LATE = 30.0  # seconds after which a prompt is evaluated here
-PIECE = 4 << 20  # bytes of a message with blocks
+PIECE = 256 << 10  # bytes of a message with blocks; only whole ones count as a sign of life
 MOST_BYTES = 1 << 30  # maximum size of a prompt's blocks; longer prompts are evaluated here
 MOST_QUEUED = 2 << 30  # bytes of blocks that wait for the network, beyond which a prompt is refused
 RETRY = 2.0  # seconds between attempts to connect
@@ -60,7 +61,8 @@ class PromptServer(Closing):
 
     def __init__(self, model: Model, scheduler: Scheduler, endpoint: Endpoint) -> None:
         self._model, self._scheduler = model, scheduler
-        self._tickets: dict[int, Ticket | None] = {}  # None: being submitted
+        self._tickets: dict[int, Ticket | None] = {}  # until the answer is sent; None: being submitted
+        self._lock = threading.Lock()
         self.connected = True
         self._link = Link(endpoint, self._take, self._lost)
         self._link.start()
@@ -70,14 +72,21 @@ class PromptServer(Closing):
 
     def _lost(self, reason: str) -> None:
         self.connected = False
-        for ticket in list(self._tickets.values()):
-            if ticket is not None:
-                ticket.cancel()
+        for number in list(self._tickets):
+            self._drop(number)
+
+    def _drop(self, number: int) -> bool:
+        """Forget a prompt, and end its request if it still runs. Return whether an answer was to be sent."""
+        with self._lock:
+            known, ticket = number in self._tickets, self._tickets.pop(number, None)
+        if ticket is not None:
+            ticket.cancel()
+        return known
 
     def _take(self, message: Message) -> None:
         if message.kind is Kind.DROP:
-            if (ticket := self._tickets.pop(message.number, None)) is not None:
-                ticket.cancel()
+            self._drop(message.number)
+            self._link.withdraw(message.number)
             return
         if message.kind is not Kind.PROMPT or len(message.integers) != 1 or len(message.arrays) != 2:
             raise MessageError("message: a prompt has one number and two arrays")
@@ -88,11 +97,12 @@ class PromptServer(Closing):
             self._tickets[number] = None
             ticket = self._scheduler.submit(request, partial(self._listen, number, ids))
         except LocalLLMError as error:
-            self._tickets.pop(number, None)
+            self._drop(number)
             self._refuse(number, error)
             return
-        if number in self._tickets:  # otherwise it has ended
-            self._tickets[number] = ticket
+        with self._lock:
+            if number in self._tickets:  # otherwise its answer is sent
+                self._tickets[number] = ticket
 
     def _checked(self, tokens: NDArray[Any]) -> list[int]:
         model = self._model
@@ -101,27 +111,35 @@ class PromptServer(Closing):
         if not 0 <= int(tokens.min()) <= int(tokens.max()) < model.vocabulary:
             raise MessageError(f"message: tokens must be from 0 to {model.vocabulary - 1}")
         found: list[int] = tokens.tolist()
-        if packed_bytes(model, len(found)) > MOST_BYTES or self._link.queued > MOST_QUEUED:
+        if packed_bytes(model, len(found)) > MOST_BYTES:
             raise ClusterError("too many cache blocks to send")
+        self._check_queue()
         return found
 
-    def _refuse(self, number: int, error: LocalLLMError) -> None:
+    def _check_queue(self) -> None:
+        if self._link.queued > MOST_QUEUED:
+            raise ClusterError("too many cache blocks wait for the network")
+
+    def _refuse(self, number: int, error: Exception) -> None:
         text = text_array(printable(str(error), None) or type(error).__name__)
         self._link.send(Message(Kind.ERROR, number, (0, int(Kind.PROMPT)), (text,)))
 
     def _listen(self, number: int, tokens: Sequence[int], event: Event) -> None:
         """Send the blocks once they are evaluated. Runs in the scheduler's thread."""
         if isinstance(event, Failed):
-            self._tickets.pop(number, None)
-            self._refuse(number, event.error)
-        elif isinstance(event, Finished) and self._tickets.pop(number, None) is not None:
+            if self._drop(number):
+                self._refuse(number, event.error)
+        elif isinstance(event, Finished) and number in self._tickets:
             with suppress(LocalLLMError):  # the scheduler has stopped
                 self._scheduler.between(lambda slots: self._answer(number, tokens, slots))
 
     def _answer(self, number: int, tokens: Sequence[int], slots: Slots) -> None:
+        if not self._drop(number):
+            return
         try:
+            self._check_queue()  # again: other answers came before
             data = slots.with_cached(tokens, lambda sequence: packed(self._model, sequence))
-        except LocalLLMError as error:
+        except (LocalLLMError, BackendError) as error:
             self._refuse(number, error)
             return
         content = np.frombuffer(data, np.uint8)
