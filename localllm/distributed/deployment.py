@@ -17,19 +17,17 @@ from localllm.distributed.fleet import Fleet
 from localllm.distributed.killing import kill
 from localllm.distributed.messages import Ask, Listen, Origin
 from localllm.distributed.placing import ReplicaLayout, processors
-from localllm.distributed.prompt_replica import PromptReplicas
+from localllm.distributed.prompt_replica import OPEN_SECONDS, TELL_SECONDS, PromptReplicas
 from localllm.distributed.replica import Opened, Replica, ReplicaSettings
 
 ROUTER = "localllm.distributed.router:PrefixRouter"
 HEALTH_SECONDS = 1.0  # between two health checks of a replica by Serve
-OPEN_SECONDS = 3600.0  # longest time for loading a model
 GROW_SECONDS, SHRINK_SECONDS = 3.0, 120.0  # of too many, or too few requests, before replicas start or end
 ENDING_SECONDS = 5.0  # for the requests of a replica that is no longer needed
 MOST_ENDING_SECONDS = 20.0  # for all replicas, before their cluster counts as gone
 CPUS = 0.1  # of Ray's processors per stage, so that other servers of the cluster find room
 TRIES = 5  # to start Serve, while another front starts or ends it
 _TAKEN = "is already taken"  # the name of Serve's controller
-TELL_SECONDS = 15.0  # before a note says that replicas wait for room
 _ROOM = "to be scheduled"  # in Serve's message about replicas that wait
 
 

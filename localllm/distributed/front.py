@@ -57,7 +57,7 @@ def open_front(
         settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages, layout.memory)
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
-        for_prompts = PromptReplicas.start(front, settings, prompts, layout) if prompts else None
+        for_prompts = PromptReplicas.start(front, settings, prompts, layout, told) if prompts else None
         settings = replace(settings, prompts=for_prompts.names if for_prompts is not None else ())
         try:
             deployment, opened = Deployment.start(front, fleet, settings, replicas, layout, told)

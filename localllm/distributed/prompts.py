@@ -213,11 +213,15 @@ class PromptClient(Closing):
     # -- threads ---------------------------------------------------------------------------------------------------
 
     def _keep_connected(self) -> None:
+        told = ""
         while not self._closed.is_set():
             try:
                 endpoint = self._connect()
-            except Exception as error:  # Ray's own among them
-                log.info("no connection to a replica for prompts: %s", printable(str(error), 200))
+            except Exception as error:  # Ray's own among them, while an actor starts
+                new = isinstance(error, LocalLLMError) and str(error) != told
+                told = str(error)
+                level = logging.WARNING if new else logging.INFO
+                log.log(level, "no connection to a replica for prompts: %s", printable(told, 400))
                 self._closed.wait(self._retry)
                 continue
             self._lost_event.clear()

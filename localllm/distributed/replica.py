@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from localllm.cluster.zeromq import Endpoint
     from localllm.distributed.direct import DirectSender
     from localllm.distributed.stages import RayStages
+    from localllm.model import Model
 
 BEAT = 0.25  # seconds after which a report without events is sent
 ORPHANED = 60.0  # seconds without a sign of life from the front, after which a replica ends
@@ -114,7 +116,8 @@ class Replica:
         limits = replace(limits, aligned=model.prompt_alignment)
         self._scheduler = Scheduler(model.new_core(limits, self))
         if settings.prompts:
-            clients = [PromptClient(partial(meet, ray, name, model.context)) for name in settings.prompts]
+            own = token_hex(8)
+            clients = [PromptClient(partial(meet, ray, name, own, model)) for name in settings.prompts]
             self._source = PromptSource(model, self._scheduler, clients)
 
     # -- for the scheduler -----------------------------------------------------------------------------------------
@@ -262,22 +265,26 @@ def _stages(ray: Any, settings: ReplicaSettings, copy: LocalCopy, tell: Callable
     return RayStages(ray, count, tell, get_current_placement_group(), copy)
 
 
-def meet(ray: Any, name: str, context: int) -> Endpoint:
-    """Connect to the actor that evaluates prompts. Each side accepts the other's key before that one connects."""
+def meet(ray: Any, name: str, own: str, model: Model) -> Endpoint:
+    """Connect to the actor that evaluates prompts. Each side accepts the other's key before that one connects. `own`
+    tells this replica from others.
+    """
     actor = ray.get_actor(name, namespace=NAMESPACE)
-    endpoint = new_endpoint(ray, context)
+    endpoint = new_endpoint(model.context)
     try:
-        peer = ray.get(actor.meet.remote(endpoint.peer.public_key), timeout=MEETING)
+        asked = actor.meet.remote(own, endpoint.peer.public_key, model.executable.cache_layout)
+        peer = ray.get(asked, timeout=MEETING)
         endpoint.accept(peer.public_key)
-        ray.get(actor.join.remote(endpoint.peer), timeout=MEETING)
+        ray.get(actor.join.remote(own, endpoint.peer), timeout=MEETING)
         endpoint.connect(peer)
-    except BaseException:
+    except BaseException as error:
         endpoint.close()
-        raise
+        cause = getattr(error, "cause", None)  # of Ray's error: what the actor raised
+        raise (cause if isinstance(cause, LocalLLMError) else error) from None
     return endpoint
 
 
-def new_endpoint(ray: Any, context: int) -> Endpoint:
+def new_endpoint(context: int) -> Endpoint:
     """Return an endpoint of this process for the blocks of prompts."""
     from localllm.cluster.zeromq import Endpoint
 
