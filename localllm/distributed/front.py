@@ -16,7 +16,7 @@ from localllm.distributed.deployment import Deployment
 from localllm.distributed.files import Home
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.machines import Machines, request_of
-from localllm.distributed.placing import ReplicaLayout, replica_layout
+from localllm.distributed.placing import ReplicaLayout, check_ports, replica_layout
 from localllm.distributed.prompt_replica import PromptReplicas
 from localllm.distributed.remote import RemoteScheduler
 from localllm.distributed.replica import ReplicaSettings
@@ -51,7 +51,7 @@ def open_front(
             raise LocalLLMError(f"{path}: has no weights to serve")
         refuse_serving(file)
         model = Model(file, options.force)
-        layout, home = _layout(file, options, stages, (replicas[0] + prompts, replicas[1] + prompts))
+        layout, home = _layout(file, options, stages, replicas, prompts)
         for line in layout.lines:
             told(line)
         settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages, layout.memory)
@@ -84,7 +84,9 @@ def open_front(
         raise
 
 
-def _layout(file: GGUFFile, options: LoadOptions, stages: int, replicas: tuple[int, int]) -> tuple[ReplicaLayout, Home]:
+def _layout(
+    file: GGUFFile, options: LoadOptions, stages: int, replicas: tuple[int, int], prompts: int
+) -> tuple[ReplicaLayout, Home]:
     """Measure the machines, and place the replicas. Each needs the memory for one full context at least."""
     import ray
 
@@ -92,7 +94,9 @@ def _layout(file: GGUFFile, options: LoadOptions, stages: int, replicas: tuple[i
     with closing(Machines(ray)) as machines:
         measured = machines.measured(request_of(options))
         sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
-        found = replica_layout(measured, sizes, machines.hop(measured), stages, replicas)
+        both = (replicas[0] + prompts, replicas[1] + prompts)
+        found = replica_layout(measured, sizes, machines.hop(measured), stages, both)
+        check_ports([each for each in measured if each.node in found.allowed], replicas[1], prompts)
         home = Home.of(file, machines.own.node)
         excluded = (*machines.unusable, *found.excluded)
         return replace(found, excluded=excluded, lines=(*machines.problems, *found.lines)), home

@@ -22,7 +22,7 @@ HOP = 1e-4  # seconds that both ends of a hop take, without the network
 MEASURING = 60.0  # seconds
 ENDING = 1.0  # seconds to kill a process on another machine
 TRIES = 5
-RING_LABEL = "localllm-ring-ports"  # of a node: the first port for connections between stages
+RING_LABEL = "localllm-ring-ports"  # of a node: the first port for connections of stages and replicas
 RING_PORTS = 30  # from there on
 
 
@@ -39,7 +39,7 @@ class Machine:
     name: str
     address: str
     facts: Facts
-    ports: tuple[int, int] | None = None  # for connections between stages; None: any
+    ports: tuple[int, int] | None = None  # for connections of stages and replicas; None: any
 
     def offer(self, stages: int) -> Node:
         """Return what one of `stages` stages on this machine may use."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from localllm.base.notices import Notice, Setting
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Node, Placement, Sizes, place
 from localllm.distributed.machines import Machine, spread
@@ -134,3 +135,14 @@ def processors(total: Sequence[float], bundles: int) -> float:
     """Return the processors to reserve for each of `bundles` stages, so that they fit on nodes with these numbers."""
     each = ceil(bundles / max(len(total), 1))  # on one node, if they are spread
     return max(0.01, int(100 * min(1.0, 0.9 * min(total, default=1.0) / each)) / 100)
+
+
+def check_ports(machines: Sequence[Machine], replicas: int, prompts: int) -> None:
+    """Raise ClusterError if the machines have too few ports for replicas and `prompts` replicas for prompts. Each
+    replica has one for its events, and both have one for each other.
+    """
+    found = [machine.ports for machine in machines]
+    needed, have = replicas * (1 + 2 * prompts), sum(each[1] - each[0] for each in found if each is not None)
+    if prompts and None not in found and needed > have:
+        problem = f": connecting {replicas} replicas takes {needed} ports, and the machines have {have} for them"
+        raise ClusterError(Notice(Setting("prefill_replicas", prompts), f"{problem}; give fewer of both"))

@@ -39,7 +39,7 @@ _SINGLE = (  # options of `ray start` with one port each, in this order after th
     "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
     "dashboard-agent-grpc-port", "metrics-export-port",
 )  # fmt: skip
-_WORKERS, _RINGS = (10, 69), (70, 99)  # ports of Ray's worker processes, and of connections between stages
+_WORKERS, _RINGS = (10, 69), (70, 99)  # ports of Ray's worker processes, and of connections of stages and replicas
 _TOKEN = "token"
 WATCHING = 0.5  # seconds between looks at whether the node still runs
 MOST_TOKEN = 256  # characters

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Sizes
-from localllm.distributed.machines import RESERVE, Machine
+from localllm.distributed.machines import RESERVE, RING_PORTS, Machine
 from localllm.distributed.measure import Facts
-from localllm.distributed.placing import ReplicaLayout, processors, replica_layout
+from localllm.distributed.placing import ReplicaLayout, check_ports, processors, replica_layout
 
 LAYERS, LAYER = 10, 100 << 20
 SIZES = Sizes(tuple(range(1, LAYERS)), (LAYER,) * LAYERS, (LAYER,) * LAYERS)
@@ -90,3 +92,14 @@ def test_replicas_share_the_memory_of_their_machine() -> None:
     found = layout(one, two, stages=2, replicas=(2, 2))  # each on both
     assert set(found.memory.values()) == {int(0.8 * (one.facts.free // 2 + two.facts.free // 2))}
     assert layout(one, stages=2).memory == {"one": int(0.8 * one.facts.free)}  # two stages of one replica
+
+
+def test_replicas_for_prompts_need_ports() -> None:
+    limited, free = replace(machine("one", 10e9), ports=(7450, 7450 + RING_PORTS)), machine("two", 10e9)
+    check_ports([limited], 10, 1)
+    check_ports([limited], 31, 0)  # events then travel through Ray
+    check_ports([limited, limited], 4, 7)
+    check_ports([limited, free], 99, 9)
+    told = r"^prefill_replicas=5: connecting 3 replicas takes 33 ports, and the machines have 30 for them; give fewer"
+    with pytest.raises(ClusterError, match=told):
+        check_ports([limited], 3, 5)
