@@ -324,6 +324,9 @@ class RemoteScheduler(Closing):
             report.origin is not None or monotonic() - self._heard.get(name, 0.0) > SILENT
         ):
             self.fleet.suspect(name, False)
+            # a request that was on its way there while its reports were not read has lost its first events
+            for number in self.fleet.having(name) if report.origin is not None and name in self._lost else ():
+                self._move(number)
             self._lost.discard(name)
             self._killed.discard(name)
         self._heard[name] = monotonic()

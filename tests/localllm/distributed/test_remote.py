@@ -266,6 +266,29 @@ def test_a_lost_report_is_noticed_and_its_answers_go_on(
     assert told(again.events) == expected[0]
 
 
+def test_a_request_on_its_way_to_a_replica_that_lost_a_report_is_sent_again(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    """Its first events go to a connection that nobody reads any more."""
+    here = front(1)
+    answer = here.ask(request_of(models[2], 400))
+    until(lambda: len(answer.tokens) > 10)
+    scheduler, done = here.scheduler, threading.Event()
+    [name] = here.wire.replicas
+
+    def lose() -> None:
+        scheduler._lose(name)
+        scheduler._pumps[name].cancel()
+        here.fleet.sent(max(scheduler._answers), name, [])  # chosen before the report was lost
+        done.set()
+
+    scheduler._loop.call_soon_threadsafe(lose)
+    assert done.wait(20)
+    answer.result()
+    assert scheduler.moved == 2
+    assert told(answer.events) == told(undisturbed(models[2], request_of(models[2], 400)))
+
+
 @pytest.mark.parametrize("fault", ["killed", "hung"])
 @pytest.mark.parametrize("structure", [None, Structure(gbnf="root ::= ([a-z]+ [ ,.])+")])
 def test_an_answer_goes_on_at_the_other_replica(
