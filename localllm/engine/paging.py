@@ -346,7 +346,7 @@ class CacheSequence:
         return length if all(table.reaches(length) for table in self._tables) else 0
 
     def keeps(self, length: int) -> bool:
-        """Return whether all blocks that a file of the first `length` tokens has are here. Those in front of a window
+        """Return whether all blocks that a file of the first `length` tokens has are here. Blocks in front of a window
         may be freed if the sequence was longer.
         """
         return not self.lost and all(table.start <= table.pool.first_kept(length) for table in self._tables)

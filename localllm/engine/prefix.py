@@ -74,7 +74,7 @@ class PrefixCache:
             self.evict()
 
     def keep_in_place(self, sequence: CacheSequence) -> None:
-        """Cache a sequence in place of a cached one that it extends. Both stay if it cannot be cut to any length."""
+        """Cache a sequence, and remove its cached beginning if all layers can be cut to any length."""
         if not sequence.pool.has_windows:
             found = self.find(sequence.tokens)
             if found.sequence is not None and found.length == found.sequence.length:

@@ -94,7 +94,7 @@ class Scheduler(Closing):
         future = Future[T]()
 
         def run() -> None:
-            if not future.set_running_or_notify_cancel():  # nobody waits for it any more
+            if not future.set_running_or_notify_cancel():  # it was cancelled
                 return
             try:
                 future.set_result(job(self._running.slots))

@@ -1,5 +1,5 @@
 """The KV cache on disk: conversations, reusable prefixes, and llama.cpp's slots.
 
-May import: base, plan, backends, gguf, engine, loading.
+May import: base, plan, backends, engine, loading.
 Begin with: prompt_cache.py (the format), then chat_files.py, prefix_files.py, slot_files.py and saved_media.py.
 """

@@ -1,4 +1,4 @@
-"""The replica that evaluates prompts makes and keeps no blocks that nobody takes, and answers every prompt."""
+"""The replica that evaluates prompts makes and keeps no blocks for a lost connection, and answers every prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_blocks_are_made_for_a_lost_connection(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would stay in memory, as nobody takes them."""
+    """They would stay in memory."""
     made: list[int] = []
     monkeypatch.setattr(prompts, "packed", lambda model, sequence: made.append(sequence.length) or b"")
     with opened(path) as pair:

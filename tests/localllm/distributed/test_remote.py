@@ -269,7 +269,7 @@ def test_a_lost_report_is_noticed_and_its_answers_go_on(
 def test_a_request_on_its_way_to_a_replica_that_lost_a_report_is_sent_again(
     models: list[localllm.Model], front: Callable[..., Front]
 ) -> None:
-    """Its first events go to a connection that nobody reads any more."""
+    """Its first events go to a connection that has ended."""
     here = front(1)
     answer = here.ask(request_of(models[2], 400))
     until(lambda: len(answer.tokens) > 10)

@@ -90,13 +90,14 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
 def test_blocks_that_were_given_up_are_not_saved(tmp_path: Path) -> None:
     """A sequence cut from a longer one may lack blocks of its window. In their place, others' blocks would be saved."""
     (tmp_path / "slots").mkdir()
-    with api.load(KIT["gemma3-12"].write(tmp_path / "m.gguf"), ctx_size=512, threads=1) as model:
+    with api.load(KIT["gemma3-12"].write(tmp_path / "m.gguf"), ctx_size=2048, threads=1) as model:
         session = model.session()
-        session.evaluate([number % 100 + 1 for number in range(400)], logits=False)
+        for first in range(0, 900, 300):
+            session.evaluate([number % 100 + 1 for number in range(first, first + 300)], logits=False)
         table = session.sequence._tables[-1]
         while table.unneeded:
             table.give_up()
-        least = next(length for length in range(1, 400) if session.sequence.reach(length) == length)
+        least = next(length for length in range(1, 900) if session.sequence.reach(length) == length)
         cut = session.sequence.fork()
         cut.truncate(least)
         for attempt in (
