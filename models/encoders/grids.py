@@ -98,9 +98,9 @@ def resized(table: F32, rows: int, columns: int, weights: Resize) -> F32:
 
 
 def _weighted(weights: Weights, values: Weights) -> Weights:
-    """Return the sums of values (table, ...) with weights (grid, table), of which few are not 0.
+    """Return weighted sums of values (table, ...). Most weights (grid, table) are 0.
 
-    The order of the sum is fixed. That of a product of NumPy depends on the processor.
+    The sum has a fixed order. In a matrix product of NumPy, the order depends on the processor.
     """
     most = int((weights != 0).sum(axis=1).max())
     places = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]  # weights that are not 0 come first
