@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 zmq = pytest.importorskip("zmq", reason="replicas need pyzmq")
-pytest.importorskip("ray", reason="replicas need Ray")
 
 from localllm.base.errors import LocalLLMError  # noqa: E402
 from localllm.cluster.errors import ClusterError  # noqa: E402
@@ -20,6 +20,12 @@ from localllm.distributed import prompt_replica  # noqa: E402
 from localllm.distributed.placing import ReplicaLayout  # noqa: E402
 from localllm.distributed.prompt_replica import PromptReplica, PromptReplicas  # noqa: E402
 from localllm.distributed.replica import MEETING  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reads its token when it is imported, so the first import is that of the tests with a cluster."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
 
 
 @pytest.fixture
