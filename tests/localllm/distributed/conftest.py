@@ -28,16 +28,23 @@ class TwoNodes(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[TwoNodes]:
+def ray() -> Any:
+    """The package, which reads its token when it is imported: tests import it only here."""
     if find_spec("ray") is None or find_spec("zmq") is None:
         pytest.skip("several machines need ray and pyzmq")
-    from localllm.distributed.attach import connect
-    from localllm.distributed.membership import LOOPBACK, OBJECTS, new_token, use
+    from localllm.distributed.membership import LOOPBACK, new_token, use
     from localllm.distributed.package import ray_package
 
     use(new_token(), LOOPBACK)
-    ray = ray_package()  # reads the token when it is imported
+    return ray_package()
+
+
+@pytest.fixture(scope="session")
+def cluster(ray: Any) -> Iterator[TwoNodes]:
     from ray.cluster_utils import Cluster
+
+    from localllm.distributed.attach import connect
+    from localllm.distributed.membership import LOOPBACK, OBJECTS
 
     kernels = default_folder("kernels")
     folder, cache = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("llm-ray-", "llm-cache-"))

@@ -21,6 +21,7 @@ from localllm.generation.interfaces import SchedulerLimits
 from localllm.options import LoadOptions
 
 HOME = Home("node", Source("model.gguf", "identity"), ("model.gguf",), Needed("identity", (), (), ()))
+pytestmark = pytest.mark.usefixtures("ray")  # which the program imports here
 SETTINGS = ReplicaSettings(HOME, "version", LoadOptions(), SchedulerLimits(parallel=4), 2)
 LAYOUT = ReplicaLayout(2, ("node",), ())
 
@@ -42,8 +43,7 @@ def test_a_start_that_another_front_disturbs_is_repeated(raced: int, monkeypatch
     assert lasts == [False] * min(raced, TRIES - 1) + [raced == TRIES - 1]  # the last try raises what it meets
 
 
-def test_a_front_ends_although_its_cluster_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
+def test_a_front_ends_although_its_cluster_is_gone(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(deployment, "MOST_ENDING_SECONDS", 0.2)
     over, began = Event(), monotonic()
