@@ -11,10 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from localllm.base.closing import Closing
-from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.convert.assembly import Assembly
 from localllm.convert.card import general_keys, sampling_keys
@@ -22,6 +19,7 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.modules import dense_shards, dense_tensors, dropped, pooling_of, read_modules
+from localllm.convert.opening import opening, plain
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import Recipe, evaluated
 from localllm.convert.recipes.pocket_tts import told_by_tensors
@@ -54,7 +52,7 @@ class Checkpoint(Closing):
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         self._shards = open_shards(folder)
-        try:
+        with opening(folder, self.close):
             modules = read_modules(folder)
             dense = dense_shards(modules) if recipe.dense else []
             shards, self._shards = self._shards, [*self._shards, *dense]
@@ -87,17 +85,8 @@ class Checkpoint(Closing):
             stored = {key: value for key, value in stored.items() if value is not None}
             if "token_types.weight" in self.tensors:
                 stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
-        except LocalLLMError as error:
-            self.close()
-            text = str(error)
-            raise ConvertError(text if text.startswith(str(folder)) else f"{folder}: {text}") from None
-        except BaseException:
-            self.close()
-            raise
         self.stored: Mapping[str, Any] = MappingProxyType(stored)
-        self.metadata: Mapping[str, Any] = MappingProxyType(
-            {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
-        )
+        self.metadata: Mapping[str, Any] = MappingProxyType(plain(stored))
         left = () if recipe.dense else dropped(modules, recipe.name)
         self.notes = (*registry.notes, *left, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes, *card_notes)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from localllm.models import derived
 from localllm.models.encoders.convolutions import depthwise
+from localllm.models.encoders.layers import Shape
 from localllm.models.encoders.network import Network, table
 from localllm.plan import F32, Value
 from localllm.plan.runs import Encoding, Layout, Run
@@ -32,6 +33,23 @@ def gated(network: Network, x: Value, name: str, channels: int) -> Value:
     y = network.linear(x, name + "conv_pw1", 2 * channels)
     gate, up = network.recorder.slice(y, channels, 2 * channels), network.recorder.slice(y, 0, channels)
     return network.recorder.glu(gate, up, "sigmoid")
+
+
+def attended(
+    network: Network, shape: Shape, q: Value, terms: Value, k: Value, v: Value, waves: Value, layer: int
+) -> tuple[Value, int]:
+    """Return attention with terms of distances (relative.py), and the cache layer of its keys and values.
+
+    `layer` is the cache layer of the previous layer of the encoder, whose rows these replace; -1: there is none.
+    """
+    recorder, heads = network.recorder, shape.heads
+    q = recorder.concat(q, terms, heads)
+    k = recorder.concat(k, recorder.mix(waves, 1, network.tensors.ones(heads)), heads)
+    if layer < 0:
+        layer = recorder.append(k, v, heads)
+    else:
+        recorder.append_again(k, v, layer)
+    return recorder.attention(q, layer, heads, shape.head_dim**-0.5, causal=False), layer
 
 
 def first_stage(network: Network, x: Value, waves: Value, name: str, attend: Attend) -> None:

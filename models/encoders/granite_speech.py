@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.models.encoders.conformer_blocks import first_stage, layer_runs, second_stage
+from localllm.models.encoders.conformer_blocks import attended, first_stage, layer_runs, second_stage
 from localllm.models.encoders.keys import length, read_sizes
 from localllm.models.encoders.network import Network, table
 from localllm.models.encoders.qformer import EPS, attended_to_each_other, attended_to_rows, cross_runs, stored
@@ -69,13 +69,7 @@ class GraniteSpeechEncoder:
         matrix = coefficients_of_table(listed[self._furthest - span + 1 : self._furthest + span])
         stack = stack_of(f"{name}attn_rel_pos_emb as waves", [matrix] * heads)
         terms = recorder.rotate(recorder.head_linear(q, stack), 2 * span, turn(self._rates))
-        q = recorder.concat(q, terms, heads)
-        k = recorder.concat(k, recorder.mix(own, 1, tensors.ones(heads)), heads)
-        if self._layer < 0:
-            self._layer = recorder.append(k, v, heads)
-        else:
-            recorder.append_again(k, v, self._layer)
-        y = recorder.attention(q, self._layer, heads, shape.head_dim**-0.5, causal=False)
+        y, self._layer = attended(network, shape, q, terms, k, v, own, self._layer)
         return network.linear(y, name + "attn_out", width)
 
     def _record_symbols(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localllm.models.encoders.conformer_blocks import first_stage, layer_runs, second_stage
+from localllm.models.encoders.conformer_blocks import attended, first_stage, layer_runs, second_stage
 from localllm.models.encoders.convolutions import CONVOLVED, convolved, depthwise, depthwise_rows, depthwise_runs
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.keys import read_sizes
@@ -108,13 +108,7 @@ class NemoEncoder:
         )
         stack = coefficients_of_waves(tensors.matrix(f"{name}linear_pos.weight", width, width), heads)
         terms = recorder.rotate(recorder.head_linear(far, stack), width, turn(self._rates))
-        q = recorder.concat(near, terms, heads)
-        k = recorder.concat(k, recorder.mix(own, 1, tensors.ones(heads)), heads)
-        if self._layer < 0:
-            self._layer = recorder.append(k, v, heads)
-        else:
-            recorder.append_again(k, v, self._layer)
-        y = recorder.attention(q, self._layer, heads, shape.head_dim**-0.5, causal=False)
+        y, self._layer = attended(network, shape, near, terms, k, v, own, self._layer)
         return network.linear(y, name + "attn_out", width)
 
     # -- runs ----------------------------------------------------------------------------------------------------------

@@ -9,11 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from localllm import quant
 from localllm.base.closing import Closing
-from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.convert import tensor as t
 from localllm.convert.assembly import Taken
@@ -24,6 +21,7 @@ from localllm.convert.encoders.table import ROWS_BY_CLASS
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.jsonfile import read_json
+from localllm.convert.opening import opening, plain
 from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import Change
 from localllm.convert.recipes.table import BY_CLASS
@@ -56,7 +54,7 @@ class EncoderCheckpoint(Closing):
         config = HfConfig(merged.path, read_json(merged.path), {})
         self._row = _row(config)
         self._shards = open_shards(folder)
-        try:
+        with opening(folder, self.close):
             if problem := self._row.check and self._row.check(config):
                 raise ConvertError(f"{config.path}: {problem}")
             preparing, width = _preparing(folder), width_of_text(_with_defaults(merged))
@@ -79,17 +77,10 @@ class EncoderCheckpoint(Closing):
             self.tensors = {name: self._exact(found[name]) for name in sorted(found)}
             self._check(keys, kinds, names)
             general, self.notes = general_keys(folder, sum(prod(tensor.shape) for tensor in self.tensors.values()))
-        except LocalLLMError as error:
-            self.close()
-            text = str(error)
-            raise ConvertError(text if text.startswith(str(folder)) else f"{folder}: {text}") from None
-        except BaseException:
-            self.close()
-            raise
         self.stored: Mapping[str, Any] = MappingProxyType(
             {"general.architecture": ARCHITECTURE, **general, "general.type": "mmproj", **keys}
         )
-        self.metadata: Mapping[str, Any] = MappingProxyType(_plain(self.stored))
+        self.metadata: Mapping[str, Any] = MappingProxyType(plain(self.stored))
 
     def fixed(self, format: str) -> dict[str, str]:
         """Return the formats that do not follow from a type with this main format, by tensor."""
@@ -141,7 +132,7 @@ class EncoderCheckpoint(Closing):
 
     def _check(self, keys: Mapping[str, Any], kinds: list[Any], names: Mapping[str, str]) -> None:
         """Raise ConvertError if a tensor is missing or has the wrong shape."""
-        metadata = _plain(keys)
+        metadata = plain(keys)
         for kind in kinds:
             try:
                 encoder_of(metadata, self.tensors, kind)
@@ -152,11 +143,6 @@ class EncoderCheckpoint(Closing):
 
     def __repr__(self) -> str:
         return f"<EncoderCheckpoint {str(self.path)!r}: {len(self.stored)} keys, {len(self.tensors)} tensors>"
-
-
-def _plain(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys with Python's numbers instead of NumPy's."""
-    return {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
 
 
 class _Taken(Taken):
