@@ -40,7 +40,7 @@ def attended(
 ) -> tuple[Value, int]:
     """Return attention with terms of distances (relative.py), and the cache layer of its keys and values.
 
-    `layer` is the cache layer of the previous layer of the encoder, whose rows these replace; -1: there is none.
+    `layer` is the cache layer of the previous layer of the encoder, whose rows these replace; -1 for the first one.
     """
     recorder, heads = network.recorder, shape.heads
     q = recorder.concat(q, terms, heads)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from localllm.quant.codecache import default_folder
+from tests.localllm.distributed.servers import Server, listening, started
 
 
 class TwoNodes(NamedTuple):
@@ -71,3 +72,11 @@ def cluster(ray: Any) -> Iterator[TwoNodes]:
         os.environ.update(before)
         for path in (folder, cache):
             shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without Ray, whose answers the others must give."""
+    log = tmp_path_factory.mktemp("plain") / "log"
+    with listening(log, started(log)) as found:
+        yield found

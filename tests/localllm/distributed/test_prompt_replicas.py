@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.localllm.distributed.conftest import TwoNodes
-from tests.localllm.distributed.test_replicas import Server, listening, replicas, started, until
+from tests.localllm.distributed.servers import Server, listening, started, until
+from tests.localllm.distributed.test_replicas import replicas
 from tests.localllm.support import localllm as cli
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -21,13 +22,6 @@ pytestmark = pytest.mark.xdist_group("ray")
 def asked(number: int) -> dict[str, Any]:
     text = " ".join(f"Once there was a {word} who lived in house {number}." for word in ("cat", "dog", "bird", "boy"))
     return {"prompt": f"{number} {text * 2}", "n_predict": 16, "seed": number, "return_tokens": True}
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("plain") / "log"
-    with listening(log, started(log)) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

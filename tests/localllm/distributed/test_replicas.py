@@ -7,27 +7,24 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.localllm.distributed.conftest import TwoNodes
+from tests.localllm.distributed.servers import PATIENCE, Server, listening, started, until
 from tests.localllm.support import localllm as cli
 
 pytestmark = pytest.mark.xdist_group("ray")
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 REPLICA = b"ray::ServeReplica:"
-STARTED = re.compile(r"listening on (http://\S+)")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["yes", "no"]}}, "required": ["n"]}
 TOOL = {
     "name": "weather",
@@ -36,61 +33,11 @@ TOOL = {
 }
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 24, "seed": 5}
 STORY = {"prompt": "Once upon a time", "n_predict": 400, "stream": True, "return_tokens": True, "ignore_eos": True}
-PATIENCE = 60
-
-
-class Server(NamedTuple):
-    url: str
-    process: subprocess.Popen[str]
-    log: Path
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=PATIENCE)
-
-    def metrics(self) -> dict[str, float]:
-        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
-        parts = [line.rpartition(" ") for line in lines if not line.startswith("#")]
-        return {name.partition("{")[0]: float(value) for name, _, value in parts if "bucket" not in name}
-
-    def running(self) -> float:
-        """Return the number of cache blocks that requests use."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
-        counts = {name: float(count) for name, _, count in (line.rpartition(" ") for line in lines) if name[:1] != "#"}
-        blocks = [counts[f'localllm_cache_blocks{{model="demo",state="{state}"}}'] for state in ("all", "free", "kept")]
-        return blocks[0] - blocks[1] - blocks[2]
 
 
 def memory(process: int) -> int:
     """Return the resident bytes of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def started(log: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "-c", "512", *words]
-    with log.open("w") as output:
-        return subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output, text=True)
-
-
-@contextmanager
-def listening(log: Path, process: subprocess.Popen[str]) -> Iterator[Server]:
-    """Wait for a server, and stop it after the block."""
-    try:
-        until(lambda: STARTED.search(log.read_text()) or process.poll() is not None)
-        found = STARTED.search(log.read_text())
-        assert found is not None, log.read_text()
-        yield Server(found[1], process, log)
-    finally:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        process.kill()
-
-
-def until(ready: Callable[[], object], seconds: float = PATIENCE) -> None:
-    stop = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < stop, "it does not happen"
-        time.sleep(0.05)
 
 
 def replicas(cluster: TwoNodes) -> list[int]:
@@ -103,13 +50,6 @@ def replicas(cluster: TwoNodes) -> list[int]:
             ).read_bytes():
                 found.append(int(folder.name))
     return sorted(found)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("plain") / "log"
-    with listening(log, started(log)) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
