@@ -92,11 +92,8 @@ class PromptReplicas(Closing):
         import ray
 
         if layout.stages > 1:
-            asked, problem = Setting("prefill_replicas", count), "evaluate prompts with all layers in one process"
-            if settings.fastest:  # the user did not ask for stages
-                problem += f", but these machines run the model in {layout.stages} stages; leave out "
-                raise ClusterError(Notice(asked, f": {problem}", Setting("prefill_replicas")))
-            raise ClusterError(Notice(asked, f": {problem}; leave out ", Setting("stages")))
+            problem = f": these machines run the model in {layout.stages} stages, but such a replica has all layers in "
+            raise ClusterError(Notice(Setting("prefill_replicas", count), f"{problem}one process; leave it out"))
         settings = replace(settings, stages=1)
         selector = {"label_selector": layout.selector} if layout.excluded else {}
         where = {"num_cpus": CPUS, "max_restarts": -1, "scheduling_strategy": "SPREAD", **selector}

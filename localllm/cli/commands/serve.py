@@ -66,7 +66,7 @@ def serve(
         raise LocalLLMError(Notice(Setting("mmproj", mmproj), ": goes with one model; name it"))
     machines = opening.machines
     if machines.ray:
-        _check_ray(own, name, mmproj)
+        _check_ray(own, name, mmproj, machines.number)
     elif own.replicas:
         raise LocalLLMError(f"--replicas {own.replicas} needs --ray auto or --ray HOST:PORT")
     elif own.prefill_replicas:
@@ -180,7 +180,7 @@ def serve(
         os._exit(0)
 
 
-def _check_ray(own: ServeOptions, name: str, mmproj: str) -> None:
+def _check_ray(own: ServeOptions, name: str, mmproj: str, stages: int) -> None:
     """Raise LocalLLMError for options that a server with replicas does not support."""
     if not name:
         raise LocalLLMError("--ray serves one model: name it (localllm serve MODEL --ray auto)")
@@ -190,6 +190,9 @@ def _check_ray(own: ServeOptions, name: str, mmproj: str) -> None:
         if own.values()[setting]:
             problem = "stores the cache of this process, but with --ray other processes have it; leave it out"
             raise LocalLLMError(Notice(Setting(setting), f" {problem}"))
+    if own.prefill_replicas and stages > 1:
+        problem = "such a replica has all layers in one process; leave out --stages"
+        raise LocalLLMError(f"--prefill-replicas {own.prefill_replicas}: {problem}")
     if own.embeddings:
         raise LocalLLMError("--embeddings does not run on --ray; a chat model gives embeddings without it")
 

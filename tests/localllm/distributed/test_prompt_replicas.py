@@ -74,6 +74,7 @@ def test_a_lost_process_costs_no_token(served: Server, plain: Server, cluster: T
     [
         (["demo", "--prefill-replicas", "1"], "--prefill-replicas 1 needs --ray"),
         (["demo", "--ray", "auto", "--prefill-replicas", "-1"], "is not a whole number of at least 0"),
+        (["demo", "--ray", "auto", "--prefill-replicas", "1", "--stages", "2"], "in one process; leave out --stages"),
     ],
 )
 def test_wrong_options(words: list[str], told: str) -> None:
@@ -81,9 +82,3 @@ def test_wrong_options(words: list[str], told: str) -> None:
     assert done.returncode != 0
     assert told in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-def test_stages_are_refused(cluster: TwoNodes) -> None:
-    done = cli("serve", "demo", "--port", "0", "--ray", cluster.address, "--prefill-replicas", "1", "--stages", "2")
-    assert done.returncode != 0
-    assert "--prefill-replicas 1: evaluate prompts with all layers in one process" in " ".join(done.stderr.split())
