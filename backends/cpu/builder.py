@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llvmlite import ir
 
@@ -22,6 +23,19 @@ def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
 
 def element_of(type_: ir.Type) -> ir.Type:
     return type_.element if isinstance(type_, ir.VectorType) else type_
+
+
+def vector_constant(element: ir.Type, numbers: Sequence[float]) -> ir.Constant:
+    """Return a constant vector. Equal vectors are one object, because llvmlite is slow to make and to print them."""
+    if isinstance(element, ir.IntType):
+        return _vector_constant(element, tuple(numbers))
+    return _vector_constant(element, tuple(float(number).hex() for number in numbers))  # 0.0 == -0.0
+
+
+@lru_cache(4096)
+def _vector_constant(element: ir.Type, numbers: tuple[int | str, ...]) -> ir.Constant:
+    each = {x: ir.Constant(element, float.fromhex(x) if isinstance(x, str) else x) for x in numbers}
+    return ir.Constant(vector(element, len(numbers)), [each[x] for x in numbers])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +170,7 @@ class Builder:
         element = element_of(type_)
         number = int(number) if isinstance(element, ir.IntType) else float(number)
         if isinstance(type_, ir.VectorType):
-            return Value(self, ir.Constant(type_, [ir.Constant(element, number)] * type_.count))
+            return Value(self, vector_constant(element, [number] * type_.count))
         return Value(self, ir.Constant(type_, number))
 
     def i64(self, number: int) -> Value:

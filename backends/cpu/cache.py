@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
 from numpy.typing import NDArray
 
 from localllm.backends.cache import CACHE_TYPES, CacheType, rotation
-from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
+from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector, vector_constant
 from localllm.plan import BLOCK
 
 U8 = NDArray[np.uint8]
@@ -270,7 +269,7 @@ def rotate_keys(f: Function, parts: list[Value], head_dim: int) -> list[Value]:
     size, span = rotation(head_dim), 1
     while span < min(size, LANES):
         order = [lane ^ span for lane in range(LANES)]
-        signs = _vector(f, F32, [-1.0 if lane & span else 1.0 for lane in range(LANES)])
+        signs = Value(f, vector_constant(F32, [-1.0 if lane & span else 1.0 for lane in range(LANES)]))
         parts = [f.shuffle(part, part, order) + part * signs for part in parts]
         span *= 2
     while span < size:
@@ -282,20 +281,16 @@ def rotate_keys(f: Function, parts: list[Value], head_dim: int) -> list[Value]:
     return [part * float(np.float32(size**-0.5)) for part in parts]
 
 
-def _vector(f: Function, element: ir.Type, numbers: Sequence[float]) -> Value:
-    return Value(f, ir.Constant(vector(element, len(numbers)), [ir.Constant(element, n) for n in numbers]))
-
-
 def _powers(f: Function, exponents: Sequence[int]) -> Value:
     numbers = [1 << n for n in exponents]
-    return _vector(f, I32, [n - (1 << 32) if n >> 31 else n for n in numbers])
+    return Value(f, vector_constant(I32, [n - (1 << 32) if n >> 31 else n for n in numbers]))
 
 
 def fifth_bits(f: Function, bits: Value, first: int) -> Value:
     """Expand bits int8 x 16 (32 for each of four positions) to (lanes, 4): 16 where bit first + lane is set, else 0."""
     lanes = [first + lane for lane in range(LANES) for _ in range(FOUR)]
     here = f.shuffle(bits, bits, [4 * (n % FOUR) + lane // 8 for n, lane in enumerate(lanes)])
-    one = _vector(f, I8, [(1 << lane % 8) - 256 * (lane % 8 == 7) for lane in lanes])
+    one = Value(f, vector_constant(I8, [(1 << lane % 8) - 256 * (lane % 8 == 7) for lane in lanes]))
     return f.select((here & one).equals(0), f.zeros(here.type), f.constant(here.type, 16))
 
 

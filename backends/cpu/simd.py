@@ -26,9 +26,24 @@ from localllm.backends.cpu.builder import (
     Variable,
     element_of,
     vector,
+    vector_constant,
 )
 
-__all__ = ["F16", "F32", "I8", "I16", "I32", "I64", "LANES", "POINTER", "Function", "Value", "Variable", "vector"]
+__all__ = [
+    "F16",
+    "F32",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "LANES",
+    "POINTER",
+    "Function",
+    "Value",
+    "Variable",
+    "vector",
+    "vector_constant",
+]
 
 
 class Function(Builder):
@@ -39,7 +54,7 @@ class Function(Builder):
     def splat(self, scalar: Value, lanes: int = LANES) -> Value:
         type_ = vector(scalar.type, lanes)
         one = self.builder.insert_element(ir.Constant(type_, ir.Undefined), scalar.ir, I32(0))
-        mask = ir.Constant(vector(I32, lanes), [I32(0)] * lanes)
+        mask = vector_constant(I32, [0] * lanes)
         return Value(self, self.builder.shuffle_vector(one, ir.Constant(type_, ir.Undefined), mask))
 
     def broadcast(self, pointer: Value, type_: ir.Type, lanes: int = LANES) -> Value:
@@ -55,14 +70,14 @@ class Function(Builder):
             self.store(pointer + lane * (4 if element_of(value.type) == F32 else 2), self.lane(value, lane))
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        mask = ir.Constant(vector(I32, len(lanes)), [I32(lane) for lane in lanes])
+        mask = vector_constant(I32, lanes)
         return Value(self, self.builder.shuffle_vector(a.ir, b.ir, mask))
 
     def lane(self, value: Value, index: int) -> Value:
         return Value(self, self.builder.extract_element(value.ir, I32(index)))
 
     def lane_numbers(self, lanes: int = LANES) -> Value:
-        return Value(self, ir.Constant(vector(I32, lanes), [I32(lane) for lane in range(lanes)]))
+        return Value(self, vector_constant(I32, range(lanes)))
 
     def reduce(self, value: Value, combine: object) -> Value:
         """Reduce the lanes to one scalar by halves (lane i with lane i + n/2, and so on), always in the same order."""
@@ -102,7 +117,7 @@ class Function(Builder):
                 out = self.select(index.equals(number), self.constant(index.type, entry), out)
             return out
         type_ = vector(I8, lanes)
-        entries = Value(self, ir.Constant(type_, [I8(entry) for entry in table] * (lanes // 16)))
+        entries = Value(self, vector_constant(I8, [*table] * (lanes // 16)))
         parts = []
         for first in range(0, 64, lanes):
             part = self.shuffle(index, index, range(first, first + lanes))
@@ -117,13 +132,11 @@ class Function(Builder):
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
         if len(table) == 64:
-            entries = ir.Constant(type_, [I8(entry) for entry in table])
+            entries = vector_constant(I8, table)
             return self._call("llvm.x86.avx512.permvar.qi.512", type_, [entries, low.ir])
         parts = []
         for first in range(0, len(table), 128):
-            halves = [
-                ir.Constant(type_, [I8(int(entry)) for entry in table[at : at + 64]]) for at in (first, first + 64)
-            ]
+            halves = [vector_constant(I8, [int(x) for x in table[at : at + 64]]) for at in (first, first + 64)]
             parts.append(self._call("llvm.x86.avx512.vpermi2var.qi.512", type_, [halves[0], low.ir, halves[1]]))
         if len(parts) == 1:
             return parts[0]
@@ -143,7 +156,7 @@ class Function(Builder):
         """
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
-        control = ir.Constant(type_, [I8((shifts[n % 4] + 32 * (n // 4 % 2)) % 64) for n in range(64)])
+        control = vector_constant(I8, [(shifts[n % 4] + 32 * (n // 4 % 2)) % 64 for n in range(64)])
         return self._call("llvm.x86.avx512.pmultishift.qb.512", type_, [control, value.ir])
 
     def merge_bits(self, mask: int, a: Value, b: Value) -> Value:
