@@ -1,4 +1,6 @@
-"""Weight panels (repacked weights): 16 output rows interleaved so that lane = row, in the same size as in the GGUF.
+"""Weight panels (repacked weights): 16 output rows interleaved so that lane = row.
+
+Panels have the size of the GGUF, except for formats with a `Conversion`, which store other fields.
 
 A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
 blocks. Each block interleaves the GGUF blocks of 16 rows: every element of every field occurs 16 times, once per row. A
@@ -13,7 +15,7 @@ of 16; of BF16, K / 2 vectors of 16 pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -68,6 +70,14 @@ class SuperScales:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a block of the GGUF becomes the elements of a panel, if they are not the same."""
+
+    block_bytes: int  # of the GGUF
+    elements: Callable[[Function, Value], Iterator[Value]]  # the elements of `fields`, from the address of a block
+
+
+@dataclass(frozen=True, slots=True)
 class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
@@ -77,7 +87,7 @@ class IntegerPanel:
     """
 
     name: str
-    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the GGUF block's fields, in order
+    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the block's fields, in order
     block_values: int
     group: int  # values that share a scale: 16 or 32
     offset: int  # 128: all bytes are possible; less: bytes are at most `largest`
@@ -88,8 +98,7 @@ class IntegerPanel:
     super_scales: SuperScales | None = None
     folds: bool = False  # q times its group's scale fits a byte: 0..127 without an offset, -128..127 with an offset
     direct_rows: int = 0  # up to this number of rows multiply packed bytes, more rows are unpacked; 0: the Isa's number
-    repack_word: Callable[[Function, Value], Value] | None = None  # rearranges each int32 of the field `repack_field`
-    repack_field: int = -1
+    conversion: Conversion | None = None  # None: the fields are the GGUF's
     order: tuple[int, ...] = ()  # GGUF offsets of the 4-byte elements in reading order; empty: the GGUF's order
     order_registers: int = 0  # registers that this order needs; with fewer, the GGUF's order is used
     # Like `steps`, but word n of 16 values holds the values n, n + 4, n + 8 and n + 12; faster with `Isa.byte_permute`.
@@ -217,7 +226,16 @@ class FloatPanel:
         return -(-columns // self.together) * self.step_bytes
 
 
-# -- reading fields, for the unpackers: offsets are those in the GGUF block --------------------------------------
+def stored_elements(f: Function, fields: Sequence[tuple[int, int]], block: Value) -> Iterator[Value]:
+    """Load the elements of a block of the GGUF, in order."""
+    at = 0
+    for size, count in fields:
+        for _ in range(count):
+            yield f.load(block + at, {1: I8, 2: I16, 4: I32}[size])
+            at += size
+
+
+# -- reading fields, for the unpackers: offsets are those in the block of `fields` -------------------------------
 
 
 def words(f: Function, block: Block, offset: int) -> Value:

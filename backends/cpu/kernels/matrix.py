@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Address, Int64, Output, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, kernel, own_rows
-from localllm.backends.cpu.panels import Block, FloatPanel
-from localllm.backends.cpu.simd import I8, I16, I32, LANES, Function, Value, vector
+from localllm.backends.cpu.panels import Block, FloatPanel, stored_elements
+from localllm.backends.cpu.simd import I8, I32, LANES, Function, Value, vector
 from localllm.backends.cpu.unpack import panel_of
 
 
@@ -23,11 +23,10 @@ def repack(format_name: str) -> PlanKernel[RepackArguments]:
     panel = panel_of(format_name)
     if isinstance(panel, FloatPanel):
         fields: tuple[tuple[int, int], ...] = ((panel.value_bytes, 1),)
-        rearrange, rearranged, together = None, -1, panel.together
+        conversion, together = None, panel.together
     else:
-        fields, rearrange, rearranged, together = panel.fields, panel.repack_word, panel.repack_field, 1
-    block_bytes = sum(size * count for size, count in fields)
-    types = {1: I8, 2: I16, 4: I32}
+        fields, conversion, together = panel.fields, panel.conversion, 1
+    block_bytes = sum(size * count for size, count in fields) if conversion is None else conversion.block_bytes
 
     def body(f: Function, a: RepackArguments, thread: Value, threads: Value) -> None:
         rows, blocks = a.rows, a.blocks
@@ -42,13 +41,11 @@ def repack(format_name: str) -> PlanKernel[RepackArguments]:
                 here = panel.block(target, block, blocks)
             with f.loop(0, f.minimum(rows - first, LANES)) as lane:
                 source = a.source + ((first + lane) * a.row_bytes + block * block_bytes)
+                found = conversion.elements(f, source) if conversion else stored_elements(f, fields, source)
                 at = 0
-                for number, (size, count) in enumerate(fields):
+                for size, count in fields:
                     for _ in range(count):
-                        value = f.load(source + at, types[size])
-                        if number == rearranged and rearrange is not None:
-                            value = rearrange(f, value)
-                        f.store(here.at(at, size) + lane * (size * together), value)
+                        f.store(here.at(at, size) + lane * (size * together), next(found))
                         at += size
 
     return kernel(f"repack_{format_name}", RepackArguments, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.backends.cpu.panels import Activations, FloatPanel, IntegerPanel
 from localllm.backends.cpu.simd import F32, vector
-from localllm.backends.cpu.unpack import codebook, k_quants, legacy, nonlinear, small
+from localllm.backends.cpu.unpack import codebook, iq1, k_quants, legacy, nonlinear, small
 
 INTEGER_PANELS: dict[str, IntegerPanel] = {
     panel.name: panel
@@ -23,8 +23,8 @@ INTEGER_PANELS: dict[str, IntegerPanel] = {
         nonlinear.IQ4_XS,
         nonlinear.MXFP4,
         small.NVFP4,
-        codebook.IQ1_S,
-        codebook.IQ1_M,
+        iq1.IQ1_S,
+        iq1.IQ1_M,
         codebook.IQ2_XXS,
         codebook.IQ2_XS,
         codebook.IQ2_S,

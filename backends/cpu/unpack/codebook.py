@@ -1,4 +1,4 @@
-"""Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
+"""Formats whose panels hold indices of a codebook's points: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
 `quant.formats` defines the layouts, and `points` looks up the points.
 """
@@ -18,17 +18,14 @@ from localllm.backends.cpu.panels import (
     byte,
     half,
     i32x16,
-    short,
     u8x64,
     word32,
     words,
 )
-from localllm.backends.cpu.simd import I16, Function, Value
+from localllm.backends.cpu.simd import Function, Value
 from localllm.backends.cpu.unpack.points import (
     CENTRE,
-    EIGHTH,
     Index,
-    coordinates,
     fields_of,
     signed_steps,
     signs_of_codes,
@@ -85,60 +82,12 @@ def _iq3_s_steps(f: Function, block: Block, strided: bool = False) -> Iterator[S
     return signed_steps(f, "IQ3S", 32, index, lambda group: words(f, block, 74 + 4 * group), strided)
 
 
-def _moved(f: Function, points: Value, down: Value) -> Value:
-    """Return eighths: 8 * coordinate - 1 in the lanes of `down`, and 8 * coordinate + 1 in the others."""
-    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, so nothing borrows
-    return f.bits(f.select(down, lanes - 0x02020202, lanes), u8x64)
-
-
-def _iq1_steps(
-    f: Function, group: int, point: Callable[[int], Value], rest: Callable[[int], Value], bits: int
-) -> Iterator[Step]:
-    """Yield the steps of a block.
-
-    `point(i)` returns the low bytes of the indices of RUNS points of every row. `rest(i)` has the other three bits of
-    index n from bit `bits` * n on.
-    """
-
-    def index(four: int) -> Index:
-        return point(four), fields_of(f, rest(four), [bits * n for n in range(4)], 7)
-
-    for n, points in enumerate(coordinates(f, "IQ1S", 8, [partial(index, four) for four in range(8)])):
-        down = (rest(n // 4) & (0x8000 if bits == 3 else 8 << 4 * (n % 4))).differs(0)
-        for part in range(2):
-            k = 8 * n + 4 * part
-            yield k // group, k % group // 4, _moved(f, points[part], down)
-
-
-def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    return _iq1_steps(
-        f, 32, lambda four: words(f, block, 2 + 4 * four), lambda four: short(f, block, 34 + 2 * four), bits=3
-    )
-
-
-def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
-    return _iq1_steps(
-        f, 16, lambda four: words(f, block, 4 * four), lambda four: short(f, block, 32 + 2 * four), bits=4
-    )
-
-
 # Group scales are odd: value = d * factor * (2 s + 1) * q, with a factor that depends on the format.
 
 
-def _iq1_m_d(f: Function, block: Block) -> Value:
-    """Assemble a half-precision value from the upper four bits of four words, lowest bits first."""
-    bits = short(f, block, 48) >> 12
-    for number in range(1, 4):
-        bits = bits | ((short(f, block, 48 + 2 * number) >> 12) << (4 * number))
-    return f.half_bits(f.truncate(bits, I16))
-
-
-def _scales(
-    factor: float, s: Callable[[Function, Block, int], Value],
-    d: Callable[[Function, Block], Value] = lambda f, block: half(f, block, 0),
-) -> SuperScales:  # fmt: skip
+def _scales(factor: float, s: Callable[[Function, Block, int], Value]) -> SuperScales:
     def whole(f: Function, block: Block) -> Scales:
-        return d(f, block) * factor, None
+        return half(f, block, 0) * factor, None
 
     def of_group(f: Function, block: Block, group: int) -> Scales:
         return (s(f, block, group) << 1) | 1, None
@@ -148,14 +97,13 @@ def _scales(
 
 def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
-    scales: SuperScales, zero: int = CENTRE, strided: Callable[..., Iterator[Step]] | None = None,
+    scales: SuperScales, strided: Callable[..., Iterator[Step]] | None = None,
     order: tuple[int, ...] = (), direct_rows: int = 4,
 ) -> IntegerPanel:  # fmt: skip
     # Sum in integers if float operations would dominate otherwise (Zen 4, decode: IQ2_S becomes 1.4 times as fast).
-    in_integers = scales if group == 16 or zero == EIGHTH else None
-    largest = 127 if zero == CENTRE else EIGHTH + 9
+    in_integers = scales if group == 16 else None
     return IntegerPanel(
-        name, fields, SUPER_BLOCK, group, zero, False, steps, scales.product, largest, in_integers,
+        name, fields, SUPER_BLOCK, group, CENTRE, False, steps, scales.product, super_scales=in_integers,
         direct_rows=direct_rows, strided=None if strided is None else partial(strided, strided=True), order=order,
     )  # fmt: skip
 
@@ -203,12 +151,3 @@ IQ3_S = _panel(
     strided=_iq3_s_steps,
     order=_in_turn(2, 74, points=8, rest=66),
 )
-IQ1_S = _panel(
-    "IQ1_S", ((2, 1), (4, 8), (2, 8)), 32, _iq1_s_steps,
-    _scales(0.125, lambda f, block, group: (short(f, block, 34 + 2 * group) >> 12) & 7), EIGHTH,
-)  # fmt: skip
-IQ1_M = _panel(
-    "IQ1_M", ((4, 8), (2, 12)), 16, _iq1_m_steps,
-    _scales(0.125, lambda f, block, group: (short(f, block, 48 + 2 * (group // 4)) >> (3 * (group % 4))) & 7, _iq1_m_d),
-    EIGHTH,
-)  # fmt: skip

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, half, word32, words
+from localllm.backends.cpu.panels import (
+    Block,
+    Conversion,
+    IntegerPanel,
+    Scales,
+    Step,
+    half,
+    stored_elements,
+    word32,
+    words,
+)
 from localllm.backends.cpu.simd import I32, Function, Value
 
 Steps = Callable[[Function, Block], Iterator[Step]]
@@ -69,15 +79,21 @@ def _panel(
     bits: int,
     spread: int = -1,
 ) -> IntegerPanel:
+    """Return a panel. The bits of element `spread` are spread to the bytes of their values."""
     scales = _scale_and_minimum if minimum else _scale
+
+    def elements(f: Function, block: Value) -> Iterator[Value]:
+        for number, value in enumerate(stored_elements(f, fields, block)):
+            yield _spread_bits(f, value) if number == spread else value
+
+    conversion = Conversion(sum(size * count for size, count in fields), elements) if spread >= 0 else None
     return IntegerPanel(
-        name, fields, 32, 32, offset, minimum, steps, scales, (1 << bits) - 1,
-        repack_word=_spread_bits if spread >= 0 else None, repack_field=spread,
+        name, fields, 32, 32, offset, minimum, steps, scales, (1 << bits) - 1, conversion=conversion
     )  # fmt: skip
 
 
 Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2), 4)
 Q4_1 = _panel("Q4_1", ((2, 2), (4, 4)), 0, True, _nibbles(4), 4)
 Q5_0 = _panel("Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), 5, spread=1)
-Q5_1 = _panel("Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), 5, spread=1)
+Q5_1 = _panel("Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), 5, spread=2)
 Q8_0 = _panel("Q8_0", ((2, 1), (4, 8)), 128, False, _bytes, 8)

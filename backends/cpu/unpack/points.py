@@ -3,9 +3,7 @@
 Kernels look up 64 point indices at a time: the four bytes of an int32 lane are four runs of one row. With byte
 permutation across a register, the coordinates come from tables in registers, packed to 2 or 4 bits, and one more table
 turns a coordinate and its sign bit into a byte. Otherwise the point indices of a block are stored as 16 bits, and each
-point is loaded separately from a table among the kernel's constants. (Two alternatives were slower for IQ1_M on Zen 4:
-extracting the indices from vectors by a fifth, copying points to memory one by one and loading them 64 later by a
-third.)
+point is loaded separately from a table among the kernel's constants.
 """
 
 from __future__ import annotations
@@ -26,15 +24,14 @@ from localllm.backends.cpu.simd import I16, I32, I64, LANES, Function, Value, ve
 from localllm.quant.formats.grids import grid
 
 CENTRE = 64  # the byte for zero: coordinates are within +-62, so bytes stay below 128
-EIGHTH = 16  # the byte for zero in eighths: they are within +-9, so AVX2 can add more before it widens
 RUNS = 4  # point indices of a row that are looked up together
 Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point indices, u8 x 64 each
 
 
 @cache
-def _points(name: str, factor: int) -> tuple[int, ...]:
-    """Return one integer per point. Its 4 or 8 bytes are CENTRE + coordinate, or EIGHTH + 1 + factor * coordinate."""
-    points = (grid(name) * factor + (EIGHTH + 1 if factor > 1 else CENTRE)).astype(np.uint8)  # (points, 4 or 8)
+def _points(name: str) -> tuple[int, ...]:
+    """Return one integer per point. Its 4 or 8 bytes are CENTRE + coordinate."""
+    points = (grid(name) + CENTRE).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
@@ -48,11 +45,11 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
     return [[int(n) for n in table] for table in tables.T], [int(level) for level in levels]
 
 
-def coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
-    """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, of one run at a time: four per u8 x 64."""
+def _coordinates(f: Function, name: str, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
+    """Yield CENTRE + coordinates of one run at a time: four per u8 x 64."""
     size = grid(name).shape[1]
     element, numbers = (I64 if size == 8 else I32), f.buffer(128 * len(indices))
-    table = f.table(name, _points(name, factor), element)
+    table = f.table(name, _points(name), element)
     for four, index in enumerate(indices):
         low, high = index()
         wide = f.widen(low, I16)
@@ -173,7 +170,7 @@ def signed_steps(
             for k, points in zip(range(first, first + values, 4), found, strict=True):
                 yield k // group, k % group // 4, points
         return
-    for n, parts in enumerate(coordinates(f, name, 1, [partial(index, four) for four in fours])):
+    for n, parts in enumerate(_coordinates(f, name, [partial(index, four) for four in fours])):
         for part, points in enumerate(parts):
             k = 4 * (n * len(parts) + part)
             bytes_ = _byte_of_lane(f, sign(k // 32), k % 32 // 8)
