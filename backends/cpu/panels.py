@@ -97,7 +97,9 @@ class IntegerPanel:
     largest: int = 127
     super_scales: SuperScales | None = None
     folds: bool = False  # q times its group's scale fits a byte: 0..127 without an offset, -128..127 with an offset
-    direct_rows: int = 0  # up to this number of rows multiply packed bytes, more rows are unpacked; 0: the Isa's number
+    # Up to this number of rows multiply packed bytes, and more are unpacked: with 32 registers, and with fewer. 0: the
+    # Isa's number.
+    direct_rows: tuple[int, int] = (0, 0)
     conversion: Conversion | None = None  # None: the fields are the GGUF's
     order: tuple[int, ...] = ()  # GGUF offsets of the 4-byte elements in reading order; empty: the GGUF's order
     order_registers: int = 0  # registers that this order needs; with fewer, the GGUF's order is used

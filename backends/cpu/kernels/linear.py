@@ -203,9 +203,7 @@ def _float_rows(
 
 def _most_direct_rows(isa: Isa, panel: IntegerPanel) -> int:
     """Return the number of rows up to which products use packed bytes."""
-    if not panel.direct_rows:
-        return isa.direct_rows
-    return panel.direct_rows if isa.registers >= 32 else 1  # lookups leave few registers for the sums of more rows
+    return panel.direct_rows[isa.registers < 32] or isa.direct_rows
 
 
 def rows_per_pass(isa: Isa, panel: IntegerPanel) -> int:

@@ -104,7 +104,8 @@ def _panel(
     in_integers = scales if group == 16 else None
     return IntegerPanel(
         name, fields, SUPER_BLOCK, group, CENTRE, False, steps, scales.product, super_scales=in_integers,
-        direct_rows=direct_rows, strided=None if strided is None else partial(strided, strided=True), order=order,
+        direct_rows=(direct_rows, 1),  # with 16 registers, lookups leave few for the sums of more rows
+        strided=None if strided is None else partial(strided, strided=True), order=order,
     )  # fmt: skip
 
 

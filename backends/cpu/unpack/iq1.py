@@ -85,10 +85,16 @@ def _scales(d: Callable[[Function, Block], Value], s: Callable[[Function, Block,
 
 def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
-    scales: SuperScales, conversion: Conversion,
+    scales: SuperScales, conversion: Conversion, in_order: bool, direct_rows: int,
 ) -> IntegerPanel:  # fmt: skip
+    """Return a panel. On Zen 4, the order of memory makes one row of IQ1_M faster, and one row of IQ1_S slower.
+
+    With AVX2, up to `direct_rows` rows are faster with packed bytes.
+    """
     return IntegerPanel(
-        name, fields, SUPER_BLOCK, group, ZERO, False, steps, scales.product, ZERO + 9, scales, conversion=conversion
+        name, fields, SUPER_BLOCK, group, ZERO, False, steps, scales.product, ZERO + 9, scales, conversion=conversion,
+        by_group=steps, in_order=in_order,
+        direct_rows=(0, direct_rows),
     )  # fmt: skip
 
 
@@ -123,6 +129,7 @@ def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
 IQ1_S = _panel(
     "IQ1_S", ((2, 1), (4, WORDS), (1, 4)), 32, _iq1_s_steps,
     _scales(lambda f, block: half(f, block, 0), partial(_iq1_s_nibble, bits=7)), Conversion(50, _iq1_s_elements),
+    in_order=False, direct_rows=4,
 )  # fmt: skip
 
 # -- IQ1_M: the words, a word with a bit per point that is shifted down, and the GGUF's four words of scales ----------
@@ -161,5 +168,5 @@ def _iq1_m_s(f: Function, block: Block, group: int) -> Value:
 
 IQ1_M = _panel(
     "IQ1_M", ((4, WORDS), (4, 1), (2, 4)), 16, _iq1_m_steps, _scales(_iq1_m_d, _iq1_m_s),
-    Conversion(56, _iq1_m_elements),
+    Conversion(56, _iq1_m_elements), in_order=True, direct_rows=2,
 )  # fmt: skip
