@@ -132,26 +132,26 @@ IQ1_S = _panel(
     in_order=False, direct_rows=4,
 )  # fmt: skip
 
-# -- IQ1_M: the words, a word with a bit per point that is shifted down, and the GGUF's four words of scales ----------
+# -- IQ1_M: a word with a bit per point that is shifted down, the words of codes, and the GGUF's four words of scales --
 
-DOWN, SCALES = 4 * WORDS, 4 * WORDS + 4
+SCALES = 4 + 4 * WORDS
 
 
 def _iq1_m_elements(f: Function, block: Value) -> Iterator[Value]:
     bytes_ = [f.widen(f.load(block + (32 + number), I8), I32) for number in range(16)]
     nibbles = [bytes_[run // 2] >> 4 * (run % 2) for run in range(32)]
-    yield from _words(f, [(_index(f, block, run, n), (n & 8).differs(0)) for run, n in enumerate(nibbles)])
     down = f.constant(I32, 0)
     for run, nibble in enumerate(nibbles):
         down = down | (nibble >> 3 & 1) << run
     yield down
+    yield from _words(f, [(_index(f, block, run, n), (n & 8).differs(0)) for run, n in enumerate(nibbles)])
     for number in range(4):
         yield f.load(block + (48 + 2 * number), I16)
 
 
 def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
-    bits = word32(f, block, DOWN)
-    return _steps(f, block, 0, 16, lambda run: (bits & 1 << run).differs(0))
+    bits = word32(f, block, 0)
+    return _steps(f, block, 4, 16, lambda run: (bits & 1 << run).differs(0))
 
 
 def _iq1_m_d(f: Function, block: Block) -> Value:
@@ -167,6 +167,6 @@ def _iq1_m_s(f: Function, block: Block, group: int) -> Value:
 
 
 IQ1_M = _panel(
-    "IQ1_M", ((4, WORDS), (4, 1), (2, 4)), 16, _iq1_m_steps, _scales(_iq1_m_d, _iq1_m_s),
+    "IQ1_M", ((4, 1), (4, WORDS), (2, 4)), 16, _iq1_m_steps, _scales(_iq1_m_d, _iq1_m_s),
     Conversion(56, _iq1_m_elements), in_order=True, direct_rows=2,
 )  # fmt: skip

@@ -416,12 +416,15 @@ def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
     for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE):
         offsets: dict[str, list[int]] = {}
         for line in block.splitlines():
+            if "broadcast" in line or "(%rsp)" in line:  # activations and spilled sums
+                continue
             if found := re.search(r"(-?\d*)\((%r\w+(?:,%r\w+)?)\), %zmm", line):
                 offsets.setdefault(found[2], []).append(int(found[1] or 0))
         if re.search(ANY_DOT, block):
             runs += offsets.values()
-    values = max(runs, key=len)[:32]
-    assert len(values) == 32
+    loads = min(32, sum(count for size, count in INTEGER_PANELS[format].fields if size == 4))
+    values = max(runs, key=len)[:loads]
+    assert len(values) == loads
     assert all(abs(a - b) <= 128 for a, b in zip(values, sorted(values), strict=True)), values
 
 
