@@ -222,6 +222,18 @@ class DraftingExecutable(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingExecutable(Protocol):
+    """Optional interface of executables: a second one with the same weights, cache and kept values."""
+
+    def beside(self) -> SlicedExecutable:
+        """Return an executable with activations of its own, so that steps of this one may run between its slices.
+
+        Its memory is used once a step touches it. Close it first.
+        """
+        ...
+
+
 class Roofs(NamedTuple):
     """The roofline limits of a processor, measured per second with all threads."""
 
@@ -325,6 +337,14 @@ class Executable(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class SlicedExecutable(Executable, Protocol):
+    """An executable whose stages can run in slices of time."""
+
+    def run_slice(self, seconds: float, received: Sequence[F32] = ()) -> list[F32] | None:
+        """Run the next stage for about this time. Return its results, or None if another call must continue."""
+        ...
 
 
 class Backend(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -81,6 +83,7 @@ class CpuExecutable(Shell):
     """A plan bound to memory, which runs one step at a time."""
 
     _cache: CacheBlocks
+    _shares = False  # whether weights and cache belong to another executable
 
     def __init__(
         self,
@@ -100,16 +103,23 @@ class CpuExecutable(Shell):
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
         loading = partial(report, "loading weights")
-        self._lookups = Lookups(plan)
         self._storage = Storage(program, plan, limits, threads, cache, backend.library, loading)
         self._set_cache(self._storage.cache)
         self._ropes = RopeTables(self._storage.ropes, limits.positions, self._storage.fill_rope)
+        self._program, self._keep = program, keep
+        self._place()
+        self.memory = budget.memory(plan, program, limits, threads, cache)
+
+    def _place(self) -> None:
+        """Point the kernels to the storage."""
+        program, storage, limits = self._program, self._storage, self.limits
+        self._lookups = Lookups(self._plan)
         self._arguments = [
-            call.arguments.pack(partial(self._storage.locate, call=number)) for number, call in enumerate(program.calls)
+            call.arguments.pack(partial(storage.locate, call=number)) for number, call in enumerate(program.calls)
         ]
         entries = [
             Entry(
-                kernel=backend.library.address(call.kernel), arguments=address(arguments), barrier=int(call.barrier),
+                kernel=self._library.address(call.kernel), arguments=address(arguments), barrier=int(call.barrier),
                 ticks=0, waited=0,
             ).pack()
             for call, arguments in zip(program.calls, self._arguments, strict=True)
@@ -121,20 +131,27 @@ class CpuExecutable(Shell):
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
 
         def rows_of(value: Value, buffer: Buffer) -> F32:
-            return self._storage.rows(buffer, allocated[value.rows], value.width)
+            return storage.rows(buffer, allocated[value.rows], value.width)
 
-        self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
-        self._logits = rows_of(plan.logits, program.logits) if program.logits is not None else None
+        self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in self._keep}
+        self._logits = rows_of(self._plan.logits, program.logits) if program.logits is not None else None
         self._stages = [stage.located(rows_of) for stage in program.stages]
+        threads = self.pool.threads
         self.thread_counts = AdaptiveThreads(threads), AdaptiveThreads(threads)  # for steps of few rows, and of many
-        self._work = [(self.entries[s.work], self._storage.counters[s.work]) for s in program.stages]
+        self._work = [(self.entries[s.work], storage.counters[s.work]) for s in program.stages]
         self._slices: Slices | None = None  # of a stage that was begun in slices
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
-            for op in plan.operations
+            for op in self._plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
-        self.memory = budget.memory(plan, program, limits, threads, cache)
+
+    def beside(self) -> CpuExecutable:
+        other = copy(self)
+        other._storage = self._storage.beside(self._program, self._plan, self.limits, self.pool.threads)
+        other._shares, other.memory = True, replace(self.memory, weights=0, cache=0)
+        other._place()
+        return other
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
         """Return views of the memory that holds the expert routing, sized for the largest batch."""
@@ -204,7 +221,7 @@ class CpuExecutable(Shell):
         weights.fill([(weight, self._storage.panels[weight.name])], self._library, self.pool.threads)
 
     def _free(self) -> None:
-        self._storage.free()
+        self._storage.free_working_memory() if self._shares else self._storage.free()
         self._stages, self._work = [], []
 
     def read_bandwidth(self) -> float:

@@ -30,9 +30,14 @@ def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> 
     return memory(plan, bind.program(plan, limits, threads, host(), cache), limits, threads, cache)
 
 
+def step_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> int:
+    """Return the bytes that a step within these limits uses besides weights, cache and tables."""
+    return _step_bytes(bind.program(plan, limits, threads, host(), cache), limits, threads)
+
+
 def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
     panels, blocks = program.panels, block_bytes(plan, cache)
-    vectors = lists = ropes = partials = scores = 0
+    vectors = ropes = 0
     for place in program.places:
         match place:
             case VectorOf(weight, lanes):
@@ -43,22 +48,30 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
                 vectors += 4 * weight.shape[0] * width
             case EdgedOf(weight, more):
                 vectors += 4 * weight.shape[0] * (weight.shape[1] + 2 * more)
-            case ListOf(offset=0):
-                lists += place.bytes
             case RopeOf(rope):
                 ropes += limits.positions * 8 * (rope.n_rot // 2)
-            case WorkOf(shape, window, rows):
-                partials = max(partials, Sharing(shape, window, limits, threads, rows).partial_bytes)
-            case ScoresOf(size):
-                scores = max(scores, size)
     counted = [limits.blocks_of(layer) for layer in plan.layers]
     return Memory(
         weights=sum(p.bytes for p in panels.values()) + vectors,
         cache=sum(aligned(count * size) for count, pair in zip(counted, blocks, strict=True) for size in pair),
-        scratch=program.buffers.size + threads * sum(program.scratch.values()) + partials + scores + ropes + lists,
+        scratch=_step_bytes(program, limits, threads) + ropes,
         weights_per_token=_weights_per_token(plan, panels),
         **cache_reads(plan.layers, [k + v for k, v in blocks], limits),
     )
+
+
+def _step_bytes(program: Program, limits: Limits, threads: int) -> int:
+    """Return the bytes of activations and scratch memory."""
+    lists = partials = scores = 0
+    for place in program.places:
+        match place:
+            case ListOf(offset=0):
+                lists += place.bytes
+            case WorkOf(shape, window, rows):
+                partials = max(partials, Sharing(shape, window, limits, threads, rows).partial_bytes)
+            case ScoresOf(size):
+                scores = max(scores, size)
+    return program.buffers.size + threads * sum(program.scratch.values()) + partials + scores + lists
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:

@@ -1,4 +1,7 @@
-"""Memory for the values of a program: all buffers are in one arena, one after the other."""
+"""Memory for the values of a program: all buffers are in one arena, one after the other.
+
+An executable has one arena per step that may be under way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.common import X_BLOCK, X_VALUES
-from localllm.backends.cpu.memory import LINE, Arena, aligned
+from localllm.backends.cpu.memory import LINE, aligned
 from localllm.backends.cpu.panels import Activations
 
 # Rows a power of two apart would compete for the same cache sets; an extra cache line spreads them.
@@ -27,7 +30,7 @@ def activation_stride(kind: Activations, width: int) -> int:
 
 
 class Buffers:
-    """Addresses of the buffers; `commit` allocates the memory."""
+    """The offsets of the buffers in their arena, and its size in bytes."""
 
     def __init__(self, buffers: Sequence[Buffer], limits: Limits) -> None:
         self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -36,16 +39,10 @@ class Buffers:
         for buffer in buffers:
             self._offsets.append(self.size)
             self.size += self.bytes(buffer)
-        self._arena: Arena | None = None
 
     def bytes(self, buffer: Buffer) -> int:
         """Return the size of a buffer: its rows, plus a cache line because kernels may read one vector past the end."""
         return aligned(self._rows[buffer.rows] * buffer.stride * buffer.times) + LINE
 
-    def commit(self) -> Arena:
-        self._arena = Arena(self.size, "the activations")
-        return self._arena
-
-    def address(self, buffer: Buffer) -> int:
-        assert self._arena is not None
-        return self._arena.address + self._offsets[buffer.number]
+    def offset(self, buffer: Buffer) -> int:
+        return self._offsets[buffer.number]

@@ -1,8 +1,12 @@
-"""The memory of a bound program: weights, cache, activations and scratch, and the address of every place in it."""
+"""The memory of a bound program: weights, cache, activations and scratch, and the address of every place in it.
+
+A step that others interrupt has memory of its own for everything but weights, cache and tables (`Storage.beside`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,17 +52,12 @@ class Storage:
         self, program: Program, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, library: Library,
         progress: Callable[[int, int], None],
     ) -> None:  # fmt: skip
-        named = program.places
         self.weights, self.panels = weights.load_weight(
             plan.matrices.values(), program.panels, library, threads, progress
         )
-        self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
-        self.inputs = Inputs(
-            limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal, plan.axes, plan.spans
-        )
         self._vectors: dict[Place, NDArray[np.float32]] = {}
-        for place in named:
+        for place in program.places:
             if isinstance(place, VectorOf):
                 self._vectors[place] = weights.dense_vector(place.weight, place.lanes)
             elif isinstance(place, ColumnsOf):
@@ -69,20 +68,38 @@ class Storage:
                 self._vectors[place] = weights.edged(place.weight, place.more)
             elif isinstance(place, AxesOf):
                 self._vectors[place] = np.array(place.rope.axes, np.int32).view(np.float32)
+        ropes = [place.rope for place in program.places if isinstance(place, RopeOf)]
+        self.ropes = {rope: Arena(_rope_row(rope) * limits.positions, "the rope table") for rope in ropes}
+        self._take_working_memory(program, plan, limits, threads)
+
+    def _take_working_memory(self, program: Program, plan: Plan, limits: Limits, threads: int) -> None:
+        """Allocate the memory that belongs to a step."""
+        named = program.places
+        self._buffers = program.buffers
+        self.activations = Arena(program.buffers.size, "the activations")
+        self.inputs = Inputs(
+            limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal, plan.axes, plan.spans
+        )
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
         self.sharing = {p: Sharing(p.shape, p.window, limits, threads, p.rows) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
         self._scores = Arena(max((p.bytes for p in named if isinstance(p, ScoresOf)), default=0), "an indexer")
         self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
-        ropes = [place.rope for place in named if isinstance(place, RopeOf)]
-        self.ropes = {rope: Arena(_rope_row(rope) * limits.positions, "the rope table") for rope in ropes}
         self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
+
+    def beside(self, program: Program, plan: Plan, limits: Limits, threads: int) -> Storage:
+        """Return the memory of a second step of the same program, which shares weights, cache and tables with this
+        one. Its pages are used once a step touches them.
+        """
+        other = copy(self)
+        other._take_working_memory(program, plan, limits, threads)
+        return other
 
     def locate(self, place: Place, call: int) -> int:
         """Return the address of a place for the call with this number."""
         match place:
             case BufferOf(buffer):
-                return self._buffers.address(buffer)
+                return self.activations.address + self._buffers.offset(buffer)
             case CacheOf():
                 return self.cache.addresses[place]
             case ListOf():
@@ -111,7 +128,7 @@ class Storage:
 
     def rows(self, buffer: Buffer, rows: int, width: int) -> F32:
         """Return the float32 contents (rows, width) of a buffer."""
-        memory = self.activations.view(self._buffers.address(buffer), rows * buffer.stride)
+        memory = self.activations.view(self.activations.address + self._buffers.offset(buffer), rows * buffer.stride)
         return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
     def list(self, place: ListOf) -> NDArray[np.uint8]:
@@ -124,11 +141,15 @@ class Storage:
 
     def free(self) -> None:
         """Release the memory. Existing views stay readable."""
+        self.free_working_memory()
+        self.cache.free()
+        self.ropes.clear()
+
+    def free_working_memory(self) -> None:
+        """Release this storage's memory for steps, and its references to the rest."""
         nothing = Arena(0, "nothing")
         self.weights = self.activations = self._partials = self._scores = nothing
         self._scratch = {}
-        self.cache.free()
-        self.ropes.clear()
 
 
 def _rope_row(rope: Rope) -> int:

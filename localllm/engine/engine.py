@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -26,6 +27,7 @@ from localllm.backends.base import (
     Limits,
     PipelinedExecutable,
     RestorableExecutable,
+    SlicedExecutable,
     TopK,
     TopKExecutable,
 )
@@ -45,6 +47,8 @@ from localllm.engine.rows import (
     with_media,
 )
 from localllm.plan import DraftHead, Value
+
+CLOSED = "the model is closed, so its answers cannot continue; load it again"
 
 
 class ContextFull(LocalLLMError):
@@ -107,6 +111,7 @@ class Engine:
         self.clock: Callable[[], float] = perf_counter  # to compare the costs of steps; see `localllm.loading.loader`
         self.draft_heads: tuple[DraftHead, ...] = ()  # the values of the plan's multi-token-prediction heads
         self.media = MediaFacts()  # what the plan takes besides tokens
+        self.beside: SlicedExecutable | None = None  # runs a long step in slices; None: every step runs whole
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -211,22 +216,64 @@ class Engine:
                 self._begin(pending)
         return pending
 
+    @property
+    def slices(self) -> bool:
+        """Whether long steps run in slices, so that others do not wait for them. An observer sees whole steps."""
+        return self.beside is not None and self.watch is None
+
+    def begin_sliced(self, rows: Sequence[SequenceRows]) -> Pending:
+        """Begin a step that `advance` runs in slices of time, one such step at a time.
+
+        Other steps may run between two slices. The sequences in `rows` must not be used before the step ends.
+        """
+        assert self.beside is not None, "the executable runs every step whole"
+        pending = Pending(rows, slices=self.beside)
+        with self.alone:
+            self._begin(pending)
+            assert pending.batch is not None
+            try:
+                self.beside.begin(pending.batch)
+            except BaseException:
+                pending.undo()
+                raise
+        return pending
+
+    def advance(self, pending: Pending, seconds: float) -> list[Result] | None:
+        """Run a step of `begin_sliced` for about this time. Return its results, or None if it is not done. If it
+        failed, remove its tokens and raise the error.
+        """
+        with self.alone:
+            if self.closed:
+                raise LocalLLMError(CLOSED)
+            assert pending.slices is not None
+            try:
+                if pending.slices.run_slice(seconds) is None:
+                    return None
+            except BaseException:
+                pending.undo()
+                raise
+            return self._ended(pending)
+
     def collect(self, pending: Pending) -> list[Result]:
         """Wait for a step, and return its results. If it failed, remove its tokens and raise the error."""
         with self.alone:
             if self.depth == 1:
                 self._begin(pending)
-            try:
-                results = self._results(pending)
-                for part in pending.rows:
-                    part.sequence.settle()
-                self.steps += 1
-            except BaseException:
-                pending.undo()
-                raise
-            if pending.watching is not None:
-                pending.watching.__exit__(None, None, None)
-            return results
+            return self._ended(pending)
+
+    def _ended(self, pending: Pending) -> list[Result]:
+        """Return the results of a step, for which this waits if necessary. If it failed, remove its tokens."""
+        try:
+            results = self._results(pending)
+            for part in pending.rows:
+                part.sequence.settle()
+            self.steps += 1
+        except BaseException:
+            pending.undo()
+            raise
+        if pending.watching is not None:
+            pending.watching.__exit__(None, None, None)
+        return results
 
     def abandon(self, pending: Pending) -> None:
         """Give up a step, and remove its tokens. Never blocks for long."""
@@ -238,7 +285,7 @@ class Engine:
     def _begin(self, pending: Pending) -> None:
         """Append the tokens to their sequences, and start to evaluate them if several steps may be in flight."""
         if self.closed:
-            raise LocalLLMError("the model is closed, so its answers cannot continue; load it again")
+            raise LocalLLMError(CLOSED)
         rows = pending.rows
         if self.watch is not None:
             pending.watching = self.watch.step(rows)
@@ -252,7 +299,7 @@ class Engine:
                 with_media(pending.batch, rows, starts, self.media.axes, self.media.spans)
             self.copy_shared()
             pending.top_k = self._device_top_k(rows, wanted)
-            if self._pipelined is not None:
+            if self._pipelined is not None and pending.slices is None:
                 pending.handle = self._pipelined.submit(pending.batch, pending.top_k, self._values(rows))
         except BaseException:
             pending.undo()
@@ -276,26 +323,28 @@ class Engine:
 
     def _results(self, pending: Pending) -> list[Result]:
         """Evaluate a step, or wait for it."""
-        executable, batch = self.executable, pending.batch
+        executable, batch = pending.slices or self.executable, pending.batch
         assert batch is not None
         found: F32 | TopK
-        if self._pipelined is not None:
+        if pending.slices is not None:
+            found = executable.result()
+        elif self._pipelined is not None:
             found = self._pipelined.collect(pending.handle)
         elif pending.top_k:
             assert isinstance(executable, TopKExecutable)
             found = executable.step_top_k(batch, pending.top_k)
         else:
             found = executable.step(batch)
-        results = pending.results(found, self._states)
+        results = pending.results(found, partial(self._states, executable))
         if self.draft_heads:
             hidden = np.split(executable.value(self.draft_heads[0].hidden), list(accumulate(pending.counts[:-1])))
             results = [each._replace(hidden=own) for each, own in zip(results, hidden, strict=True)]
         return results
 
-    def _states(self) -> F32:
+    def _states(self, executable: Executable) -> F32:
         """Return the hidden states after the output norm, of the rows with logits."""
         assert self.normed is not None, "the executable does not keep hidden states"
-        return self.executable.value(self.normed)
+        return executable.value(self.normed)
 
     # -- a lost executable -----------------------------------------------------------------------------------------
 

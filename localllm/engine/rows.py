@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import TopK
+from localllm.backends.base import SlicedExecutable, TopK
 from localllm.engine.media import positions_on_axes, span_ends
 from localllm.engine.paging import CacheSequence
 from localllm.engine.top_k import top_k_indices
@@ -72,6 +72,7 @@ class Pending:
     top_k: int = 0  # number of largest logits that the device selects; 0: it returns all logits
     watching: AbstractContextManager[None] | None = None
     handle: object = None  # of an executable that runs several steps at a time
+    slices: SlicedExecutable | None = None  # that runs the step between other steps
 
     def undo(self) -> None:
         """Remove the tokens from their sequences, and leave the observer's context manager with the current error."""

@@ -135,11 +135,40 @@ class Core:
         return worked
 
     def _encode(self) -> bool:
-        """Run the encoder of pictures for a while; return whether a request waits for it."""
+        """Evaluate a picture whose tokens see each other, or run the encoder, for a while; return whether a request
+        waits for that.
+        """
         began = perf_counter()
-        encoded = self._encodings.advance(self._schedule.encoder_seconds)
-        self._schedule.spent = perf_counter() - began if encoded else 0.0
-        return encoded
+        worked = self.engine.slices and self._slice()
+        worked = worked or self._encodings.advance(self._schedule.encoder_seconds)
+        self._schedule.spent = perf_counter() - began if worked else 0.0
+        return worked
+
+    def _slice(self) -> bool:
+        """Begin or continue the step that runs in slices; return whether there is one."""
+        flights = self.running.flights
+        flight = flights.sliced
+        if flight is None and (part := self._schedule.sliced()) is not None:
+            now = perf_counter()
+            flight = Flight([part], part.count, 0, now, now, now, None)
+        if flight is None:
+            return False
+        [part] = flight.parts
+        try:
+            if flight.pending is None:
+                flight.pending = self.engine.begin_sliced([self._schedule.rows(part)])
+                part.state.fly(next(self._steps), len(flight.pending.rows[0].tokens))
+                flights.sliced = flight
+            results = self.engine.advance(flight.pending, self._schedule.encoder_seconds())
+        except BaseException as error:
+            flights.sliced = None
+            self._failed(flight, error)
+            return True
+        if results is not None:
+            flights.sliced = None
+            part.state.land()
+            self._process(flight, results, perf_counter() - flight.began)
+        return True
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -189,7 +218,8 @@ class Core:
         if self.engine.depth > 1:
             for part in flight.parts:
                 part.state.land()
-        self._process(flight, results, ended - flight.began, ended - flight.submitted, cost)
+        self._schedule.observe(flight, ended - flight.submitted, cost)
+        self._process(flight, results, ended - flight.began)
         return True
 
     def _failed(self, flight: Flight, error: BaseException) -> None:
@@ -206,12 +236,9 @@ class Core:
             part.state.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
             self.running.leave(part.state)
 
-    def _process(self, flight: Flight, results: list[Result], seconds: float, passing: float, cost: float) -> None:
-        """Sample the next tokens of each request. `seconds` is the duration of the step, `passing` the duration of its
-        forward pass, and `cost` the same by the engine's clock, without the time of the step before it.
-        """
+    def _process(self, flight: Flight, results: list[Result], seconds: float) -> None:
+        """Sample the next tokens of each request. `seconds` is the duration of the step."""
         parts = flight.parts
-        self._schedule.observe(flight, passing, cost)
         if self._observer is not None:
             self._observer.step(len(parts), sum(part.state.verified > 0 for part in parts if not part.known))
         plain, drafts = seconds, self.running.drafts

@@ -1,7 +1,8 @@
 """The steps in flight, at most `Engine.depth`: this number keeps all parts of the executable busy.
 
 The requests of a step in flight wait for its results. All others may be changed at any time, because the executable
-runs steps, copies and drafts in the order in which they are sent.
+runs steps, copies and drafts in the order in which they are sent. One further step may run in slices between the
+others: the picture of a prompt whose tokens see each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.engine import Engine, Pending
+from localllm.generation.request_state import RequestState
 from localllm.generation.step_part import StepPart
 
 if TYPE_CHECKING:
@@ -34,11 +36,25 @@ class Flight:
 
 
 class Flights(deque[Flight]):
-    """The steps in flight, oldest first."""
+    """The steps in flight, oldest first, without the `sliced` one."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine, self.depth = engine, engine.depth
+        self.sliced: Flight | None = None  # a step of one request that runs in slices
+
+    def slices(self, one: RequestState) -> bool:
+        """Return whether the sliced step is this request's."""
+        return self.sliced is not None and self.sliced.parts[0].state is one
+
+    def give_up(self, one: RequestState) -> bool:
+        """Give up the sliced step if it is this request's. Return whether it was."""
+        if not self.slices(one):
+            return False
+        flight, self.sliced = self.sliced, None
+        assert flight is not None
+        self._abandon(flight)
+        return True
 
     def add(self, flight: Flight) -> None:
         for other in self:
@@ -50,8 +66,12 @@ class Flights(deque[Flight]):
     def abandon(self) -> None:
         """Give up all steps: their requests stay as they were before."""
         while self:
-            flight = self.popleft()
-            if flight.pending is not None:
-                self._engine.abandon(flight.pending)
-            for part in flight.parts:
-                part.state.land()
+            self._abandon(self.popleft())
+        if self.sliced is not None:
+            self.give_up(self.sliced.parts[0].state)
+
+    def _abandon(self, flight: Flight) -> None:
+        if flight.pending is not None:
+            self._engine.abandon(flight.pending)
+        for part in flight.parts:
+            part.state.land()

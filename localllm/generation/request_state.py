@@ -218,10 +218,12 @@ class RequestState:
             return False
         return perf_counter() - self.decoding_since >= max(seconds, 2 * (self.decoding_since - self._resumed))
 
-    def fly(self, number: int) -> None:
-        """Record that step `number` of the scheduler evaluates tokens of this request."""
+    def fly(self, number: int, begun: int = 0) -> None:
+        """Record that step `number` of the scheduler evaluates tokens of this request. `begun` of them are in its
+        sequence already.
+        """
         assert self.sequence is not None
-        self.flown_from, self.flown = self.sequence.length, number
+        self.flown_from, self.flown = self.sequence.length - begun, number
 
     def land(self) -> None:
         """Record that no step is in flight."""

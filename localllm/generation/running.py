@@ -64,14 +64,15 @@ class Running:
 
     def drop_cancelled(self) -> None:
         for one in [*self.active, *self.waiting]:
-            if one.ticket.cancelled and not one.in_flight:
+            if one.ticket.cancelled and (not one.in_flight or self.flights.give_up(one)):
                 one.finish("cancelled")
                 self.leave(one)
 
     @property
     def busy(self) -> bool:
         """Whether a step is in flight, or any request is not paused."""
-        return bool(self.flights) or any(not one.ticket.paused for each in (self.active, self.waiting) for one in each)
+        requests = (one for each in (self.active, self.waiting) for one in each)
+        return bool(self.flights) or self.flights.sliced is not None or any(not one.ticket.paused for one in requests)
 
     def leave(self, one: RequestState) -> None:
         """Remove a request that has ended. If it allows `reuse`, its tokens stay in the prefix cache."""
@@ -419,6 +420,7 @@ class Running:
 
     def _stop(self, one: RequestState, keep: bool) -> None:
         """Preempt a running request and queue it again. `keep`: leave its tokens in the prefix cache."""
+        self.flights.give_up(one)
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
         assert not one.in_flight

@@ -28,8 +28,26 @@ class Schedule:
 
     def encoder_seconds(self) -> float:
         """Return the time that the encoder of pictures may run before the next step."""
-        active = self._running.active
-        return self._budget.encoder_seconds(any(not (one.prefilling or one.ticket.paused) for one in active))
+        return self._budget.encoder_seconds(any(not one.prefilling for one in self._ready()))
+
+    def _ready(self) -> list[RequestState]:
+        """Return the running requests, without paused ones and without the one whose step runs in slices."""
+        slices = self._running.flights.slices
+        return [one for one in self._running.active if not (one.ticket.paused or slices(one))]
+
+    def sliced(self) -> StepPart | None:
+        """Return the next step to run in slices: of a picture whose tokens see each other, once it is encoded."""
+        if not self._engine.slices:
+            return None
+        limits = self._engine.limits
+        for one in self._order([one for one in self._ready() if one.prefilling and self._sliced(one)]):
+            if parts := self._fitting(self._prompt_parts([one], limits.rows, limits.logit_rows, 0)):
+                return parts[0]
+        return None
+
+    def _sliced(self, one: RequestState) -> bool:
+        """Whether the next tokens of a request are evaluated in slices, and not by the steps."""
+        return self._engine.slices and one.sequence is not None and one.span_at(one.sequence.length) > 0
 
     def parts(self) -> list[StepPart]:
         """Return the parts of the next step; empty if no running request has work."""
@@ -39,6 +57,8 @@ class Schedule:
         elif self._running.drafts is not None and self._running.drafts.pointless:
             self._running.use(None)
         active, drafts = self._running.active, self._running.drafts
+        if self._running.flights.sliced is not None:
+            active = self._ready()
         if self._running.suspicious and (suspects := self._running.suspects()):
             return self._alone(suspects[0])
         if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
@@ -53,9 +73,9 @@ class Schedule:
 
     def _parts(self) -> list[StepPart]:
         """Choose the parts of the next step without checking for free blocks."""
-        active = [one for one in self._running.active if not one.ticket.paused]
+        active = self._ready()
         decoding = [one for one in active if not one.prefilling]
-        prefilling = [one for one in active if one.prefilling]
+        prefilling = [one for one in active if one.prefilling and not self._sliced(one)]
         requests = len(decoding) + len(prefilling)
         others = any(one.in_flight for one in decoding)
         if self._running.flights.depth > 1:

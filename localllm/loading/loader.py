@@ -10,13 +10,21 @@ from functools import partial
 from time import thread_time
 
 from localllm.backends import open_backend
-from localllm.backends.base import Backend, CacheTypes, DeviceBackend, Executable, Limits, Progress
+from localllm.backends.base import (
+    Backend,
+    CacheTypes,
+    DeviceBackend,
+    Executable,
+    Limits,
+    Progress,
+    SharingExecutable,
+)
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.backends.hybrid.offload import bind as bind_to
 from localllm.base.errors import LocalLLMError
 from localllm.base.machine.memory import memory
-from localllm.base.machine.processor import threads_for
+from localllm.base.machine.processor import threads_for, usable_threads
 from localllm.base.notices import Notice, NotUsed, Setting
 from localllm.engine import SLACK, BlockPool, CacheChoice, Engine, MediaFacts, choose_types
 from localllm.engine.cache_types import cache_bytes
@@ -118,8 +126,11 @@ def bind(
 
     threads = threads_for(options.threads)
 
+    beside: list[Executable] = []
+
     def close() -> None:
-        executable.close()
+        for each in (*beside, executable):
+            each.close()
         opened.close()
 
     def assembled(line: str) -> BoundModel:
@@ -131,6 +142,9 @@ def bind(
         engine = Engine(executable, pool, replace(limits, positions=context), start, plan.normed if pools else None)
         engine.draft_heads = plan.drafts
         engine.media = MediaFacts(plan.media, plan.axes, plan.spans)
+        if plan.spans and sequences > 1 and isinstance(executable, SharingExecutable):  # so that the others do not wait
+            engine.beside = executable.beside()
+            beside.append(engine.beside)
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
@@ -205,12 +219,21 @@ def whole_of(
         most = int(MEMORY_SHARE * (free or free_memory)())
         most = min(most, memory) if memory else most
         room = most - weight_bytes - (media.reserved if media is not None else 0)
+        if plan.spans and sequences > 1 and options.backend in ("auto", "cpu"):  # for `Engine.beside`
+            room -= beside_bytes(plan, replace(limits, rows=span, logit_rows=1), cache.types, options.threads)
         room = min(room, most_cache) if most_cache else room
         limits = fit_limits(limits, plan, cache.types, room, bool(options.ctx_size))
         if limits.positions < context:
             recording = replace(recording, context=limits.positions)
             plan = recording.plan(file, drafter, weights)
     return Whole(file, drafter, recording, plan, limits, cache.types, options), cache, limits_at
+
+
+def beside_bytes(plan: Plan, limits: Limits, types: CacheTypes, threads: int | None) -> int:
+    """Return the memory that steps in slices use besides the other steps, on the CPU."""
+    from localllm.backends.cpu.budget import step_memory  # imports the CPU's kernels
+
+    return step_memory(plan, limits, threads_for(threads) or usable_threads(), types)
 
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:
