@@ -75,6 +75,7 @@ SHAPES = {
         {"clip.vision.projector.scale_factor": 4, "clip.vision.preproc_image_size": 2048},
     ),
     "qwen3vl-2b": Shape("qwen3vl_merger", 24, 1024, 4096, 16, 16, 768, 2048, QWEN, (5, 11, 17)),
+    "gemma3-4b": Shape("gemma3", 27, 1152, 4304, 16, 14, 896, 2560, {}),
     "gemma4-e4b": Shape("gemma4v", 16, 768, 3072, 12, 16, 224, 2560, {}),
     "qwen3vl-8b": Shape("qwen3vl_merger", 27, 1152, 4304, 16, 16, 768, 4096, QWEN, (8, 16, 24)),
 }  # fmt: skip
@@ -102,6 +103,9 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name in ("ln1", "ln2"):
             yield from [(f"v.blk.{n}.{name}.weight", (width,)), (f"v.blk.{n}.{name}.bias", (width,))]
     yield from [("v.post_ln.weight", (width,)), ("v.post_ln.bias", (width,))]
+    if shape.projector == "gemma3":
+        yield from [("mm.soft_emb_norm.weight", (width,)), ("mm.input_projection.weight", (width, text))]
+        return
     if not qwen:
         yield "mm.model.fc.weight", (text, width * shape.keys["clip.vision.projector.scale_factor"] ** 2)
         return

@@ -174,6 +174,11 @@ def _gemma4(layer: int) -> Shapes:
     return {**norms, **attends, **dense(2560, 10240), **slices}
 
 
+def _gemma3(layer: int) -> Shapes:
+    norms = {f"{name}.weight": (2560,) for name in GEMMA4_NORMS[:-1]}
+    return {**norms, **attention(2560, 8, 4, 256, norms=True), **dense(2560, 10240)}
+
+
 GEMMA4_FULL = tuple(range(5, 42, 6))
 GEMMA4_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm")
 LFM2_ATTENDS, GRANITE_ATTENDS = (2, 5, 8, 10, 12, 14), (5, 15, 25, 35)
@@ -205,6 +210,15 @@ MODELS = {
             "per_layer_token_embd.weight": (262144, 42 * 256), "per_layer_model_proj.weight": (42 * 256, 2560),
             "per_layer_proj_norm.weight": (256,), "rope_freqs.weight": (256,),
         },
+    ),
+    "gemma3-4b": Model(
+        "gemma3", 34, 2560, 262144,
+        {
+            "feed_forward_length": 10240, "attention.head_count": 8, "attention.head_count_kv": 4,
+            "attention.key_length": 256, "attention.value_length": 256, "attention.sliding_window": 1024,
+            "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+        },
+        _gemma3, True,
     ),
     "lfm2-1.2b": Model(
         "lfm2", 16, 2048, 65536,

@@ -233,7 +233,8 @@ def beside_bytes(plan: Plan, limits: Limits, types: CacheTypes, threads: int | N
     """Return the memory that steps in slices use besides the other steps, on the CPU."""
     from localllm.backends.cpu.budget import step_memory  # imports the CPU's kernels
 
-    return step_memory(plan, limits, threads_for(threads) or usable_threads(), types)
+    usable = usable_threads()
+    return step_memory(plan, limits, min(threads or usable, usable), types)
 
 
 def kept(plan: Plan, observe: bool, pools: bool = False) -> list[Value]:
