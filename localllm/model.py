@@ -402,8 +402,8 @@ def load(
         if file.tensors:
             if drafts and not embeddings:
                 model.drafter = find_drafter(file, chosen.speculation)
-            if embeddings or split is not None:
-                _refuse_mmproj(chosen, "for embeddings" if embeddings else "in several processes")
+            if embeddings:
+                _refuse_mmproj(chosen)
             elif media is None:
                 model.multimodal = open_multimodal(file, model.maybe_tokenizer, chosen)
                 if model.multimodal is not None:
@@ -448,10 +448,10 @@ def _token_ids(ids: Any) -> list[int | MediaSpan] | None:
     return [token if isinstance(token, MediaSpan) else int(token) for token in given]
 
 
-def _refuse_mmproj(options: LoadOptions, how: str) -> None:
+def _refuse_mmproj(options: LoadOptions) -> None:
     """Raise LocalLLMError for an mmproj file that would not be used."""
     if options.mmproj and str(options.mmproj) not in OFF:
-        problem = f": a model that is loaded {how} reads no pictures or sound; leave it out"
+        problem = ": a model that is loaded for embeddings reads no pictures or sound; leave it out"
         raise LocalLLMError(Notice(Setting("mmproj", options.mmproj), problem))
 
 

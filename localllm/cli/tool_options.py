@@ -113,7 +113,7 @@ class BenchOptions(Options):
         if self.against and self.image:
             raise OptionError("--against excludes --image, because llama-bench reads no pictures")
         if self.machines.ray and self.image:
-            raise OptionError("--ray excludes --image, because a model in several processes reads no pictures")
+            raise OptionError("--ray excludes --image, because the encoder is measured in one process")
         if self.load.mmproj and not self.image:
             raise OptionError("--mmproj needs --image WxH, the sizes of the pictures to measure")
 

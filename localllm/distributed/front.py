@@ -24,6 +24,7 @@ from localllm.generation.interfaces import Observer, SchedulerLimits
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.loader import whole_of
+from localllm.loading.mmproj import open_multimodal
 from localllm.model import Model
 from localllm.options import LoadOptions
 from localllm.server.served import Served
@@ -45,16 +46,20 @@ def open_front(
     number that makes a token fastest. `told` prints a note, and `prepare` is called with
     the model before its first request. `prompts` more replicas evaluate prompts only.
     """
-    file = open_gguf(path)
+    file, model = open_gguf(path), None
     try:
         if not file.tensors:
             raise LocalLLMError(f"{path}: has no weights to serve")
         refuse_serving(file)
         model = Model(file, options.force)
+        model.multimodal = open_multimodal(file, model.maybe_tokenizer, options)  # prepares; the replicas encode
         layout, home = _layout(file, options, stages, replicas, prompts)
         for line in layout.lines:
             told(line)
-        settings = ReplicaSettings(home, __version__, options, limits, layout.stages, not stages, layout.memory)
+        encoders = Home.of(model.multimodal.file, home.node) if model.multimodal is not None else None
+        settings = ReplicaSettings(
+            home, __version__, options, limits, layout.stages, not stages, layout.memory, encoders=encoders
+        )
         front = f"localllm-{token_hex(4)}"
         fleet = Fleet(front, limits.parallel)
         for_prompts = PromptReplicas.start(front, settings, prompts, layout, told) if prompts else None
@@ -67,11 +72,13 @@ def open_front(
             raise
         deployment.for_prompts = for_prompts
     except BaseException:
-        file.close()
+        model.close() if model is not None else file.close()
         raise
     try:
         assert opened.facts is not None
         model.attach(opened.facts)
+        if model.multimodal is not None:
+            model.multimodal.context = model.context
         for note in opened.notes:
             told(note)
         prepare(model)

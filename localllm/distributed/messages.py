@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localllm.constrained.request import Constrained, Recipe
 from localllm.generation.interfaces import Load
-from localllm.generation.request import Event, Request
+from localllm.generation.request import Event, Request, text_of
 
 if TYPE_CHECKING:
     from localllm.cluster.secured import Peer
@@ -29,7 +29,9 @@ class States(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request on its way to a replica. Its constraint travels as a recipe, which the replica follows itself."""
+    """A request on its way to a replica. Its constraint travels as a recipe, which the replica follows itself, and its
+    prompt as tokens of text, and as pictures and sounds.
+    """
 
     front: str  # name of the front whose outbox takes the events
     number: int  # of this attempt: a request that is sent again has a new number
@@ -37,6 +39,7 @@ class Ask:
     recipe: Recipe | None
     states: bool  # whether the front wants the hidden states
     chunks: tuple[int, ...]  # hashes of the prompt's chunks, for the router
+    media: tuple[tuple[int, bytes], ...] = ()  # see `localllm.distributed.media.packed`
 
     @classmethod
     def of(cls, front: str, number: int, request: Request, chunks: tuple[int, ...], known: Sequence[int]) -> Ask:
@@ -44,10 +47,16 @@ class Ask:
         made = request.constraint
         assert made is None or isinstance(made, Constrained), "a constraint without a recipe cannot be sent"
         plain = replace(
-            request, constraint=None, dry_breakers=None, states=None, observer=None, processor=None,
-            known=tuple(known),
+            request, prompt=text_of(request.prompt), constraint=None, dry_breakers=None, states=None, observer=None,
+            processor=None, known=tuple(known),
         )  # fmt: skip
-        return cls(front, number, plain, None if made is None else made.recipe, request.states is not None, chunks)
+        recipe = None if made is None else made.recipe
+        media: tuple[tuple[int, bytes], ...] = ()
+        if len(plain.prompt) < len(request.prompt):
+            from localllm.distributed.media import packed  # imports the encoders
+
+            media = packed(request.prompt)
+        return cls(front, number, plain, recipe, request.states is not None, chunks, media)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ from localllm.base.printable import printable
 from localllm.cluster.errors import StageLost
 from localllm.distributed.answer import Answer, RemoteTicket
 from localllm.distributed.fleet import Fleet
+from localllm.distributed.media import check_media, routed
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States, chunks_of
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import Load, Observer, Replicas, SchedulerLimits
 from localllm.generation.open_requests import OpenRequests
-from localllm.generation.request import Event, Failed, Finished, Request, text_of
+from localllm.generation.request import Event, Failed, Finished, Request
 from localllm.generation.request_state import Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.statistics import Usage
@@ -120,10 +121,7 @@ class RemoteScheduler(Closing):
         """Send a request. The scheduler's thread calls `listener` with the request's events. Raise as `Scheduler`."""
         if not request.prompt:
             raise LocalLLMError("the prompt has no tokens; give some text")
-        if len(text_of(request.prompt)) < len(request.prompt):
-            raise LocalLLMError(
-                "replicas in other processes take no pictures and no sound; serve the model without them"
-            )
+        check_media(request.prompt)
         if self._stopped is not None:
             raise self._stopped
         self._open.enter(request.account, self.limits.parallel + self.limits.waiting)
@@ -217,7 +215,7 @@ class RemoteScheduler(Closing):
             self._fail(answer, self._stopped or error)
             return
         self._answers[answer.number] = answer
-        chunks = chunks_of([*text_of(answer.request.prompt), *answer.known])
+        chunks = chunks_of([*routed(answer.request.prompt), *answer.known])
         ask = Ask.of(self._front, answer.number, answer.request, chunks, answer.known)
         answer.call = self._wire.ask(ask)
         self._start(self._wait(answer, answer.number, answer.call))
@@ -253,7 +251,7 @@ class RemoteScheduler(Closing):
             return
         if answer.call is not None:
             answer.call.cancel()
-        usage = Usage(prompt_tokens=len(answer.request.prompt), answer_tokens=len(answer.known))
+        usage = Usage(prompt_tokens=len(routed(answer.request.prompt)), answer_tokens=len(answer.known))
         self._finish(answer, Finished("cancelled", "", usage, choice=answer.request.choice))
 
     def _fail(self, answer: Answer, error: LocalLLMError) -> None:
@@ -267,7 +265,7 @@ class RemoteScheduler(Closing):
             return
         answer.over = True
         self._answers.pop(answer.number, None)
-        self.fleet.ended(answer.number, chunks_of([*text_of(answer.request.prompt), *answer.known]))
+        self.fleet.ended(answer.number, chunks_of([*routed(answer.request.prompt), *answer.known]))
         self._open.leave(answer.request.account)
         with suppress(Exception):  # the event loop of the client is closed
             answer.listener(event)

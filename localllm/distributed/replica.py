@@ -62,6 +62,7 @@ class ReplicaSettings:
     fastest: bool = False  # use the number of bundles with the fastest tokens
     memory: Mapping[str, int] = field(default_factory=dict)  # most bytes of weights and cache, by Ray's id of the node
     prompts: tuple[str, ...] = ()  # names of the actors that evaluate prompts for it
+    encoders: Home | None = None  # the mmproj file; None: it takes no pictures or sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Replica:
         else:
             self._stages = _stages(ray, settings, copy, self._notes.append)
         model = self._model = load(
-            copy.path, settings.options, mmproj="off", sequences=limits.parallel, split=self._stages,
+            copy.path, settings.options, mmproj=_encoders(ray, settings.encoders, self._notes.append),
+            sequences=limits.parallel, split=self._stages,
             memory=settings.memory.get(ray.get_runtime_context().get_node_id(), 0),
         )  # fmt: skip
         if model.embeds:
@@ -240,6 +242,10 @@ class Replica:
     def _made(self, ask: Ask, outbox: Outbox) -> Request:
         """Return the request with everything that did not travel: its constraint, sequence breakers and functions."""
         request, model = ask.request, self._model
+        if ask.media:
+            from localllm.distributed.media import unpacked  # imports the encoders
+
+            request = replace(request, prompt=unpacked(request.prompt, ask.media, model.multimodal))
         if ask.recipe is not None:
             request = replace(request, constraint=ask.recipe.made(model))
         if request.sampling.dry_multiplier and model.dry_breakers is not None:
@@ -253,6 +259,17 @@ def _end(front: str) -> None:
     from ray import serve
 
     serve.delete(front)
+
+
+def _encoders(ray: Any, home: Home | None, tell: Callable[[str], None]) -> str:
+    """Return the path of the mmproj file on this machine, fetched if necessary."""
+    if home is None:
+        return "off"
+    copy = LocalCopy(ray, home, _address(), tell)
+    if copy.fetched:
+        with open_gguf(copy.path) as file:
+            copy.complete(file)
+    return str(copy.path)
 
 
 def _stages(ray: Any, settings: ReplicaSettings, copy: LocalCopy, tell: Callable[[str], None]) -> RayStages:

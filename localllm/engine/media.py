@@ -13,7 +13,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,8 @@ class MediaSpan:
 
     `key` identifies its content and its layout. `positions` are for rotations, relative to the first token's; the token
     behind the last one is at `advance`. If not `causal`, the tokens see each other. `encode` begins to compute the
-    embeddings; it is not called for tokens that are in the cache.
+    embeddings; it is not called for tokens that are in the cache. `source` is the encoder's input and the position of
+    the first token, from which another process can make the same span.
     """
 
     key: bytes
@@ -54,6 +55,7 @@ class MediaSpan:
     advance: int
     causal: bool
     encode: Callable[[], Encoding] = field(compare=False, repr=False)
+    source: tuple[Any, int] | None = field(default=None, compare=False, repr=False)
 
 
 class Media:

@@ -234,8 +234,9 @@ class Multimodal(Closing):
             positions = positions - np.where(piece.absolute, start, 0).astype(np.int32)
             key.update(b"%d" % start)
         return MediaSpan(
-            key.digest(), piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece)
-        )
+            key.digest(), piece.tokens, positions, piece.positions, piece.causal, lambda: _Encoding(self, piece),
+            (piece, start),
+        )  # fmt: skip
 
     def begin(self, encoding: _Encoding, piece: EncoderInput) -> Running:
         """Begin to encode a piece. The encoding before loses the executables, and begins again when it is advanced."""

@@ -66,7 +66,7 @@ def serve(
         raise LocalLLMError(Notice(Setting("mmproj", mmproj), ": goes with one model; name it"))
     machines = opening.machines
     if machines.ray:
-        _check_ray(own, name, mmproj, machines.number)
+        _check_ray(own, name, machines.number)
     elif own.replicas:
         raise LocalLLMError(f"--replicas {own.replicas} needs --ray auto or --ray HOST:PORT")
     elif own.prefill_replicas:
@@ -180,12 +180,10 @@ def serve(
         os._exit(0)
 
 
-def _check_ray(own: ServeOptions, name: str, mmproj: str, stages: int) -> None:
+def _check_ray(own: ServeOptions, name: str, stages: int) -> None:
     """Raise LocalLLMError for options that a server with replicas does not support."""
     if not name:
         raise LocalLLMError("--ray serves one model: name it (localllm serve MODEL --ray auto)")
-    if mmproj and mmproj not in OFF:
-        raise LocalLLMError(Notice(Setting("mmproj", mmproj), ": encoders do not run on --ray; leave it out"))
     for setting in ("cache_dir", "slot_save_path"):
         if own.values()[setting]:
             problem = "stores the cache of this process, but with --ray other processes have it; leave it out"
