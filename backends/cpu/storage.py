@@ -1,6 +1,6 @@
 """The memory of a bound program: weights, cache, activations and scratch, and the address of every place in it.
 
-A step that others interrupt has memory of its own for everything but weights, cache and tables (`Storage.beside`).
+A step that others interrupt shares weights, cache and tables with them, and nothing else (`Storage.beside`).
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def unpacked(
 
 
 def routed(prompt: Sequence[int | MediaSpan]) -> list[int]:
-    """Return the prompt as the router compares it: a picture or sound stands for as many tokens, whose number is a hash
-    of its key.
+    """Return the prompt as the router compares it: with one number, a hash of the key, for each token of a picture or
+    sound.
     """
     found: list[int] = []
     for each in prompt:

@@ -34,8 +34,8 @@ def pack(piece: EncoderInput, start: int) -> bytes:
 
 
 def unpack(data: bytes, kinds: Sequence[str], most: int) -> tuple[EncoderInput, int]:
-    """Return an input of an encoder of one of these kinds, with tensors of at most `most` bytes, and the position of
-    its first token. Raises LocalLLMError.
+    """Return what `pack` was given. Raises LocalLLMError for damaged bytes, another kind of encoder, and more than
+    `most` bytes of tensors.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -53,7 +53,7 @@ def unpack(data: bytes, kinds: Sequence[str], most: int) -> tuple[EncoderInput, 
         axes, absolute, start = arrays.pop("axes", None), arrays.pop("absolute", None), int(header["start"])
         flags, causal = Flags(**given), bool(header["causal"])
         piece = EncoderInput(header["kind"], tensors, flags, tokens, columns, rows, positions, causal, axes, absolute)
-    except Exception as error:  # whatever damaged bytes make these readers raise
+    except Exception as error:  # damaged bytes make these readers raise many kinds
         raise LocalLLMError(DAMAGED) from error
     table = (piece.tokens, 4)
     fits = (
