@@ -268,7 +268,7 @@ def _checked(
     if count and not least <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
         raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
     try:
-        ids, media = with_ids(tokens.tolist(), header["media"], model.engine.pool.media)
+        ids, media = with_ids(tokens.tolist(), header["media"], model.engine.pool.media, model.context)
         if any(1 < each.media.positions.shape[1] < model.engine.media.axes for each in media):
             raise ValueError("its media have no usable 'positions'")
     except ValueError as error:

@@ -19,7 +19,7 @@ MOST_MEDIA = 1 << 16  # maximum number of pictures and sounds in a file
 _MOST_KEY = 256  # maximum length of a key in bytes
 _MOST_TOKENS = 1 << 20  # maximum number of tokens of one picture or sound
 _MOST_AXES = 8
-_MOST_POSITION = 1 << 30
+_MOST_COUNT = 1 << 30
 
 
 def header_of(placed: Placed) -> dict[str, Any]:
@@ -37,13 +37,17 @@ def header_of(placed: Placed) -> dict[str, Any]:
     }
 
 
-def with_ids(tokens: list[int], headers: Sequence[Mapping[str, Any]], ids: MediaIds) -> tuple[list[int], list[Placed]]:
+def with_ids(
+    tokens: list[int], headers: Sequence[Mapping[str, Any]], ids: MediaIds, context: int
+) -> tuple[list[int], list[Placed]]:
     """Return the tokens of a file with ids of this process for its media tokens, and the media.
 
-    The last one may be cut. Raises ValueError for headers that do not describe the tokens.
+    The last one may be cut. Raises ValueError for headers that do not describe the tokens, and for positions outside
+    the context.
     """
     placed: list[Placed] = []
     at = 0
+    shift = 0  # what the media so far add to later positions
     for header in headers:
         start, count, advance, axes = (_count(header, name) for name in ("start", "tokens", "advance", "axes"))
         key, causal, packed = header.get("key"), header.get("causal"), header.get("positions")
@@ -55,6 +59,12 @@ def with_ids(tokens: list[int], headers: Sequence[Mapping[str, Any]], ids: Media
         if any(token != -1 for token in tokens[start:at]) or (at < start + count and header is not headers[-1]):
             raise ValueError("its media are not where its header says")
         positions = _positions(packed, count, axes)
+        first, there = start + shift, positions[: at - start]
+        if not 0 <= first + int(there.min()) <= first + int(there.max()) < context:
+            raise ValueError("its media have no usable 'positions'")
+        shift += advance - count
+        if at == start + count and len(tokens) + shift > context:
+            raise ValueError("its media have no usable 'advance'")
         placed.append(Placed(start, ids.of(_bytes(key), count, positions, advance, causal)))
     found = tokens.copy()
     for each in placed:
@@ -80,7 +90,7 @@ def content_name(tokens: Sequence[int], media: Sequence[Placed]) -> str:
 
 def _count(header: Mapping[str, Any], name: str) -> int:
     value = header.get(name)
-    if type(value) is not int or not 0 <= value <= _MOST_POSITION:
+    if type(value) is not int or not 0 <= value <= _MOST_COUNT:
         raise ValueError(f"its media have no usable {name!r}")
     return value
 
@@ -93,6 +103,7 @@ def _bytes(key: str) -> bytes:
 
 
 def _positions(packed: Any, count: int, axes: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return positions relative to the first token's; those of hunyuanvl may be negative."""
     size = 4 * count * axes
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), size + 1)
@@ -100,7 +111,4 @@ def _positions(packed: Any, count: int, axes: int) -> np.ndarray[Any, np.dtype[n
         raise ValueError("its media have no usable 'positions'") from None
     if len(data) != size:
         raise ValueError("its media have no usable 'positions'")
-    positions = np.frombuffer(data, "<i4").astype(np.int32).reshape(count, axes)
-    if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) <= _MOST_POSITION:
-        raise ValueError("its media have no usable 'positions'")
-    return positions
+    return np.frombuffer(data, "<i4").astype(np.int32).reshape(count, axes)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.gguf import NewTensor, write_gguf
-from tests.localllm.support import CHATML, write_model
+from localllm.gguf import NewTensor, open_gguf, write_gguf
+from tests.localllm.support import CHATML, HEADS, WIDTH, write_model
 from tests.models.encoders import small
 
 MARKS = ("<start_of_image>", "<end_of_image>")  # gemma3's
@@ -41,6 +41,24 @@ def write_pair(folder: Path, case: str = "gemma3", template: str = CHATML, name:
     """Write a text model and the encoders of a case to one folder. Return the path of the text model."""
     write_mmproj(folder / f"mmproj-{name}-F16.gguf", case)
     return write_model(folder / f"{name}-Q8_0.gguf", template=template, context=1024)
+
+
+def write_absolute(folder: Path, case: str) -> Path:
+    """Write a model whose pictures depend on their place in the prompt: of hunyuanvl, the positions of rows and
+    columns; of deepseek4v, the pads in front.
+    """
+    path = write_pair(folder, case)
+    if case != "hunyuanvl":
+        return path
+    with open_gguf(path) as file:
+        metadata = {key.replace("llama.", "hunyuan_vl."): value for key, value in file.metadata.items()}
+        found = [(each, each.read(0, each.rows).copy()) for each in file.tensors.values()]
+    metadata |= {"general.architecture": "hunyuan_vl", "hunyuan_vl.rope.dimension_sections": np.full(4, 4, np.int32)}
+    norm = np.linspace(0.5, 1.5, WIDTH // HEADS, dtype=np.float32)
+    tensors = [NewTensor(each.name, each.format, each.shape, data) for each, data in found]
+    tensors += [NewTensor(f"blk.0.attn_{part}_norm.weight", "F32", norm.shape, norm.tobytes()) for part in "qk"]
+    write_gguf(path, metadata, tensors, overwrite=True)
+    return path
 
 
 def png(width: int = 40, height: int = 24, seed: int = 0) -> bytes:

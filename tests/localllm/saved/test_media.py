@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from localllm.saved.prompt_cache import CacheFileError, read_prompt_cache, resto
 from localllm.saved.saved_media import content_name, header_of, with_ids
 from localllm.saved.slot_files import SlotFiles
 from tests.localllm.generation.support import Stepped
-from tests.localllm.generation.test_media import Pictures, opened, prompt_of, request
+from tests.localllm.generation.test_media import Pictures, Recorded, opened, prompt_of, request
+from tests.localllm.media_models import png, write_absolute
 
 
 def answered(model: localllm.Model, prompt: list[Any]) -> Any:
@@ -77,11 +79,11 @@ TOKENS = [5, 6, -1, -1, -1, 7]
 
 def test_headers_describe_the_media_of_a_file() -> None:
     ids = MediaIds()
-    tokens, [placed] = with_ids(TOKENS, [GOOD], ids)
+    tokens, [placed] = with_ids(TOKENS, [GOOD], ids, 32)
     assert tokens == [5, 6, *placed.media.ids, 7]
     assert (placed.start, placed.media.key, placed.media.advance, placed.media.causal) == (2, b"k", 2, True)
     np.testing.assert_array_equal(placed.media.positions, [[0, 0], [0, 1], [1, 0]])
-    cut, _ = with_ids(TOKENS[:4], [GOOD], ids)  # the last picture may be cut
+    cut, _ = with_ids(TOKENS[:4], [GOOD], ids, 32)  # the last picture may be cut
     assert cut == tokens[:4]
 
 
@@ -89,7 +91,7 @@ BAD: dict[str, list[Any]] = {
     "start": [-1, 3, 6, 1.0, None, "2"],
     "tokens": [0, -3, 2, 4, 1 << 40, None],
     "key": [b"k", "zz", "00" * 300, None],
-    "advance": [-1, 1 << 40, None],
+    "advance": [-1, 30, 1 << 29, 1 << 40, None],
     "causal": [1, None],
     "axes": [0, 1, 3, 99, None],
     "positions": ["", "!", "AAAA", GOOD["positions"][:12], None, 5],
@@ -99,7 +101,7 @@ BAD: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_damaged_headers_are_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"its (header|media)"):
-        with_ids(TOKENS, [{**GOOD, name: value}], MediaIds())
+        with_ids(TOKENS, [{**GOOD, name: value}], MediaIds(), 32)
 
 
 def test_media_and_tokens_must_agree(tmp_path: Path) -> None:
@@ -111,12 +113,12 @@ def test_media_and_tokens_must_agree(tmp_path: Path) -> None:
         (TOKENS[:4], [GOOD, {**GOOD, "start": 3}]),
     ):
         with pytest.raises(ValueError, match=r"its (header|media)"):
-            with_ids(tokens, headers, MediaIds())
+            with_ids(tokens, headers, MediaIds(), 32)
 
 
 def test_a_forged_layout_does_not_answer_for_a_picture() -> None:
     ids, shape = MediaIds(), np.array([[0, 0], [0, 1], [1, 0]], np.int32)
-    _, [forged] = with_ids(TOKENS, [GOOD], ids)
+    _, [forged] = with_ids(TOKENS, [GOOD], ids, 32)
     for tokens, positions, advance, causal in (
         (3, shape[::-1], 2, True), (3, shape, 3, True), (3, shape, 2, False), (5, np.arange(5), 5, True),
     ):  # fmt: skip
@@ -162,3 +164,38 @@ def test_pictures_of_different_requests_have_different_files() -> None:
     names = [content_name([5, *media.ids], [Placed(1, media)]) for media in (one, other, one)]
     assert names[0] == names[2] != names[1]
     assert isinstance(Pictures, type)
+
+
+@pytest.mark.parametrize("case", ["hunyuanvl", "deepseek4v"])
+def test_pictures_that_depend_on_their_place_are_restored(case: str, tmp_path: Path) -> None:
+    """The second answer, behind a restored slot, has the bits of one without, and encodes no picture again."""
+    path, files = write_absolute(tmp_path, case), tmp_path / "slots"
+    files.mkdir()
+    rows: dict[str, Any] = {}
+    for process in ("first", "restored", "alone"):
+        with localllm.load(path, backend="cpu", threads=1, ctx_size=1024) as model:
+            held = model.engine.pool.media.of(b"other", 9, np.arange(9, dtype=np.int32), 9, True)
+            chunks = model.media(
+                "Look at this: <__media__> and <__media__> " + "again " * 12, [png(96, 64), png(64, 96)]
+            )
+            prompt: list[Any] = [each for chunk in chunks for each in chunk.prompt]
+            pictures = [each for each in prompt if not isinstance(each, int)]
+            assert (case == "hunyuanvl") == any(each.positions.min() < 0 for each in pictures)
+            slots = SlotFiles(files, model)
+            with Stepped(model) as stepped:
+                if process == "restored":
+                    stepped.running.slots.take_up(partial(slots.load, "x"))
+                recorded = Recorded()
+                _, answer = stepped.ask(request(prompt, recorded))
+                stepped.finish()
+                rows[process] = recorded.rows
+                if process == "first":
+                    [sequence] = stepped.running.prefixes
+                    slots.save("x", sequence)
+                else:
+                    last = prompt.index(pictures[1])
+                    behind = sum(1 if isinstance(each, int) else each.tokens for each in prompt[: last + 1])
+                    assert (answer.reused > behind) == (process == "restored")
+            assert held.first < 0
+    np.testing.assert_array_equal(rows["restored"], rows["alone"])
+    np.testing.assert_array_equal(rows["first"], rows["alone"])
