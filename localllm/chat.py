@@ -19,14 +19,15 @@ from localllm.engine import ContextFull, Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
-from localllm.loading.media_parts import MediaParts, has_media
+from localllm.loading.media_parts import Located, MediaParts, has_media
 from localllm.loading.numbered import NumberedSpans
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
 from localllm.reply import Piece, Reply, pieces_of
 from localllm.sandbox import Confined
+from localllm.saved.attachments import Attachments, described, left_out, restored
 from localllm.saved.chat_files import keep_in_file, take_up
-from localllm.saved.prompt_cache import Kept, read_prompt_cache
+from localllm.saved.prompt_cache import Kept, content_of, read_prompt_cache
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
 from localllm.template.formats import find_format
 from localllm.template.reasoning import with_thinking
@@ -112,7 +113,22 @@ class Conversation:
     @property
     def told(self) -> list[dict[str, str]]:
         """The messages as text, with a name in brackets in place of each picture and sound."""
-        return [{**message, "content": self._media.shown(message["content"])} for message in self.messages]
+        return self.located[0]
+
+    @property
+    def located(self) -> tuple[list[dict[str, str]], list[Located]]:
+        """The messages as in `told`, and the pictures and sounds with the places of their names."""
+        return self._media.located(self.messages)
+
+    def attachments(self) -> Attachments:
+        """Return pictures and sounds as files, for saving them with `told`. A note names files that are too
+        large."""
+        located = self.located[1]
+        found = described(located, self._model.encoders.projector.rate if located and self._model.reads else 0)
+        if found.problems and (note := left_out(found.problems)) not in self._told:
+            self._told.add(note)
+            self._tell(note)
+        return found
 
     @property
     def structured(self) -> bool:
@@ -187,19 +203,22 @@ class Conversation:
             self.messages = messages
         return dropped
 
-    def resume(self, messages: list[dict[str, str]]) -> None:
+    def resume(
+        self, messages: list[dict[str, str]], located: Sequence[Located] = (), problems: Sequence[str] = ()
+    ) -> None:
         """Replace the conversation with `messages`, which the next turn evaluates. A leading system message replaces
-        the system prompt.
+        the system prompt. `located` are the pictures and sounds among them. A note names those that the model does not
+        get, and the `problems` of others.
         """
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
-        self.messages, self._answered = [*begun, *messages], []
+        self.messages, self._answered = [*begun, *self._with_media(messages, located, problems)], []
 
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and KV cache to a file and return its size in bytes. Raises the errors of
         `localllm.saved.prompt_cache`.
         """
         self.forget_rest()
-        return keep_in_file(path, self._model, self.tokens, self.told, force)[1]
+        return keep_in_file(path, self._model, self.tokens, self.told, force, self.attachments())[1]
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation with one from a file. After a CacheFileError, this conversation is unchanged.
@@ -208,7 +227,8 @@ class Conversation:
         """
         kept = read_prompt_cache(path, self._model)
         self._restored, self.tokens = kept.media, take_up(kept, self._model)
-        self.messages, self._answered, self._added = list(kept.messages), [], ""
+        located, problems = restored(kept.messages, kept.attachments, lambda key: content_of(kept, key))
+        self.messages, self._answered, self._added = self._with_media(kept.messages, located, problems), [], ""
         return kept
 
     def forget_rest(self) -> None:
@@ -225,6 +245,16 @@ class Conversation:
         """Return a list with the system message, or an empty list without a system prompt."""
         told = "\n\n".join(part for part in (self._system, self._added) if part)
         return [{"role": "system", "content": told}] if told else []
+
+    def _with_media(
+        self, told: Sequence[dict[str, str]], located: Sequence[Located], problems: Sequence[str]
+    ) -> list[dict[str, str]]:
+        """Return saved messages with markers in place of the names at `located`."""
+        self._media = MediaParts()
+        messages, refused = self._media.put_back(told, located, lambda medium: self._model.encoders.parts(medium))
+        if found := [*problems, *refused]:
+            self._tell(left_out(found))
+        return messages
 
     def _opening(self) -> list[dict[str, str]]:
         """Return the messages before the first turn."""
@@ -366,6 +396,7 @@ class Conversation:
         """
         for message in messages:
             self._model.check_length(message["content"])
+        messages = self._media.readable(messages)
         rendered = self._template.render(messages, not complete, extra=self._variables)
         for note in rendered.notes:
             if note not in self._told:

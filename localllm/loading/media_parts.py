@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import open_regular, read_regular
+from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.template.origin import Text, marked
 
@@ -48,9 +49,39 @@ class Medium:
             return self  # the decoder names what is wrong
         return Medium(self.kind, data, self.name or printable(Path(source).name, None))
 
+    def files(self, rate: int) -> tuple[bytes, ...]:
+        """Return the content as files; two frames are two. An array of a sound has `rate` samples per second.
+
+        Pictures and sounds in memory become PPM and WAV, from which the decoder makes the same values.
+        """
+        several = self.kind == "image" and isinstance(self.source, list | tuple)
+        frames = self.source if several else [self.source]
+        return tuple(self._file(frame, rate) for frame in frames)
+
+    def _file(self, source: Any, rate: int) -> bytes:
+        from localllm.media.plain import ppm, wav
+
+        if isinstance(source, bytes | bytearray | memoryview):
+            return bytes(source)
+        if self.kind == "image":
+            return ppm(source, self.what)
+        return wav((source, rate) if isinstance(source, np.ndarray) else source, self.what)
+
     @property
     def what(self) -> str:
         return self.name or ("picture" if self.kind == "image" else "sound")
+
+
+class Located(NamedTuple):
+    """A picture or a sound in the text of a message, whose name in brackets begins at `start`."""
+
+    message: int
+    start: int
+    medium: Medium
+
+    @property
+    def text(self) -> str:
+        return f"[{self.medium.what}]"
 
 
 class MediaParts:
@@ -60,9 +91,10 @@ class MediaParts:
         self._number = secrets.token_hex(16)
         self._marker = re.compile(rf"<__media_{self._number}_(\d+)__>")
         self._media: list[Medium] = []
+        self._unread: set[int] = set()  # those that the model gets as names
 
     def __bool__(self) -> bool:
-        return bool(self._media)
+        return len(self._media) > len(self._unread)
 
     def mark(self, medium: Medium) -> str:
         """Add a picture or a sound; return its marker."""
@@ -115,6 +147,46 @@ class MediaParts:
         for message in messages:
             if isinstance(content := message.get("content"), str):
                 yield from (int(match[1]) for match in self._marker.finditer(content))
+
+    def located(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Located]]:
+        """Return the messages with names as `shown` writes them, and the place of each name."""
+        told, found = [], list[Located]()
+        for number, message in enumerate(messages):
+            content, text, at = message["content"], "", 0
+            for match in self._marker.finditer(content):
+                text += content[at : match.start()]
+                found.append(Located(number, len(text), self._media[int(match[1])]))
+                text, at = text + found[-1].text, match.end()
+            told.append({**message, "content": text + content[at:]})
+        return told, found
+
+    def put_back(
+        self, told: Sequence[Mapping[str, Any]], located: Sequence[Located], check: Callable[[Medium], object]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return messages with markers in place of the names at `located`, which are in order.
+
+        The model gets the name of each that `check` refuses. The second result has the reasons.
+        """
+        messages, problems = [dict(message) for message in told], []
+        for each in reversed(located):
+            content, stop = messages[each.message]["content"], each.start + len(each.text)
+            messages[each.message]["content"] = content[: each.start] + self.mark(each.medium) + content[stop:]
+            try:
+                check(each.medium)
+            except LocalLLMError as error:
+                problems.append(said(error))
+                self._unread.add(len(self._media) - 1)
+        return messages, problems[::-1]
+
+    def readable(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """Return the messages with names in place of unread pictures and sounds."""
+        if not self._unread:
+            return messages
+
+        def name(match: re.Match[str]) -> str:
+            return f"[{self._media[int(match[1])].what}]" if int(match[1]) in self._unread else match[0]
+
+        return [{**message, "content": self._marker.sub(name, message["content"])} for message in messages]
 
     def shown(self, text: str) -> str:
         """Return a text with a name in brackets in place of each marker, for people and for files."""

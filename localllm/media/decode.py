@@ -24,6 +24,7 @@ from localllm.sandbox import BLOB, Confined, ConfinedError, ConfinedLate, Confin
 
 Data = bytes | bytearray | memoryview
 _NEEDS = {"image": ("PIL", "pictures need Pillow"), "audio": ("soundfile", "sound needs soundfile")}
+_SECONDS = 1800.0  # maximum duration of a sound
 _MEMORY = 900 << 20  # bytes of the child
 
 
@@ -33,7 +34,7 @@ class MediaLimits:
 
     file_bytes: int = 64 << 20
     pixels: int = 50_000_000
-    seconds: float = 1800.0
+    seconds: float = _SECONDS
 
 
 class Decoder(Closing):
@@ -77,7 +78,8 @@ class Decoder(Closing):
         Samples of integer types are scaled to -1 .. 1. Channels, the second axis, are averaged. Raises MediaError.
         """
         if isinstance(source, tuple) and len(source) == 2:
-            return self._samples(np.asarray(source[0]), source[1], rate, name)
+            recorded, given = mono(source, name, self.limits.seconds)
+            return _finite(resample(recorded, given, rate), name)
         data, name = self._read(source, name)
         most = int(4 * (rate + 1) * self.limits.seconds) + 4096
         limits = ResourceLimits(seconds=120, wall=300, memory=_MEMORY, answer=most)
@@ -150,22 +152,24 @@ class Decoder(Closing):
         except Exception as error:
             raise MediaError(f"{name}: cannot be decoded: {printable(str(error)[:200], None)}") from None
 
-    def _samples(self, samples: NDArray[Any], source: int, rate: int, name: str) -> NDArray[np.float32]:
-        if not isinstance(source, int) or not LOWEST <= source <= HIGHEST:
-            raise MediaError(f"{name}: has {source!r} samples per second; supported: {LOWEST} to {HIGHEST}")
-        kind = samples.dtype.kind
-        if kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size:
-            expected = "an array of a sound is (samples,) or (samples, channels) of numbers"
-            raise MediaError(f"{name}: {expected}, got {samples.dtype} {samples.shape}")
-        if len(samples) > self.limits.seconds * source:
-            raise MediaError(f"{name}: is longer than {self.limits.seconds:g} s; cut it")
-        if kind == "f":
-            values = samples.astype(np.float32)
-        else:
-            half = 2.0 ** (8 * samples.dtype.itemsize - 1)
-            values = ((samples.astype(np.float64) - (half if kind == "u" else 0)) / half).astype(np.float32)
-        mono = values.mean(1, dtype=np.float32) if values.ndim == 2 else values
-        return _finite(resample(mono, source, rate), name)
+
+def mono(source: Any, name: str, seconds: float = _SECONDS) -> tuple[NDArray[np.float32], int]:
+    """Return float32 samples, the channels averaged, and their rate, from (samples, rate). Raises MediaError."""
+    samples, rate = np.asarray(source[0]), source[1]
+    if not isinstance(rate, int) or not LOWEST <= rate <= HIGHEST:
+        raise MediaError(f"{name}: has {rate!r} samples per second; supported: {LOWEST} to {HIGHEST}")
+    kind = samples.dtype.kind
+    if kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size:
+        expected = "an array of a sound is (samples,) or (samples, channels) of numbers"
+        raise MediaError(f"{name}: {expected}, got {samples.dtype} {samples.shape}")
+    if len(samples) > seconds * rate:
+        raise MediaError(f"{name}: is longer than {seconds:g} s; cut it")
+    if kind == "f":
+        values = samples.astype(np.float32)
+    else:
+        half = 2.0 ** (8 * samples.dtype.itemsize - 1)
+        values = ((samples.astype(np.float64) - (half if kind == "u" else 0)) / half).astype(np.float32)
+    return (values.mean(1, dtype=np.float32) if values.ndim == 2 else values), rate
 
 
 def _finite(samples: NDArray[np.float32], name: str) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from localllm.engine import CacheSequence
 from localllm.loading.predictor import Predictor
+from localllm.saved.attachments import NOTHING, Attachments
 from localllm.saved.prompt_cache import Kept, restore, save
 
 
@@ -23,13 +24,19 @@ def take_up(kept: Kept, model: Predictor) -> list[int]:
 
 
 def keep_in_file(
-    path: Path, model: Predictor, tokens: Sequence[int], messages: Sequence[dict[str, str]], overwrite: bool
+    path: Path,
+    model: Predictor,
+    tokens: Sequence[int],
+    messages: Sequence[dict[str, str]],
+    overwrite: bool,
+    attachments: Attachments = NOTHING,
 ) -> tuple[list[int], int]:
     """Write the cached prefix of `tokens` to a file; return the prefix and the file size. Raises
     the errors of `save`."""
     slots = model.stepper.core.running.slots
 
     def write(sequence: CacheSequence) -> tuple[list[int], int]:
-        return list(sequence.tokens), save(path, model, sequence, messages, overwrite)
+        size = save(path, model, sequence, messages, overwrite, attachments=attachments)
+        return list(sequence.tokens), size
 
     return model.stepper.run(lambda: slots.with_cached(tokens, write))

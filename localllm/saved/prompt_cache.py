@@ -3,7 +3,8 @@
 The file consists of a magic number, a version, a JSON header with its length, the tokens (int32), the full cache blocks
 layer by layer as the backend exports them, and a digest of everything before. Tokens after the last full block are
 evaluated again on loading. The file is untrusted: sizes are checked against the file size before reading, and the
-digest is verified before any change.
+digest is verified before any change. The contents of pictures and sounds in the messages (`attachments.py`) are behind
+the blocks; a file with contents has version 2.
 
 Ids of media tokens hold in one process only. The file has -1 in their place, and in its header the key and the layout
 of each picture or sound (`saved_media.py`).
@@ -19,7 +20,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -37,10 +38,11 @@ from localllm.engine import Placed, SequenceRows
 from localllm.engine.paging import CacheSequence
 from localllm.loading.loaded_model import LoadedModel
 from localllm.plan import BLOCK
+from localllm.saved.attachments import HASH, MOST_FILE, MOST_ROWS, NOTHING, Attachments, Lost
 from localllm.saved.saved_media import MOST_MEDIA, header_of, with_ids
 
 MAGIC = b"LOCALLLM"
-VERSION = 1
+VERSION, WITH_CONTENTS = 1, 2
 _START = struct.Struct("<8sII")  # magic, version, header length in bytes
 _DIGEST = 32
 _MAX_HEADER = 16 << 20  # maximum header size in bytes; it contains the messages
@@ -65,6 +67,8 @@ class Kept:
     tokens: list[int]  # the ids of media tokens hold while `media` exists
     media: list[Placed]
     problem: str  # why the cache is unusable although the text is usable; "" if both are usable
+    attachments: Any  # rows of `attachments.py`
+    contents: Mapping[str, tuple[int, int]]  # by hash: the offset and the size of each content
     _blocks: int  # number of blocks; the last one may be partly filled
     _offset: int  # offset of the first block
     _own: bool  # whether links and files of other users are refused
@@ -78,6 +82,7 @@ def save(
     messages: Messages,
     overwrite: bool = False,
     own: bool = False,
+    attachments: Attachments = NOTHING,
 ) -> int:
     """Write the content of a sequence and return the file size in bytes. On failure, the old file is kept.
 
@@ -86,11 +91,11 @@ def save(
     """
     check_replaceable(path)
     blocks = sequence.length // BLOCK
-    text = _header_of(model, sequence, messages, blocks)
+    text = _header_of(model, sequence, messages, blocks, attachments)
     if len(text) > _MAX_HEADER:
         raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
     with new_file(path, overwrite, 0o600, keep_mode=not own) as file:
-        _write(file.write, text, model, sequence, blocks)
+        _write(file.write, text, model, sequence, blocks, attachments.contents)
         return file.size
 
 
@@ -119,7 +124,22 @@ def packed_bytes(model: LoadedModel, tokens: int) -> int:
     return _MAX_PACKED_HEADER + 4 * tokens + sum(size * (blocks - first) for size, first in sizes)
 
 
-def _header_of(model: LoadedModel, sequence: CacheSequence, messages: Messages, blocks: int) -> bytes:
+def content_of(kept: Kept, key: str) -> bytes:
+    """Return a content of a file by its hash, which the caller compares. Raises Lost."""
+    if key not in kept.contents:
+        raise Lost("its content is missing")
+    offset, size = kept.contents[key]
+    try:
+        with open_regular(kept.path, kept._own) as file:
+            file.seek(offset)
+            return _exactly(kept.path, file, size)
+    except (OSError, CacheFileError) as error:
+        raise Lost(f"cannot be read: {error}") from None
+
+
+def _header_of(
+    model: LoadedModel, sequence: CacheSequence, messages: Messages, blocks: int, attachments: Attachments = NOTHING
+) -> bytes:
     """Return the header. Raises CacheFileError if blocks are missing, in whose place others would be written."""
     executable, tokens = model.executable, sequence.tokens
     if not sequence.keeps(_evaluated(len(tokens), blocks)):
@@ -136,14 +156,21 @@ def _header_of(model: LoadedModel, sequence: CacheSequence, messages: Messages, 
         "messages": list(messages),
         "media": [header_of(each) for each in sequence.media],
         **({"blocks": blocks} if blocks != len(tokens) // BLOCK else {}),
+        "attachments": list(attachments.rows),
+        "contents": [[key, len(data)] for key, data in attachments.contents.items()],
     }
     return json.dumps(header, ensure_ascii=True).encode()
 
 
 def _write(
-    out: Callable[[bytes | memoryview], object], text: bytes, model: LoadedModel, sequence: CacheSequence, blocks: int
+    out: Callable[[bytes | memoryview], object],
+    text: bytes,
+    model: LoadedModel,
+    sequence: CacheSequence,
+    blocks: int,
+    contents: Mapping[str, bytes] = NOTHING.contents,
 ) -> None:
-    """Write the header `text`, the tokens and the blocks of a sequence, and the digest."""
+    """Write the header `text`, the tokens and the blocks of a sequence, the contents, and the digest."""
     executable, tokens = model.executable, sequence.tokens
     digest = hashlib.blake2b(digest_size=_DIGEST)
 
@@ -151,13 +178,15 @@ def _write(
         digest.update(data)
         out(data)
 
-    write(_START.pack(MAGIC, VERSION, len(text)))
+    write(_START.pack(MAGIC, WITH_CONTENTS if contents else VERSION, len(text)))
     write(text)
     write(np.maximum(np.array(tokens, "<i4"), -1).tobytes())
     firsts = _first_blocks(model, _evaluated(len(tokens), blocks))
     for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
         blocks_of = _table(model, sequence, layer)[start:stop]
         write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
+    for content in contents.values():
+        write(content)
     out(digest.digest())
 
 
@@ -233,8 +262,8 @@ def _checked(
     magic, version, length = _START.unpack(start)
     if magic != MAGIC:
         raise CacheFileError(f"{path}: not a localllm conversation file")
-    if version != VERSION:
-        raise CacheFileError(f"{path}: has format {version}, this program reads {VERSION}; save it again")
+    if version not in (VERSION, WITH_CONTENTS):
+        raise CacheFileError(f"{path}: has format {version}, this program reads up to {WITH_CONTENTS}; save it again")
     if length > min(_MAX_HEADER, size - _START.size - _DIGEST):
         raise CacheFileError(f"{path}: is damaged: a header of {length} bytes in a file of {size}")
     text = _exactly(path, file, length)
@@ -242,7 +271,11 @@ def _checked(
     count, kinds = header["tokens"], list(zip(header["block_bytes"], header["first_blocks"], strict=False))
     offset = _START.size + length + 4 * count
     blocks = header.get("blocks", count // BLOCK)
-    expected = offset + sum(size * max(0, blocks - first) for size, first in kinds) + _DIGEST
+    end = offset + sum(size * max(0, blocks - first) for size, first in kinds)
+    contents, expected = {}, end
+    for key, each in header["contents"]:
+        contents[key], expected = (expected, each), expected + each
+    expected += _DIGEST
     if size != expected:
         raise CacheFileError(f"{path}: truncated or damaged: it has {size} bytes and should have {expected}")
     if header["identity"] != model.identity:
@@ -273,7 +306,10 @@ def _checked(
             raise ValueError("its media have no usable 'positions'")
     except ValueError as error:
         raise CacheFileError(f"{path}: is damaged: {error}") from None
-    return Kept(path, header["messages"], ids, media, _misfit(header, model), blocks, offset, own, data)
+    return Kept(
+        path, header["messages"], ids, media, _misfit(header, model), header["attachments"], contents, blocks, offset,
+        own, data,
+    )  # fmt: skip
 
 
 def _misfit(header: dict[str, Any], model: LoadedModel) -> str:
@@ -298,7 +334,8 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise CacheFileError(f"{path}: is damaged: its header is not JSON") from None
     if isinstance(header, dict):
-        header.setdefault("media", [])  # earlier versions had none
+        for name in ("media", "attachments", "contents"):
+            header.setdefault(name, [])  # earlier versions had none
     for name, good in _FIELDS.items():
         if not isinstance(header, dict) or not good(header.get(name)):
             raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
@@ -322,6 +359,12 @@ def _message(value: Any) -> bool:
     )
 
 
+def _content(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and bool(HASH.fullmatch(value[0])) and _count(value[1], MOST_FILE)
+
+
 _FIELDS: dict[str, Any] = {
     "program": lambda v: isinstance(v, str),
     "model": lambda v: isinstance(v, str),
@@ -332,6 +375,8 @@ _FIELDS: dict[str, Any] = {
     "first_blocks": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, _MAX_TOKENS) for n in v),
     "messages": lambda v: isinstance(v, list) and all(map(_message, v)),
     "media": lambda v: isinstance(v, list) and len(v) <= MOST_MEDIA and all(isinstance(each, dict) for each in v),
+    "attachments": lambda v: True,  # checked by `restored`, because the conversation can be used without them
+    "contents": lambda v: isinstance(v, list) and len(v) <= MOST_ROWS and all(map(_content, v)),
 }
 
 

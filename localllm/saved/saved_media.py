@@ -103,7 +103,7 @@ def _bytes(key: str) -> bytes:
 
 
 def _positions(packed: Any, count: int, axes: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return positions relative to the first token's; those of hunyuanvl may be negative."""
+    """Return positions relative to the first token's; hunyuanvl has negative ones."""
     size = 4 * count * axes
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), size + 1)

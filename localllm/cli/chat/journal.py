@@ -1,19 +1,27 @@
-"""Save conversations after every turn, to private files in the state folder, so that they survive a crash."""
+"""Save conversations after every turn, to private files in the state folder, so that they survive a crash.
+
+The pictures and sounds of NAME.json are in the folder NAME.media, named by their hash. The text is written first, so
+that no other process takes the folder for an abandoned one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import ELOOP
 from pathlib import Path
 from time import strftime
+from typing import Any
 
 from localllm import __version__
 from localllm.base.files.outputs import OutputError, new_file
-from localllm.base.files.regular import open_regular
+from localllm.base.files.regular import open_regular, read_regular
 from localllm.cli.terminal.console import YELLOW, say
+from localllm.loading.media_parts import Located
+from localllm.saved.attachments import HASH, MOST_FILE, NOTHING, Attachments, Lost, restored
 
 MOST = 20  # maximum number of conversations kept
 _MOST_FILE = 64 << 20  # maximum number of bytes read
@@ -29,6 +37,22 @@ class Talked:
     path: Path
     model: str
     messages: list[dict[str, str]]
+    rows: Any = None  # of `localllm.saved.attachments`
+
+    def attached(self) -> tuple[list[Located], list[str]]:
+        """Return the pictures and sounds of the messages, and the problems of the others."""
+        return restored(self.messages, [] if self.rows is None else self.rows, self._content)
+
+    def _content(self, key: str) -> bytes:
+        path = _media_of(self.path) / key
+        try:
+            if path.parent.is_symlink():
+                raise Lost("its folder is a link, which is not followed")
+            return read_regular(path, MOST_FILE, own=True)
+        except FileNotFoundError:
+            raise Lost("its content is missing") from None
+        except OSError as error:
+            raise Lost(f"its content cannot be read: {error.strerror or error}") from None
 
 
 class Journal:
@@ -37,43 +61,108 @@ class Journal:
     def __init__(self, folder: Path, model: str, going_on: Talked | None = None) -> None:
         self._folder, self._model = folder, model
         self._path = going_on.path if going_on is not None else None
-        self._kept: Messages = going_on.messages if going_on is not None else []
+        self._kept: tuple[Messages, Sequence[Located]] = (going_on.messages if going_on is not None else [], ())
+        self._hashes: set[str] = set()  # of contents that this process has written or needs
         self._seen = _written(self._path)
         self._failed = False
 
-    def keep(self, messages: Messages) -> None:
+    def began(self, messages: Messages, located: Sequence[Located]) -> None:
+        """Take over what the file has, so that it is only written after a change."""
+        self._kept = list(messages), list(located)
+        self._hashes = set()
+
+    def keep(
+        self,
+        messages: Messages,
+        located: Sequence[Located] = (),
+        attachments: Callable[[], Attachments] = lambda: NOTHING,
+    ) -> None:
         """Write the conversation if it has changed, or delete its file if it has no turns. A failure is reported
         once."""
-        if self._failed or messages == self._kept:
+        if self._failed or (messages, located) == self._kept:
             return
         changed = _written(self._path) != self._seen  # whether another chat has written the file
         if not any(message["role"] == "user" for message in messages):
             if self._path is not None and not changed:
-                self._path.unlink(missing_ok=True)
+                _remove(self._path)
             self.close()
             return
         if self._path is None or changed:
             self._path = self._folder / f"{strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(2).hex()}.json"
+            self._hashes = set()
+        found = attachments()
         record = {"program": __version__, "model": self._model, "messages": list(messages)}
+        if found.rows:
+            record["attachments"] = list(found.rows)
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with new_file(self._path, overwrite=True, mode=0o600) as file:
                 file.write(json.dumps(record).encode())
             self._seen = _written(self._path)
+            self._keep_contents(_media_of(self._path), found)
             self._sweep()
         except (OSError, OutputError) as error:
             self._failed = True
             say(f"note: the conversation cannot be saved: {error}", YELLOW)
-        self._kept = list(messages)
+        self._kept = list(messages), list(located)
+
+    def _keep_contents(self, folder: Path, found: Attachments) -> None:
+        """Write new contents, and remove those that this process wrote and no longer needs."""
+        for key in self._hashes - found.contents.keys():
+            (folder / key).unlink(missing_ok=True)
+        if folder.is_symlink():
+            raise OSError(ELOOP, f"{folder} is a link, which is not followed")
+        if found.contents:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        elif folder.exists():
+            _empty(folder)
+        for key in found.contents.keys() - self._hashes:
+            if _size(folder / key) == len(found.contents[key]):  # written by an earlier process
+                continue
+            with new_file(folder / key, overwrite=True, mode=0o600, keep_mode=False) as file:
+                file.write(found.contents[key])
+        self._hashes = set(found.contents)
 
     def close(self) -> None:
         """End this file. The next turn starts a new conversation."""
-        self._path, self._kept = None, []
+        self._path, self._kept, self._hashes = None, ([], ()), set()
 
     def _sweep(self) -> None:
         for path in _newest(self._folder)[MOST:]:
             with suppress(OSError):
-                path.unlink()
+                _remove(path)
+        for folder in self._folder.glob("*.media"):
+            with suppress(OSError):
+                if not folder.with_suffix(".json").exists():
+                    _empty(folder)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except OSError:
+        return -1
+
+
+def _media_of(path: Path) -> Path:
+    """Return the folder with the contents of a conversation."""
+    return path.with_suffix(".media")
+
+
+def _remove(path: Path) -> None:
+    """Delete a conversation with its contents."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):
+        _empty(_media_of(path))
+
+
+def _empty(folder: Path) -> None:
+    """Delete a folder of contents, and nothing else that may be in it."""
+    if not folder.is_symlink() and folder.is_dir():
+        for each in folder.iterdir():
+            if HASH.fullmatch(each.name) or each.name.startswith(".localllm-"):  # also of a killed process
+                each.unlink()
+        folder.rmdir()
 
 
 def _written(path: Path | None) -> int:
@@ -112,7 +201,7 @@ def _checked(path: Path, record: object) -> Talked | None:
             return None
         if not isinstance(message["content"], str):
             return None
-    return Talked(path, record["model"], messages)
+    return Talked(path, record["model"], messages, record.get("attachments"))
 
 
 def _newest(folder: Path) -> list[Path]:

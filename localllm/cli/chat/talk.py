@@ -135,7 +135,8 @@ class Talk:
     def keep(self) -> None:
         """Write the conversation to the journal."""
         if self.journal is not None:
-            self.journal.keep(self.conversation.told if self.conversation.begun else [])
+            told, located = self.conversation.located if self.conversation.begun else ([], [])
+            self.journal.keep(told, located, self.conversation.attachments)
 
     def attempt(self, command: Callable[[], None]) -> None:
         try:

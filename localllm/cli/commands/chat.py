@@ -72,7 +72,7 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     cache = PromptCache(asked.keeping, model)
     cache.go_on(conversation)
     if going_on is not None:
-        conversation.resume(going_on.messages)
+        conversation.resume(going_on.messages, *going_on.attached())
         turns = sum(message["role"] == "user" for message in going_on.messages)
         when = age(time() - going_on.path.stat().st_mtime)
         say(f"continuing the conversation of {when}: {turns} turn{'s' * (turns != 1)}")
@@ -85,6 +85,8 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     settings = ChatSettings(model, conversation, asked.answering, asked.sampling, speculation, display)
     journal = Journal(folder / "conversations", lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
+        if journal is not None and going_on is not None:
+            journal.began(*conversation.located)
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)
         reader: LineReader = Piped() if not on_terminal else Lines(quiet)
         if edited:

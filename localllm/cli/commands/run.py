@@ -157,7 +157,10 @@ def _answer(model: Model, confined: Confined, asked: Asking[RunOptions]) -> None
         tokens = question.evaluated()
         if keeping.prompt_cache and not own.prompt_cache_all:
             tokens = tokens[: end.usage.prompt_tokens]
-        cache.keep(tokens, conversation.told if conversation and own.prompt_cache_all else [])
+        if conversation and own.prompt_cache_all and keeping.prompt_cache:
+            cache.keep(tokens, conversation.told, conversation.attachments())
+        else:
+            cache.keep(tokens, [])
     if end.reason == "cancelled":
         raise KeyboardInterrupt
 

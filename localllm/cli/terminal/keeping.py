@@ -12,6 +12,7 @@ from localllm.cli.options import KeepingOptions
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
+from localllm.saved.attachments import NOTHING, Attachments
 from localllm.saved.chat_files import keep_in_file
 from localllm.saved.chat_files import take_up as put_in_cache
 from localllm.saved.prompt_cache import Kept, check_replaceable, read_prompt_cache
@@ -56,7 +57,9 @@ class PromptCache:
             self._tokens = put_in_cache(kept, self._model)
             _tell_problem(kept)
 
-    def keep(self, tokens: Sequence[int], messages: Sequence[dict[str, str]]) -> None:
+    def keep(
+        self, tokens: Sequence[int], messages: Sequence[dict[str, str]], attachments: Attachments = NOTHING
+    ) -> None:
         """Save the cached part of `tokens`, unless it is unchanged or the file holds a conversation."""
         if self._path is None or not self._write or list(tokens) == self._tokens:
             return
@@ -66,7 +69,7 @@ class PromptCache:
                 YELLOW,
             )
             return
-        keep_in_file(self._path, self._model, tokens, messages, overwrite=self._found)
+        keep_in_file(self._path, self._model, tokens, messages, self._found, attachments)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""

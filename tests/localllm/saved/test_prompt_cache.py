@@ -243,8 +243,8 @@ def test_json_that_is_made_to_hurt_is_refused(model: api.Model, kept: Path, nest
 
 def test_another_format_another_model_too_small_a_context(file: Path, model: api.Model, kept: Path) -> None:
     whole = kept.read_bytes()
-    forge(kept, lambda header: None, version=2)
-    with pytest.raises(CacheFileError, match="has format 2, this program reads 1"):
+    forge(kept, lambda header: None, version=3)
+    with pytest.raises(CacheFileError, match="has format 3, this program reads up to 2"):
         read_prompt_cache(kept, model)
     kept.write_bytes(whole)
     with (

@@ -284,6 +284,36 @@ def test_pictures_go_before_the_next_message(
     assert said[-1] == "4 tokens"  # the conversation goes on
 
 
+def test_a_continued_chat_has_its_pictures(tmp_path: Path) -> None:
+    """Without the file, which may be gone."""
+    path, picture, state = write_pair(tmp_path), tmp_path / "a.png", {"XDG_STATE_HOME": str(tmp_path / "state")}
+    picture.write_bytes(png())
+    terminal = Terminal("chat", path, *QUICK, environ=state, columns=100)
+    terminal.wait_for(READY)
+    terminal.type(f"/image {picture}\r")
+    terminal.wait_for(r"next\s+message")
+    terminal.type("what?\r")
+    terminal.wait_for("first token")
+    terminal.wait_for(READY)
+    os.kill(terminal.process.pid, signal.SIGKILL)
+    terminal.end()
+    picture.unlink()
+    kept = next((tmp_path / "state" / "localllm" / "conversations").glob("*.json"))
+    asked = f"[{picture}]what?"
+    assert json.loads(kept.read_text())["messages"][0]["content"] == asked
+    done = localllm("chat", "--continue", *QUICK, stdin=f"and?\n/save {tmp_path}/x.kv\n", environ=state)
+    name_only = localllm("chat", path, *QUICK, stdin=f"{asked}\nand?\n")
+    counts = [int(re.findall(r"(\d+) of 256 tokens", found.stderr)[-1]) for found in (done, name_only)]
+    assert counts[0] != counts[1]
+    loaded = localllm("chat", path, *QUICK, stdin=f"/load {tmp_path}/x.kv\n/undo\nand?\n")
+    assert loaded.stdout == done.stdout
+    assert "removed: and?" in loaded.stderr
+    content = next(kept.parent.glob("*.media/*"))
+    content.unlink()
+    again = localllm("chat", "--continue", *QUICK, stdin="/bye\n", environ=state)
+    assert f"note: one picture or sound is kept as a name only: {picture}: its content is missing\n" in again.stderr
+
+
 def test_run_takes_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,129 @@
+"""Pictures and sounds of saved conversations: their places in the messages, and their content by hash.
+
+The messages have names in brackets in these places, so earlier versions of localllm read them as well. Rows and
+contents come from untrusted files: what does not fit is left out, and its name stays in the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
+from localllm.base.printable import printable
+from localllm.loading.media_parts import KINDS, Located, Medium
+
+MOST_BYTES = 256 << 20  # maximum size of all contents of a conversation
+MOST_FILE = 64 << 20  # maximum size of one
+MOST_ROWS = 4096
+_MOST_FRAMES = 64
+_SHOWN = 3  # maximum number of reasons in a note
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Attachments(NamedTuple):
+    """The pictures and sounds of a conversation."""
+
+    rows: Sequence[Mapping[str, Any]] = ()  # message, start, kind, name, files: the hashes of the contents
+    contents: Mapping[str, bytes] = {}  # by SHA-256
+    problems: Sequence[str] = ()  # why some are left out
+
+
+NOTHING = Attachments()
+
+
+class Lost(LocalLLMError):
+    """A content is missing or damaged."""
+
+
+def described(located: Sequence[Located], rate: int) -> Attachments:
+    """Return pictures and sounds for a file. The oldest are left out beyond `MOST_BYTES`.
+
+    Arrays of sounds have `rate` samples per second.
+    """
+    rows, contents, problems, total = list[dict[str, Any]](), dict[str, bytes](), [], 0
+    for each in reversed(located):
+        name = printable(each.medium.what, 100)
+        try:
+            files = each.medium.files(rate)
+        except LocalLLMError as error:
+            problems.append(said(error))
+            continue
+        hashes = [hashlib.sha256(data).hexdigest() for data in files]
+        found = dict(zip(hashes, files, strict=True))
+        size = sum(len(data) for key, data in found.items() if key not in contents)
+        if len(rows) == MOST_ROWS or total + size > MOST_BYTES or max(map(len, files)) > MOST_FILE:
+            problems.append(f"{name}: too large to be saved")
+            continue
+        total += size
+        contents |= found
+        row = {"message": each.message, "start": each.start, "kind": each.medium.kind, "name": each.medium.what}
+        rows.append({**row, "files": hashes})
+    return Attachments(rows[::-1], contents, problems[::-1])
+
+
+def restored(
+    messages: Sequence[Mapping[str, str]], rows: Any, read: Callable[[str], bytes]
+) -> tuple[list[Located], list[str]]:
+    """Return the pictures and sounds of a file whose places and contents are good, and the problems of the others.
+
+    `read` returns the content with a hash, or raises Lost.
+    """
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        return [], ["the list of pictures and sounds is damaged"]
+    found, problems, contents, total = list[Located](), [], dict[str, bytes](), 0
+    place = (0, 0)
+    for row in rows:
+        each = _row(messages, row, place)
+        if each is None:
+            problems.append("a row of the list of pictures and sounds is damaged")
+            continue
+        place = each.message, each.start + len(each.text)
+        try:
+            for key in row["files"]:
+                if key not in contents:
+                    contents[key] = _read(key, read, MOST_BYTES - total)
+                    total += len(contents[key])
+        except Lost as error:
+            problems.append(f"{printable(each.medium.what, 100)}: {said(error)}")
+            continue
+        frames = [contents[key] for key in row["files"]]
+        source = frames[0] if len(frames) == 1 else frames
+        found.append(Located(each.message, each.start, Medium(each.medium.kind, source, each.medium.name)))
+    return found, problems
+
+
+def left_out(problems: Sequence[str]) -> str:
+    """Return one line about pictures and sounds that the model does not get."""
+    what = "one picture or sound is" if len(problems) == 1 else f"{len(problems)} pictures and sounds are"
+    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return f"{what} kept as a name only: {'; '.join(problems[:_SHOWN])}{more}"
+
+
+def _row(messages: Sequence[Mapping[str, str]], row: Any, place: tuple[int, int]) -> Located | None:
+    """Return the place of a row, with a medium without content; None if it does not fit the messages."""
+    if not isinstance(row, dict):
+        return None
+    message, start, kind, name, files = (row.get(key) for key in ("message", "start", "kind", "name", "files"))
+    if type(message) is not int or type(start) is not int or kind not in KINDS or not isinstance(name, str) or not name:
+        return None
+    if not isinstance(files, list) or not 0 < len(files) <= _MOST_FRAMES:
+        return None
+    if not all(isinstance(key, str) and HASH.fullmatch(key) for key in files):
+        return None
+    if (message, start) < place or not message < len(messages):
+        return None
+    each = Located(message, start, Medium(kind, None, name))
+    return each if messages[message]["content"].startswith(each.text, start) else None
+
+
+def _read(key: str, read: Callable[[str], bytes], room: int) -> bytes:
+    data = read(key)
+    if hashlib.sha256(data).hexdigest() != key:
+        raise Lost("its content is damaged")
+    if len(data) > min(room, MOST_FILE):
+        raise Lost("too large")
+    return data

@@ -1,0 +1,248 @@
+"""Pictures and sounds of saved conversations: the model sees them again, and hostile files lose only the pictures."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import localllm
+from localllm.chat import Conversation
+from localllm.cli.chat.journal import MOST, Journal, last
+from localllm.loading.media_parts import Located, Medium
+from localllm.media.decode import Decoder
+from localllm.saved import attachments, prompt_cache
+from localllm.saved.attachments import Lost, described, left_out, restored
+from tests.localllm.media_models import png, wav, write_pair
+
+QUICK = {"temperature": 0.0, "max_tokens": 6}
+
+
+def asked(path: Path, *words: str) -> list[dict[str, Any]]:
+    return [*({"type": "image", "image": str(path)} for _ in "x"), *({"type": "text", "text": word} for word in words)]
+
+
+def opened(path: Path) -> localllm.Model:
+    return localllm.load(path, backend="cpu", threads=1, ctx_size=1024)
+
+
+def talk_of(model: localllm.Model, notes: list[str]) -> Conversation:
+    talk = model.conversation(**QUICK)
+    talk._tell = notes.append
+    return talk
+
+
+@pytest.mark.parametrize("how", ["save", "journal"])
+def test_a_saved_conversation_has_its_pictures(how: str, tmp_path: Path) -> None:
+    """The next answer equals the unsaved conversation's, although the files are gone."""
+    path, picture, notes = write_pair(tmp_path), tmp_path / "[a].png", list[str]()
+    picture.write_bytes(png())
+    state, file = tmp_path / "state", tmp_path / "talk.kv"
+    state.mkdir()
+    with opened(path) as model:
+        talk = talk_of(model, notes)
+        str(talk.say(asked(picture, "what?")))
+        str(talk.say([*asked(picture), {"type": "image", "image": np.full((20, 30), 7, np.uint8)}]))
+        Journal(state, "m").keep(*talk.located, talk.attachments)
+        talk.save(file)
+        expected, tokens = str(talk.say("and?")), talk.tokens
+        told = talk.told
+    picture.unlink()
+    with opened(path) as model:
+        talk = talk_of(model, notes)
+        if how == "save":
+            assert not talk.load(file).problem
+        else:
+            found = last(state)
+            assert found is not None
+            talk.resume(found.messages, *found.attached())
+        assert talk.told == told[:4]
+        reply = talk.say("and?")
+        assert str(reply) == expected
+        assert len(talk.tokens) == len(tokens)
+        assert (reply.end.usage.reused_tokens > 60) == (how == "save")  # the pictures are not evaluated again
+    assert notes == []
+    assert len(list(state.glob("*.media/*"))) == 2  # the same file twice, and an array
+
+
+def test_files_are_private_and_go_with_their_conversation(tmp_path: Path) -> None:
+    one, other = (Located(0, 0, Medium("image", png(seed=seed), "a.png")) for seed in (1, 2))
+    turn = [{"role": "user", "content": "[a.png]"}]
+    journal = Journal(tmp_path, "m")
+    journal.keep(turn, [one], lambda: described([one], 0))
+    [file] = tmp_path.glob("*.json")
+    [content] = tmp_path.glob("*.media/*")
+    assert [path.stat().st_mode & 0o777 for path in (file, content.parent, content)] == [0o600, 0o700, 0o600]
+    before = content.stat().st_mtime_ns
+    journal.keep([*turn, *turn], [one], lambda: described([one], 0))
+    assert content.stat().st_mtime_ns == before  # written once
+    journal.keep(turn, [other], lambda: described([other], 0))  # the first was undone
+    assert [path.name == content.name for path in content.parent.iterdir()] == [False]
+    found = last(tmp_path)
+    again = Journal(tmp_path, "m", found)
+    again.keep([])
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(MOST + 2):
+        Journal(tmp_path, "m").keep(turn, [one], lambda: described([one], 0))
+    assert len(list(tmp_path.glob("*.media"))) == MOST
+
+
+MESSAGES = [{"role": "user", "content": "[a.png]what? [a.png]"}, {"role": "assistant", "content": "x"}]
+LOCATED = [Located(0, 0, Medium("image", b"1", "a.png")), Located(0, 13, Medium("image", b"2", "a.png"))]
+KEY = described(LOCATED[:1], 0).rows[0]["files"][0]
+CONTENTS = described(LOCATED, 0).contents
+
+
+def read(key: str) -> bytes:
+    if key not in CONTENTS:
+        raise Lost("its content is missing")
+    return CONTENTS[key]
+
+
+def test_rows_name_their_places() -> None:
+    rows = json.loads(json.dumps(described(LOCATED, 0).rows))
+    found, problems = restored(MESSAGES, rows, read)
+    assert [(each.message, each.start, each.medium.source) for each in found] == [(0, 0, b"1"), (0, 13, b"2")]
+    assert problems == []
+
+
+BAD: list[Any] = [
+    None, 5, {}, [None], [[]], "x",
+    *([{"message": 0, "start": 0, "kind": "image", "name": "a.png", "files": [KEY], **wrong}] for wrong in (
+        {"message": -1}, {"message": 2}, {"message": True}, {"message": "0"}, {"start": -7}, {"start": 1},
+        {"start": 1 << 70}, {"kind": "video"}, {"kind": []}, {"name": "b.png"}, {"name": ""}, {"name": 3},
+        {"files": []}, {"files": None}, {"files": ["../../../etc/passwd"]}, {"files": [KEY.upper()]},
+        {"files": [KEY + "\n"]},
+        {"files": [KEY] * 65}, {"files": [5]}, {"files": ["0" * 64]},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", BAD)
+def test_hostile_rows_stay_names(rows: Any) -> None:
+    found, problems = restored(MESSAGES, rows, read)
+    assert found == []
+    assert len(problems) == 1
+    assert left_out(problems).startswith("one picture or sound is kept as a name only: ")
+
+
+def test_contents_are_compared_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = described(LOCATED, 0).rows
+    assert restored(MESSAGES, list(rows), lambda key: b"other")[1] == ["a.png: its content is damaged"] * 2
+    assert restored(MESSAGES, [*rows[::-1]], read)[1] == ["a row of the list of pictures and sounds is damaged"]
+    monkeypatch.setattr(attachments, "MOST_BYTES", 1)
+    found, problems = restored(MESSAGES, list(rows), read)
+    assert ([each.medium.source for each in found], problems) == ([b"1"], ["a.png: too large"])
+    kept = described(LOCATED, 0)  # the newest are kept
+    assert ([row["start"] for row in kept.rows], kept.problems) == ([13], ["a.png: too large to be saved"])
+    many = left_out([f"{n}: x" for n in range(7)])
+    assert many == "7 pictures and sounds are kept as a name only: 0: x; 1: x; 2: x; and 4 more"
+
+
+def test_the_contents_of_a_journal_are_not_followed_elsewhere(tmp_path: Path) -> None:
+    turn, one = [{"role": "user", "content": "[a.png]"}], Located(0, 0, Medium("image", png(), "a.png"))
+    Journal(tmp_path, "m").keep(turn, [one], lambda: described([one], 0))
+    [content] = tmp_path.glob("*.media/*")
+    data = content.read_bytes()
+    (tmp_path / "secret").write_bytes(data)
+
+    def problem() -> str:
+        found = last(tmp_path)
+        assert found is not None
+        assert found.messages == turn
+        located, problems = found.attached()
+        return problems[0] if not located else ""
+
+    assert problem() == ""
+    content.write_bytes(data[:-1])
+    assert problem() == "a.png: its content is damaged"
+    content.unlink()
+    assert problem() == "a.png: its content is missing"
+    content.symlink_to(tmp_path / "secret")
+    assert problem() == "a.png: its content cannot be read: is a link, which is not followed"
+    content.unlink()
+    with content.open("wb") as file:
+        file.truncate(1 << 40)
+    assert "its content cannot be read: " in problem()
+    content.unlink()
+    content.parent.rmdir()
+    content.parent.symlink_to(tmp_path)
+    (tmp_path / content.name).write_bytes(data)
+    assert problem() == "a.png: its folder is a link, which is not followed"
+
+
+def test_a_model_that_does_not_read_them_gets_the_names(tmp_path: Path) -> None:
+    """The pictures stay in the conversation, for a model that does."""
+    path, picture, file, notes = write_pair(tmp_path), tmp_path / "a.png", tmp_path / "talk.kv", list[str]()
+    picture.write_bytes(png())
+    with opened(path) as model:
+        talk = talk_of(model, notes)
+        str(talk.say(asked(picture, "what?")))
+        talk.save(file)
+    with localllm.load(path, backend="cpu", threads=1, ctx_size=1024, mmproj="off") as model:
+        talk = talk_of(model, notes)
+        assert "loaded without" in talk.load(file).problem
+        [note] = notes
+        assert note.startswith("one picture or sound is kept as a name only: ")
+        assert "\n" not in note
+        str(talk.say("and?"))
+        talk.save(file, force=True)
+    with opened(path) as model:
+        talk = talk_of(model, notes)
+        talk.load(file)
+        assert len(notes) == 1
+        assert len(talk.located[1]) == 1
+        assert min(talk._prompt(talk.messages)) < 0
+
+
+def test_a_picture_that_cannot_be_decoded_stays_a_name(tmp_path: Path) -> None:
+    path, notes = write_pair(tmp_path), list[str]()
+    with opened(path) as model:
+        talk = talk_of(model, notes)
+        bad = Located(0, 0, Medium("image", b"\x89PNG\r\n\x1a\nhostile", "a.png"))
+        talk.resume([{"role": "user", "content": "[a.png]what?"}, {"role": "assistant", "content": "x"}], [bad])
+        assert len(notes) == 1
+        assert "a.png: " in notes[0]
+        assert str(talk.say("and?"))
+
+
+def test_files_without_pictures_have_the_format_of_before(tmp_path: Path) -> None:
+    path, picture = write_pair(tmp_path), tmp_path / "a.png"
+    picture.write_bytes(png())
+    with opened(path) as model:
+        talk = talk_of(model, [])
+        str(talk.say("what?"))
+        talk.save(tmp_path / "text.kv")
+        str(talk.say(asked(picture, "what?")))
+        talk.save(tmp_path / "picture.kv")
+        versions = [struct.unpack_from("<8sI", (tmp_path / name).read_bytes())[1] for name in ("text.kv", "picture.kv")]
+        assert versions == [prompt_cache.VERSION, prompt_cache.WITH_CONTENTS]
+        data = (tmp_path / "picture.kv").read_bytes()
+        for damaged in (data[:-40], data[:-100] + bytes(1) + data[-99:]):
+            (tmp_path / "damaged.kv").write_bytes(damaged)
+            with pytest.raises(prompt_cache.CacheFileError, match=r"truncated or damaged|does not match its digest"):
+                talk.load(tmp_path / "damaged.kv")
+
+
+@pytest.mark.parametrize("source", [
+    (np.linspace(-1, 1, 5000), 22050), (np.arange(-400, 400, dtype=np.int16).reshape(400, 2), 44100),
+    (np.arange(256, dtype=np.uint8), 8000),
+])  # fmt: skip
+def test_sounds_in_memory_become_files_of_the_same_samples(source: Any) -> None:
+    with Decoder() as decoder:
+        [file] = Medium("audio", source).files(16000)
+        np.testing.assert_array_equal(decoder.sound(file, 16000), decoder.sound(source, 16000))
+        assert Medium("audio", wav()).files(16000) == (wav(),)
+
+
+def test_pictures_in_memory_become_files_of_the_same_pixels() -> None:
+    random = np.random.default_rng(0)
+    frames = [random.integers(0, 256, shape, np.uint8) for shape in ((5, 7, 4), (5, 7, 3))]
+    with Decoder() as decoder:
+        files = Medium("image", frames).files(0)
+        for file, frame in zip(files, frames, strict=True):
+            np.testing.assert_array_equal(decoder.picture(file), frame[..., :3])
