@@ -88,6 +88,7 @@ class Checkpoint(Closing):
         self.stored: Mapping[str, Any] = MappingProxyType(stored)
         self.metadata: Mapping[str, Any] = MappingProxyType(plain(stored))
         left = () if recipe.dense else dropped(modules, recipe.name)
+        self.has_encoders = registry.senses > 0  # of pictures or sound, for an mmproj file
         self.notes = (*registry.notes, *left, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes, *card_notes)
 
     def _verify(self, keys: Mapping[str, Any], recipe: Recipe, assembly: Assembly) -> int:

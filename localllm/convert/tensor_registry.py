@@ -69,6 +69,7 @@ class TensorRegistry:
         `called` gives the names of tensors, or None for those to skip; without it, they are a text model's.
         """
         self.notes: list[str] = []
+        self.senses = 0  # number of tensors of encoders
         shards = list(shards)
         found: Raw = {}
         if called is not None:
@@ -114,6 +115,7 @@ class TensorRegistry:
                 elif not name.endswith(COMPUTED):
                     yield name, tensor
         if senses:
+            self.senses = senses
             self.notes.append(f"skipped {_tensors(senses)} for images or audio: the file holds the text model")
         if beyond:
             self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")

@@ -68,6 +68,12 @@ def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
     )
 
 
+def mmproj_target(target: Path) -> Path:
+    """Return the path at which a model's mmproj file is found."""
+    stem = _TYPE_SUFFIX.sub("", target.name.removesuffix(".gguf"))
+    return target.with_name(f"mmproj-{stem}-F16.gguf")
+
+
 def default_target(path: Path, kind: str) -> Path:
     """Return the default output: next to the input, with the new type in place of the old type in the name."""
     stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from localllm.quantize.calibration.imatrix import Imatrix, measure_imatrix, read
 from localllm.quantize.calibration.method import METHODS, Method
 from localllm.quantize.conversion import ConversionSettings, Error, conversion
 from localllm.quantize.jobs import Job, check_jobs, copy_jobs, file_type_of, metadata, plan_jobs
-from localllm.quantize.source import Source, default_target, open_source
+from localllm.quantize.source import Source, default_target, mmproj_target, open_source
 from localllm.quantize.target import CONTEXT, WINDOWS, Goal, jobs_for
 
 AUTO, COPY, MIXED = "auto", "COPY", "MIX"
@@ -51,9 +52,11 @@ def quantize(own: QuantizeOptions) -> None:
     with ExitStack() as stack:
         progress = stack.enter_context(RateProgress())
         source = stack.enter_context(open_source(asked.source, bool(own.mmproj)))
+        target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
         for line in () if isinstance(source, GGUFFile) else source.notes:
             say(f"note: {line}", YELLOW)
-        target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
+        if isinstance(source, Checkpoint) and source.has_encoders:
+            say(f"note: {_how_to_convert_encoders(source, target)}", YELLOW)
         check_target(target, own.force or own.dry_run, _read_files(source, own))
         imatrix = read_imatrix(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
         jobs, begun = _jobs(source, asked, options), perf_counter()
@@ -93,6 +96,17 @@ def quantize(own: QuantizeOptions) -> None:
         print(*said, done, f"sha256 {digest}", sep="\n", flush=True)
         if own.report and test:
             print(text_report(source.path, target, test, own, progress))
+
+
+def _how_to_convert_encoders(source: Checkpoint, target: Path) -> str:
+    """Return the command that converts the encoders of a folder, or the reason why they cannot be converted."""
+    try:
+        with open_source(str(source.path), encoders=True):
+            pass
+    except LocalLLMError as problem:
+        return f"--mmproj cannot convert its encoders: {typed(problem)}"
+    words = ["localllm", "quantize", str(source.path), "--mmproj", str(mmproj_target(target))]
+    return f"to convert its encoders of pictures and sound, run: {shlex.join(words)}"
 
 
 def _needs_model(own: QuantizeOptions) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +16,12 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.cli.commands.show_encoders import encoders
 from localllm.convert import ConvertError, EncoderCheckpoint
 from localllm.gguf import open_gguf
+from localllm.loading.mmproj import mmproj_beside
+from tests.localllm.convert import checkpoints
+from tests.localllm.convert.hf_multimodal import TEXT
 from tests.localllm.convert.mmproj_cases import BREAK, DATA, TYPES, convert, digests, given, stored, tensors_of, write
 from tests.localllm.convert.mmproj_mutated import check
-from tests.localllm.convert.support import edit_tensors, save_zeros, values
+from tests.localllm.convert.support import edit_tensors, save, save_zeros, values
 from tests.localllm.media_models import png
 from tests.localllm.support import localllm, write_model
 from tests.models.encoders.support import bound
@@ -223,3 +227,26 @@ def test_a_converted_file_reads_a_picture(tmp_path: Path) -> None:
     assert len(found) == 16  # mm_tokens_per_image
     with open_gguf(out) as file, bound(ReferenceBackend(), file.metadata, file.tensors, "vision") as encoder:
         assert relative(found, encoder.encode(picture.tensors)) < 1e-5
+
+
+def test_converting_the_text_names_the_command_for_the_encoders(tmp_path: Path) -> None:
+    """It runs as it is printed, and its file is found beside the model."""
+    name, folder, out = "Idefics3ForConditionalGeneration", tmp_path / "my model", tmp_path / "my-Q8_0.gguf"
+    config = json.loads((checkpoints.write(name, folder) / "config.json").read_text())
+    text = {key: tensor for key, tensor in checkpoints.tensors_of(name).items() if TEXT.match(key)}
+    done = localllm("quantize", folder, tmp_path / "x.gguf", "Q8_0", "--dry-run")
+    assert "note: --mmproj cannot convert its encoders: " in done.stderr
+    words = {path.name: path.read_bytes() for path in folder.glob("tokenizer*")}
+    write(SPECS["idefics3"], folder)
+    for file, content in words.items():
+        (folder / file).write_bytes(content)
+    seen = json.loads((folder / "config.json").read_text()) | {"text_config": config["text_config"]}
+    (folder / "config.json").write_text(json.dumps(seen))
+    save(folder / "model.safetensors", text | tensors_of(SPECS["idefics3"]))
+    done = localllm("quantize", folder, out, "Q8_0")
+    assert done.returncode == 0, done.stderr
+    start = "note: to convert its encoders of pictures and sound, run: "
+    [command] = [line.removeprefix(start) for line in done.stderr.splitlines() if line.startswith(start)]
+    assert command == f"localllm quantize '{folder}' --mmproj {tmp_path}/mmproj-my-F16.gguf"
+    assert localllm(*shlex.split(command)[1:]).returncode == 0
+    assert mmproj_beside(out) == [tmp_path / "mmproj-my-F16.gguf"]
