@@ -388,7 +388,7 @@ def load(
     file, model = open_gguf(resolve(path)), None
     try:
         if file.tensors:
-            _refuse_other_kinds(file)
+            refuse_other_kinds(file)
         model = Model(file, chosen.force)
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
@@ -455,7 +455,7 @@ def _refuse_mmproj(options: LoadOptions) -> None:
         raise LocalLLMError(Notice(Setting("mmproj", options.mmproj), problem))
 
 
-def _refuse_other_kinds(file: GGUFFile) -> None:
+def refuse_other_kinds(file: GGUFFile) -> None:
     """Raise ModelError, with the file name, unless the GGUF is a model of a supported architecture."""
     if is_mmproj(file.metadata):
         problem = f"{file.path}: the encoders of pictures or sound, not a model; give the model, and this file ("

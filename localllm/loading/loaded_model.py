@@ -260,7 +260,9 @@ class LoadedModel(Closing):
         """The encoders of pictures and sound. Raises LocalLLMError if the model was loaded without them."""
         self._check_open()
         if self.multimodal is None:
-            problem = "this model was loaded without encoders of pictures and sound; give its mmproj file ("
+            problem = (
+                "this model was loaded without encoders of pictures and sound; if it has an mmproj file, give it ("
+            )
             raise LocalLLMError(Notice(problem, Setting("mmproj", FILE), ")"))
         return self.multimodal
 

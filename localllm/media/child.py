@@ -56,7 +56,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except ImportError as error:
         return {"missing": str(error)}
     except Exception as error:  # the parsers raise many types
-        return {"error": f"{_DAMAGED} ({type(error).__name__}: {str(error)[:200]})"}
+        return {"error": f"{_DAMAGED} ({str(error)[:200] or type(error).__name__})"}
 
 
 def _picture(request: dict[str, Any]) -> dict[str, Any]:

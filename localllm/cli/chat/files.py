@@ -17,6 +17,19 @@ from localllm.cli.terminal.console import raw
 _MOST_COPIED = 74_994  # maximum bytes to copy; several terminals ignore longer clipboard texts
 
 
+def path_of(name: str) -> Path:
+    """Return the path that the user typed, or dropped on the terminal, which then quotes it like a shell."""
+    path = Path(name).expanduser()
+    if not path.exists() and any(sign in name for sign in "'\"\\"):
+        try:
+            words = shlex.split(name)
+        except ValueError:  # a quote without an end
+            words = []
+        if len(words) == 1 and Path(words[0]).expanduser().exists():
+            return Path(words[0]).expanduser()
+    return path
+
+
 def text_of(path: Path, most: int) -> str:
     """Return the text of a file of at most `most` characters. Raise LocalLLMError if the file cannot be read or is
     longer."""

@@ -118,6 +118,8 @@ class Talk:
                 return True
             finally:
                 self.keep()
+            if end.reason == "cancelled" and self._media and not end.usage.answer_tokens:
+                say("stopped before the answer: the message and its pictures were not added", YELLOW)
             if end.reason == "context":
                 self._cut = True
                 say(explain_end(self.model), YELLOW)
@@ -195,14 +197,14 @@ class Talk:
         put_down(self.conversation, path, overwrite=forced)
 
     def load(self, name: str) -> None:
-        take_up(self.conversation, Path(name).expanduser())
+        take_up(self.conversation, files.path_of(name))
         if self.journal is not None:
             self.journal.close()  # keep the previous conversation in its file
         self._refused, self._cut = "", False
 
     def read(self, name: str) -> None:
         """Insert the text of a file before the next message."""
-        text = files.text_of(Path(name).expanduser(), self.model.context * self.model.tokenizer.longest)
+        text = files.text_of(files.path_of(name), self.model.context * self.model.tokenizer.longest)
         self._attached.append(text)
         count = len(self.model.tokenizer.encode(text, add_special=False))
         say(f"{name}: {count} tokens, added before your next message")
@@ -215,11 +217,12 @@ class Talk:
 
     def _attach(self, kind: Kind, name: str) -> None:
         """Put a picture or a sound before the next message. A file that cannot be read is refused at once."""
-        medium = Medium(kind, str(Path(name).expanduser()), name).loaded()
+        path = files.path_of(name)
+        medium = Medium(kind, str(path), name if Path(name).expanduser() == path else str(path)).loaded()
         model, parts = self.model, self.model.encoders.parts(medium)
         tokens = sum(len(model.media_marks(part)) if isinstance(part, str) else part.tokens for part in parts)
         self._media.append(part_of(medium))
-        say(f"{name}: {tokens} tokens, added before your next message")
+        say(f"{medium.name}: {tokens} tokens, added before your next message")
 
     def edit(self, _: str) -> None:
         """Open an editor, and send the text that the user writes in it."""

@@ -22,7 +22,7 @@ from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import open_multimodal
 from localllm.loading.multimodal import MediaChunk, Multimodal
 from localllm.loading.resolve import resolve
-from localllm.model import Model
+from localllm.model import Model, refuse_other_kinds
 from localllm.options import LoadOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
@@ -53,6 +53,7 @@ def needed_context(name: str, options: LoadOptions, sizes: Sequence[Size]) -> in
     Raises LocalLLMError for a model without an encoder of pictures, and for pictures that it cannot read.
     """
     with open_gguf(resolve(name)) as file:
+        refuse_other_kinds(file)
         tokenizer = Tokenizer.from_metadata(file.metadata, options.force) if has_tokenizer(file.metadata) else None
         encoders = open_multimodal(file, tokenizer, options)
         if encoders is None:

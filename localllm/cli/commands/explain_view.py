@@ -81,17 +81,35 @@ def _table(*columns: tuple[str, bool]) -> Table:
 def _prompt(it: Explanation) -> Text:
     record = it.account.record
     starts, line = {step.first for step in record.chunks()}, Text()
-    for number, token in enumerate(record.prompt):
-        if PROMPT_ENDS <= number < len(record.prompt) - PROMPT_ENDS:
-            if number == PROMPT_ENDS:
-                line.append(f"... {len(record.prompt) - 2 * PROMPT_ENDS} tokens ... ", "dim")
+    items, left_out = _items(record.prompt), 0
+    for number, (at, count) in enumerate(items):
+        token = record.prompt[at]
+        if token >= 0 and PROMPT_ENDS <= number < len(items) - PROMPT_ENDS:
+            left_out += 1
             continue
-        if number in starts:
+        if left_out:
+            line.append(f"... {plural(left_out, 'token')} ... ", "dim")
+            left_out = 0
+        if at in starts:
             line.append("[chunk] ", "blue")
+        style = "dim" if at < record.reused else "italic" if it.is_control(token) else "bold"
+        if token < 0:
+            line.append(f"<picture or sound: {plural(count, 'token')}>  ", style)
+            continue
         raw_bytes = it.piece(token)
-        style = "dim" if number < record.reused else "italic" if it.is_control(token) else "bold"
         line.append(shown(raw_bytes), style).append(f" {bytes_of(raw_bytes)}  ", "dim")
     return line
+
+
+def _items(prompt: Sequence[int]) -> list[tuple[int, int]]:
+    """Return tokens, and runs of media tokens, as (position, number of tokens)."""
+    found: list[tuple[int, int]] = []
+    for at, token in enumerate(prompt):
+        if token < 0 and found and prompt[at - 1] < 0:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((at, 1))
+    return found
 
 
 def _line(record: Record, bar: int) -> Text:

@@ -263,8 +263,9 @@ def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     rows = [(name, f"{each['tensors']}", size(each["bytes"])) for name, each in facts["formats"].items()]
     yield in_columns(rows)
     memory = facts["memory"]
-    yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
-    yield in_columns(list(_memory_rows(memory)), room=room)
+    if "encoders" not in facts:
+        yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
+        yield in_columns(list(_memory_rows(memory)), room=room)
     if "tokens_per_second" in facts.get("speed", {}):
         near, full = (rate_text(facts["speed"][f"tokens_per_second{at}"]) for at in ("", "_at_full_context"))
         speed = f"about {near} tokens/s on this computer, {full} with a full context"
@@ -313,7 +314,9 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
             )
         if model["unused_tensors"]:
             yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."
-    yield from encoder_rows(facts.get("encoders", {}))
+    if "encoders" in facts:
+        yield from encoder_rows(facts["encoders"])
+        return
     if facts.get("mmproj"):
         yield "encoders", f"{facts['mmproj'][0]} (pictures or sound; `localllm show` tells more)"
     words = facts["tokenizer"]

@@ -194,6 +194,12 @@ def test_a_model_without_encoders_measures_no_pictures(tiny: Path, capsys: pytes
     assert "--image needs the encoder of pictures; give the mmproj file of this model" in capsys.readouterr().err
 
 
+def test_an_mmproj_file_is_no_model_to_measure(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [encoders] = pair.parent.glob("mmproj*")
+    assert main(["bench", str(encoders), "--image", "64x64"]) == 1
+    assert "the encoders of pictures or sound, not a model" in capsys.readouterr().err
+
+
 # -- latencies, energy, memory, loading ------------------------------------------------------------------------------
 
 

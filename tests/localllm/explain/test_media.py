@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import localllm
+from localllm.cli.commands.explain_view import _prompt
 from localllm.explain.account import Account, measure_roofs
 from localllm.explain.explanation import Explanation
 from localllm.explain.facts import facts
@@ -26,10 +27,11 @@ def test_an_explanation_names_the_tokens_of_a_picture() -> None:
         assert isinstance(events[-1], Finished)
         account = Account(record, model, measure_roofs(model), events[-1])
         it = Explanation("model", model.device, "", "", account, model.tokenizer)
-        found, text = facts(it), page(it)
+        found, text, line = facts(it), page(it), _prompt(it).plain
     assert [token["id"] for token in found["prompt"]] == [1, 2, *[None] * 20, 3]
     assert {token["text"] for token in found["prompt"][2:22]} == {"<media>"}
     assert text.count("token of a picture or a sound") == 20
+    assert line.count("<picture or sound: 20 tokens>") == 1
     first = record.prompt[2]
     assert first < 0
     assert str(first) not in json.dumps(found)

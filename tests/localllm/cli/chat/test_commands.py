@@ -270,7 +270,10 @@ def test_pictures_go_before_the_next_message(
 ) -> None:
     path, picture = write_pair(tmp_path), tmp_path / "a b.png"
     picture.write_bytes(png())
-    typed = (f"/image {picture}", "what?", "and?", "/undo", "/undo", "/audio x.wav", f"/image {path}", "/tokens aaa")
+    typed = (
+        f"/image {picture}", "what?", "and?", "/undo", "/undo", "/audio x.wav", f"/image {path}", "/tokens aaa",
+        f"/image '{picture}'", "/image " + str(picture).replace(" ", "\\ "), "/image 'x",
+    )  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
     assert main(["chat", str(path), *QUICK, "--no-stats"]) == 0
     answers, err = capsys.readouterr()
@@ -281,7 +284,9 @@ def test_pictures_go_before_the_next_message(
     assert f"removed: [{picture}]what?" in said
     assert "error: x.wav: this model reads pictures, no sound" in said
     assert any(line.startswith(f"error: {path}: it is not a picture") for line in said)
-    assert said[-1] == "4 tokens"  # the conversation goes on
+    assert "4 tokens" in said  # the conversation goes on
+    assert said.count(f"{picture}: {16 + marks} tokens, added before your next message") == 3  # as terminals drop paths
+    assert said[-1] == "error: 'x: No such file or directory"
 
 
 def test_a_continued_chat_has_its_pictures(tmp_path: Path) -> None:
