@@ -141,7 +141,7 @@ def hopeless(row: Row, name: str) -> bool:
 def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> None:
     """Add one round to the row. `before` holds the rows of this model that were measured earlier."""
     own = [sys.executable, __file__, "--ours", str(path), "--tests", row.test, "-t", str(row.threads)]
-    [result], _ = run([*own, *["--whole"] * row.whole])
+    result, _, _ = run([*own, *["--whole"] * row.whole])
     row.ours.append(result["avg_ts"])
     for name in ("weights_per_token", "cache_per_token", "every_key", "device"):
         setattr(row, name, result[name])
@@ -156,7 +156,7 @@ def measure(row: Row, path: Path, number: int, before: Sequence[Row] = ()) -> No
         ]
         if (number and not rates) or any(hopeless(other, name) for other in [row, *shorter]):
             continue
-        [result], _ = run([*peer, "-fa", flag])
+        result, _, _ = run([*peer, "-fa", flag])
         rates.append(result["avg_ts"])
         row.peer = f"llama.cpp {result['build_commit']}"
         shown.append(f"{name} {rates[-1]:.2f}")

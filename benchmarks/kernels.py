@@ -102,7 +102,7 @@ def main() -> None:
         x = recorder.embed(Random("e", "F32", BATCH))
         plan = recorder.finish(recorder.linear(x, Random("w", name, ROWS)))
         executable = backend.bind(plan, Limits(BATCH, BATCH, BATCH // BLOCK, BATCH))
-        size = ROWS * row_bytes(name, COLUMNS)
+        size = executable.memory.weights_per_token
         operations = 2 * ROWS * COLUMNS * BATCH
         rounds = []
         for _ in range(arguments.rounds):
@@ -112,7 +112,7 @@ def main() -> None:
         one, roof, four, many, peak = (median(column) for column in zip(*rounds, strict=True))
         share = median(r[0] / r[1] for r in rounds)
         of_peak = median(r[3] / r[4] for r in rounds)
-        bits = 8 * row_bytes(name, COLUMNS) / COLUMNS
+        bits = 8 * size / (ROWS * COLUMNS)
         row = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "format": name,

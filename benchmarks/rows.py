@@ -29,7 +29,6 @@ from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.kernels import linear
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import BLOCK, Recorder
-from localllm.quant import row_bytes
 
 ROWS = 1 << 17  # rows of the matrix; with fewer, a large L3 cache holds a good part of it between two passes
 GOALS = {2: 1.15, 3: 1.2, 4: 1.3, 6: 1.5, 8: 1.7}  # times one row, where memory limits
@@ -47,8 +46,10 @@ def passes(isa: Isa, name: str, rows: int) -> list[int]:
 
 
 def port_cycles(isa: Isa, name: str, rows: int) -> float:
-    """Return the least cycles per 64 weights that the pipes of Zen 4 need for all passes."""
+    """Return the least cycles per 64 weights that the pipes of Zen 4 need for all passes, or 0 without 512 bits."""
     total = 0.0
+    if isa.dot != "vnni512":
+        return total
     for size in passes(isa, name, rows):
         slots, loads, products = counted(jit.assembly(mat_mul(name, size), isa))
         total += bound(slots, loads) / (products / size)
@@ -72,7 +73,7 @@ def measure(name: str, counts: list[int], threads: int, seconds: float, gigahert
                 start = clock()
                 executable.step(step)
                 best[rows] = min(best[rows], clock() - start)
-    size = ROWS * row_bytes(name, COLUMNS)
+    size = executable.memory.weights_per_token
     isa = backend.library.isa
     cycles = {rows: port_cycles(isa, name, rows) for rows in counts}
     executable.close()
@@ -101,8 +102,15 @@ def stored(path: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the Markdown for docs/speed.md: the newest row of each format and number of threads."""
-    newest = {(row["isa"], row["threads"], row["format"]): row for row in rows}
+    """Return the Markdown for docs/speed.md: per instruction set, the newest row of each format and thread count."""
+    parts = []
+    for isa in dict.fromkeys(row["isa"] for row in rows):
+        parts.append(f"**{isa}**\n\n{_table([row for row in rows if row['isa'] == isa])}")
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    newest = {(row["threads"], row["format"]): row for row in rows}
     counts = sorted({int(count) for row in newest.values() for count in row["ms"]})
     lines = [
         f"| format | threads | GB/s | {' | '.join(f'{n} row' + 's' * (n > 1) for n in counts)} |",

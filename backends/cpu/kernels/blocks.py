@@ -81,7 +81,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
-    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x))
+    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x), panel.name)
     words = panel.block_values // 4
     steps, strided = panel.direct_steps(f.isa)
     values = [_strided(f, row, panel.block_values) for row in x] if strided else []

@@ -145,9 +145,11 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
             victim.set(threads)
 
 
-def lines_ahead(f: Function, lines: Sequence[Value], value_bytes: float = math.inf, rows: int = 1) -> Sequence[Value]:
-    """Return the lines of weights for which `isa.read_ahead` wants a prefetch."""
-    every = f.isa.read_ahead.every(value_bytes, rows)
+def lines_ahead(
+    f: Function, lines: Sequence[Value], value_bytes: float = math.inf, rows: int = 1, name: str = ""
+) -> Sequence[Value]:
+    """Return the lines of weights of format `name` for which `isa.read_ahead` wants a prefetch."""
+    every = f.isa.read_ahead.every(value_bytes, rows, name)
     return lines[::every] if every else ()
 
 

@@ -120,7 +120,7 @@ def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Val
     by_group = panel.by_group if len(x) >= BY_GROUP and f.isa.dot == "vnni512" else None
     # With fewer registers, spills cost more than in-order reads gain, except for panels stored in reading order.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
-    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x))
+    lines = lines_ahead(f, panel.lines(block), panel.value_bytes, len(x), panel.name)
     words = panel.block_values // 4
 
     def weigh(group: int) -> None:

@@ -351,6 +351,18 @@ def test_on_zen_passes_of_few_rows_prefetch_few_lines(format: str, rows: int, ev
     assert "prefetcht0" not in text
 
 
+ZEN3 = isa.for_cpu("znver3", dict.fromkeys(isa.KNOWN_CPUS["znver3"], True), "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "all_lines"), [("Q8_0", 1, 0), ("Q8_0", 2, 1), ("Q4_K", 2, 1), ("Q6_K", 2, 0)]
+)
+def test_with_avx2_on_zen_passes_of_two_rows_prefetch_all_lines_or_none(format: str, rows: int, all_lines: int) -> None:
+    text = assembly(mat_mul(format, rows), ZEN3)
+    lines = -(-INTEGER_PANELS[format].block_bytes // LINE)
+    assert text.count("prefetcht1") == pytest.approx(lines * all_lines, abs=all_lines)
+
+
 @pytest.mark.parametrize("format", ["Q4_0", "Q4_K", "Q6_K"])
 def test_on_zen_the_pipes_of_the_products_do_not_shift_bytes(format: str) -> None:
     assert "vgf2p8" not in assembly(mat_mul(format), ZEN4)
