@@ -226,10 +226,10 @@ class DraftingExecutable(Protocol):
 class SharingExecutable(Protocol):
     """Optional interface of executables: a second one with the same weights, cache and kept values."""
 
-    def beside(self) -> SlicedExecutable:
-        """Return an executable with activations of its own, so that steps of this one may run between its slices.
+    def interruptible(self) -> SlicedExecutable:
+        """Return an executable with separate activations. Steps of this one may run between its slices.
 
-        Its memory is used once a step touches it. Close it first.
+        It uses memory from its first step on. Close it first.
         """
         ...
 

@@ -146,9 +146,9 @@ class CpuExecutable(Shell):
             if isinstance(op, Experts) and op.out.index in program.routings
         }
 
-    def beside(self) -> CpuExecutable:
+    def interruptible(self) -> CpuExecutable:
         other = copy(self)
-        other._storage = self._storage.beside(self._program, self._plan, self.limits, self.pool.threads)
+        other._storage = self._storage.interruptible(self._program, self._plan, self.limits, self.pool.threads)
         other._shares, other.memory = True, replace(self.memory, weights=0, cache=0)
         other._place()
         return other

@@ -1,6 +1,6 @@
 """The memory of a bound program: weights, cache, activations and scratch, and the address of every place in it.
 
-A step that others interrupt shares weights, cache and tables with them, and nothing else (`Storage.beside`).
+A step that others interrupt shares only weights, cache and tables with them (`Storage.interruptible`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Storage:
         self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
         self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
 
-    def beside(self, program: Program, plan: Plan, limits: Limits, threads: int) -> Storage:
+    def interruptible(self, program: Program, plan: Plan, limits: Limits, threads: int) -> Storage:
         """Return the memory of a second step of the same program, which shares weights, cache and tables with this
         one. Its pages are used once a step touches them.
         """

@@ -94,7 +94,7 @@ class PromptReplicas(Closing):
         if layout.stages > 1:
             problem = f": these machines run the model in {layout.stages} stages, but such a replica has all layers in "
             raise ClusterError(Notice(Setting("prefill_replicas", count), f"{problem}one process; leave it out"))
-        settings = replace(settings, stages=1, encoders=None)  # prompts with pictures stay where they are decoded
+        settings = replace(settings, stages=1, encoders=None)  # it gets prompts of text only
         selector = {"label_selector": layout.selector} if layout.excluded else {}
         where = {"num_cpus": CPUS, "max_restarts": -1, "scheduling_strategy": "SPREAD", **selector}
         made = ray.remote(PromptReplica)

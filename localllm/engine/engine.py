@@ -111,7 +111,7 @@ class Engine:
         self.clock: Callable[[], float] = perf_counter  # to compare the costs of steps; see `localllm.loading.loader`
         self.draft_heads: tuple[DraftHead, ...] = ()  # the values of the plan's multi-token-prediction heads
         self.media = MediaFacts()  # what the plan takes besides tokens
-        self.beside: SlicedExecutable | None = None  # runs a long step in slices; None: every step runs whole
+        self.interruptible: SlicedExecutable | None = None  # runs a long step in slices; None: every step runs whole
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -219,20 +219,20 @@ class Engine:
     @property
     def slices(self) -> bool:
         """Whether long steps run in slices, so that others do not wait for them. An observer sees whole steps."""
-        return self.beside is not None and self.watch is None
+        return self.interruptible is not None and self.watch is None
 
     def begin_sliced(self, rows: Sequence[SequenceRows]) -> Pending:
         """Begin a step that `advance` runs in slices of time, one such step at a time.
 
         Other steps may run between two slices. The sequences in `rows` must not be used before the step ends.
         """
-        assert self.beside is not None, "the executable runs every step whole"
-        pending = Pending(rows, slices=self.beside)
+        assert self.interruptible is not None, "the executable runs every step whole"
+        pending = Pending(rows, slices=self.interruptible)
         with self.alone:
             self._begin(pending)
             assert pending.batch is not None
             try:
-                self.beside.begin(pending.batch)
+                self.interruptible.begin(pending.batch)
             except BaseException:
                 pending.undo()
                 raise

@@ -126,10 +126,10 @@ def bind(
 
     threads = threads_for(options.threads)
 
-    beside: list[Executable] = []
+    interruptible: list[Executable] = []
 
     def close() -> None:
-        for each in (*beside, executable):
+        for each in (*interruptible, executable):
             each.close()
         opened.close()
 
@@ -143,8 +143,8 @@ def bind(
         engine.draft_heads = plan.drafts
         engine.media = MediaFacts(plan.media, plan.axes, plan.spans)
         if plan.spans and sequences > 1 and isinstance(executable, SharingExecutable):  # so that the others do not wait
-            engine.beside = executable.beside()
-            beside.append(engine.beside)
+            engine.interruptible = executable.interruptible()
+            interruptible.append(engine.interruptible)
         if opened.name == "cpu":  # the stepping thread does its share; while it is preempted, nothing is done
             engine.clock = thread_time
         head = PoolingHead.of(config, architecture, file.tensors) if pools else None
@@ -219,8 +219,8 @@ def whole_of(
         most = int(MEMORY_SHARE * (free or free_memory)())
         most = min(most, memory) if memory else most
         room = most - weight_bytes - (media.reserved if media is not None else 0)
-        if plan.spans and sequences > 1 and options.backend in ("auto", "cpu"):  # for `Engine.beside`
-            room -= beside_bytes(plan, replace(limits, rows=span, logit_rows=1), cache.types, options.threads)
+        if plan.spans and sequences > 1 and options.backend in ("auto", "cpu"):  # for `Engine.interruptible`
+            room -= interruptible_bytes(plan, replace(limits, rows=span, logit_rows=1), cache.types, options.threads)
         room = min(room, most_cache) if most_cache else room
         limits = fit_limits(limits, plan, cache.types, room, bool(options.ctx_size))
         if limits.positions < context:
@@ -229,7 +229,7 @@ def whole_of(
     return Whole(file, drafter, recording, plan, limits, cache.types, options), cache, limits_at
 
 
-def beside_bytes(plan: Plan, limits: Limits, types: CacheTypes, threads: int | None) -> int:
+def interruptible_bytes(plan: Plan, limits: Limits, types: CacheTypes, threads: int | None) -> int:
     """Return the memory that steps in slices use besides the other steps, on the CPU."""
     from localllm.backends.cpu.budget import step_memory  # imports the CPU's kernels
 

@@ -259,7 +259,7 @@ def test_chunks_on_a_graphics_card_depend_on_the_prompt_alone(tmp_path: Path) ->
     """They end at multiples of 32 tokens, and at pictures whose tokens see each other, however slow the encoder is."""
     for family, expected in (("gemma3-12", [12, 32, 62, 82, 95]), ("qwen3vl-dense", [32, 64, 95])):
         with opened(family, tmp_path) as (model, pictures):
-            model.engine.beside = None  # on a graphics card, a picture is one step
+            model.engine.interruptible = None  # on a graphics card, a picture is one step
             for others, segments in ((0, 1), (0, 9), (3, 1), (3, 20)):
                 prompt = [
                     1,
@@ -282,7 +282,7 @@ def test_chunks_on_a_graphics_card_depend_on_the_prompt_alone(tmp_path: Path) ->
 def test_without_slices_a_picture_that_leaves_no_room_gets_every_second_step(tmp_path: Path) -> None:
     with opened("gemma3-12", tmp_path) as (model, pictures):
         model.engine.limits = replace(model.engine.limits, rows=32)
-        model.engine.beside = None
+        model.engine.interruptible = None
         with Stepped(model, parallel=8) as stepped:
             prompt = [1, *(pictures(seed, 5, 6) for seed in range(4)), 2]
             found, waited = chunks_of(stepped, prompt, 5)

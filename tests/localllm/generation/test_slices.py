@@ -111,9 +111,9 @@ def test_answers_are_the_same_with_and_without_interruptions(family: str, tmp_pa
     """Of readers, with drafts, and of prompts that fork before, at and behind a picture under way."""
     with opened(family, tmp_path) as (model, pictures):
         prompts = [prompt_of(pictures, 1, 2), prompt_of(pictures, 1, 3), [*prompt_of(pictures, 1), 9], [1, 2, 3, *TEXT]]
-        model.engine.beside, beside = None, model.engine.beside
+        model.engine.interruptible, interruptible = None, model.engine.interruptible
         expected = [alone(model, prompt) for prompt in prompts]
-        model.engine.beside = beside
+        model.engine.interruptible = interruptible
     for drafts in (False, True):
         with opened(family, tmp_path) as (model, pictures):
             known, length = expected[0][0], len(prompts[0]) + 38
@@ -135,7 +135,7 @@ def test_answers_are_the_same_with_and_without_interruptions(family: str, tmp_pa
                     stepped.turn()
                     turns += 1
                 assert turns > 10
-                assert len(reader.tokens) - before >= turns  # one token per turn at least: nobody waits
+                assert len(reader.tokens) - before >= turns  # at least one token per turn
                 stepped.finish()
             for (tokens, rows), (_, answer), (recorded, _) in zip(expected, answers, crowd, strict=True):
                 assert answer.tokens == tokens
@@ -152,16 +152,16 @@ def test_an_unfinished_picture_is_not_reused(tmp_path: Path) -> None:
         assert one.flown_from == 64
         assert one.sequence.length == 84
         same, again = stepped.ask(request([*text, pictures(1), *text]))
-        other, beside = stepped.ask(request([*text, 1, 2, 3]))
+        other, interruptible = stepped.ask(request([*text, 1, 2, 3]))
         stepped.turn(3)
         assert same.sequence is None  # waits for the picture
         assert other.sequence is not None
-        assert other.sequence.length >= 67  # goes on behind the text
+        assert other.sequence.length >= 67  # past the text
         assert stepped.running.flights.slices(one)
         stepped.finish()
         assert pictures.encoded == [1]
         assert again.reused >= 84
-        assert beside.reused == 64
+        assert interruptible.reused == 64
 
 
 def test_a_cancelled_request_frees_its_blocks_in_the_middle(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_cancelled_request_keeps_what_is_complete(tmp_path: Path) -> None:
 
 
 def test_a_full_cache_gives_up_the_newest_picture(tmp_path: Path) -> None:
-    """The older request goes on, and the picture begins again."""
+    """The older request continues, and the picture is evaluated again."""
     with opened("gemma3-12", tmp_path, ctx_size=128, sequences=2) as (model, pictures):
         prompt = prompt_of(pictures, 1)
         expected = alone(model, prompt)[0]
@@ -239,14 +239,14 @@ def test_an_error_in_the_middle_fails_one_request(error: Exception, tmp_path: Pa
         _, reader = stepped.ask(request([7, 7], most=60))
         one, answer = stepped.ask(request(prompt_of(pictures, 1)))
         until_paused(stepped, one)
-        beside = stepped.engine.beside
-        assert beside is not None
+        interruptible = stepped.engine.interruptible
+        assert interruptible is not None
         with pytest.MonkeyPatch.context() as patch:
 
             def fail(seconds: float) -> None:
                 raise error
 
-            patch.setattr(beside, "run_slice", fail)
+            patch.setattr(interruptible, "run_slice", fail)
             stepped.turn()
         assert str(answer.error().error) == str(error)
         _, following = stepped.ask(request(prompt_of(pictures, 2)))
@@ -276,27 +276,27 @@ def test_an_observer_sees_a_whole_step(tmp_path: Path) -> None:
         model.engine.watch = object()  # type: ignore[assignment]
         assert not model.engine.slices
         model.engine.watch = None
-    with opened("gemma3-12", tmp_path, sequences=1) as (model, _):  # nobody waits there
-        assert model.engine.beside is None
+    with opened("gemma3-12", tmp_path, sequences=1) as (model, _):  # no other request can wait
+        assert model.engine.interruptible is None
     with opened("qwen3vl-dense", tmp_path) as (model, _):
-        assert model.engine.beside is None
+        assert model.engine.interruptible is None
 
 
 def test_the_memory_of_slices_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened("gemma3-12", tmp_path) as (model, _):
-        executable, beside = model.engine.executable, model.engine.beside
+        executable, interruptible = model.engine.executable, model.engine.interruptible
         assert model.plan is not None
         assert isinstance(executable, CpuExecutable)
-        assert isinstance(beside, CpuExecutable)
-        own = beside._storage
+        assert isinstance(interruptible, CpuExecutable)
+        own = interruptible._storage
         arenas = [own.activations, own._partials, own._scores, *own._scratch.values()]
         allocated = sum(arena.size for arena in arenas) + sum(each.nbytes for each in own._lists.values())
         assert step_memory(model.plan, executable.limits, 1, F16_CACHE) == allocated
-        assert beside.memory.bytes >= allocated
-        short = loader.beside_bytes(model.plan, replace(executable.limits, rows=30, logit_rows=1), F16_CACHE, 1)
+        assert interruptible.memory.bytes >= allocated
+        short = loader.interruptible_bytes(model.plan, replace(executable.limits, rows=30, logit_rows=1), F16_CACHE, 1)
         assert 0 < short < allocated
     counted = []
-    monkeypatch.setattr(loader, "beside_bytes", lambda *_: counted.append(1) or 1 << 40)
+    monkeypatch.setattr(loader, "interruptible_bytes", lambda *_: counted.append(1) or 1 << 40)
     with pytest.raises(LocalLLMError, match="are left by weights and encoders"), opened("gemma3-12", tmp_path):
         pass
     assert counted == [1]
