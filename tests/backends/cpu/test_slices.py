@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ def executable() -> Iterator[CpuExecutable]:
     weight = MemoryWeight.of("w", random.standard_normal((OUTPUTS, 64), np.float32), "F16")
     recorder.end_stage(recorder.linear(recorder.receive(64, "x"), Weight.of(weight)))
     executable = backend.bind(recorder.finish_stages(), Limits(64, 1, 4, 128))
+    both: Any = SimpleNamespace(threads=2, observe=lambda *_: None)  # on a busy machine, too
+    executable.thread_counts = both, both
     yield executable
     executable.close()
     backend.close()
