@@ -146,7 +146,7 @@ def test_answers_are_the_same_with_and_without_interruptions(family: str, tmp_pa
 def test_an_unfinished_picture_is_not_reused(tmp_path: Path) -> None:
     with sliced("gemma3-12", tmp_path) as (_, pictures, stepped):
         text = [*range(20, 84)]
-        one, _ = stepped.ask(request([*text, pictures(1), *text]))
+        one, answer = stepped.ask(request([*text, pictures(1), *text]))
         until_paused(stepped, one)
         assert one.sequence is not None
         assert one.flown_from == 64
@@ -161,6 +161,7 @@ def test_an_unfinished_picture_is_not_reused(tmp_path: Path) -> None:
         stepped.finish()
         assert pictures.encoded == [1]
         assert again.reused >= 84
+        assert again.tokens == answer.tokens
         assert interruptible.reused == 64
 
 
