@@ -72,6 +72,13 @@ class Medium:
         return self.name or ("picture" if self.kind == "image" else "sound")
 
 
+class Absent(NamedTuple):
+    """A source of a saved conversation that cannot be read now: the hashes of its contents, and the reason."""
+
+    files: tuple[str, ...]
+    reason: str
+
+
 class Located(NamedTuple):
     """A picture or a sound in the text of a message, whose name in brackets begins at `start`."""
 
@@ -165,16 +172,14 @@ class MediaParts:
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return messages with markers in place of the names at `located`, which are in order.
 
-        The model gets the name of each that `check` refuses. The second result has the reasons.
+        The model gets the name of each that is absent, or that `check` refuses. The second result has the reasons.
         """
         messages, problems = [dict(message) for message in told], []
         for each in reversed(located):
             content, stop = messages[each.message]["content"], each.start + len(each.text)
             messages[each.message]["content"] = content[: each.start] + self.mark(each.medium) + content[stop:]
-            try:
-                check(each.medium)
-            except LocalLLMError as error:
-                problems.append(said(error))
+            if problem := _problem(each.medium, check):
+                problems.append(problem)
                 self._unread.add(len(self._media) - 1)
         return messages, problems[::-1]
 
@@ -191,6 +196,16 @@ class MediaParts:
     def shown(self, text: str) -> str:
         """Return a text with a name in brackets in place of each marker, for people and for files."""
         return self._marker.sub(lambda match: f"[{self._media[int(match[1])].what}]", text)
+
+
+def _problem(medium: Medium, check: Callable[[Medium], object]) -> str:
+    if isinstance(medium.source, Absent):
+        return f"{printable(medium.what, 100)}: {medium.source.reason}"
+    try:
+        check(medium)
+    except LocalLLMError as error:
+        return said(error)
+    return ""
 
 
 def joined_texts(texts: Iterable[tuple[str, bool]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import said
 from localllm.base.printable import printable
-from localllm.loading.media_parts import KINDS, Located, Medium
+from localllm.loading.media_parts import KINDS, Absent, Located, Medium
 
 MOST_BYTES = 256 << 20  # maximum size of all contents of a conversation
 MOST_FILE = 64 << 20  # maximum size of one
@@ -31,6 +31,11 @@ class Attachments(NamedTuple):
     contents: Mapping[str, bytes] = {}  # by SHA-256
     problems: Sequence[str] = ()  # why some are left out
 
+    @property
+    def keys(self) -> set[str]:
+        """The hashes in the rows, also of contents that are absent."""
+        return {key for row in self.rows for key in row["files"]}
+
 
 NOTHING = Attachments()
 
@@ -46,7 +51,11 @@ def described(located: Sequence[Located], rate: int) -> Attachments:
     """
     rows, contents, problems, total = list[dict[str, Any]](), dict[str, bytes](), [], 0
     for each in reversed(located):
-        name = printable(each.medium.what, 100)
+        name, source = printable(each.medium.what, 100), each.medium.source
+        row = {"message": each.message, "start": each.start, "kind": each.medium.kind, "name": each.medium.what}
+        if isinstance(source, Absent):  # perhaps it can be read the next time
+            rows.append({**row, "files": [*source.files]})
+            continue
         try:
             files = each.medium.files(rate)
         except LocalLLMError as error:
@@ -60,7 +69,6 @@ def described(located: Sequence[Located], rate: int) -> Attachments:
             continue
         total += size
         contents |= found
-        row = {"message": each.message, "start": each.start, "kind": each.medium.kind, "name": each.medium.what}
         rows.append({**row, "files": hashes})
     return Attachments(rows[::-1], contents, problems[::-1])
 
@@ -68,7 +76,7 @@ def described(located: Sequence[Located], rate: int) -> Attachments:
 def restored(
     messages: Sequence[Mapping[str, str]], rows: Any, read: Callable[[str], bytes]
 ) -> tuple[list[Located], list[str]]:
-    """Return the pictures and sounds of a file whose places and contents are good, and the problems of the others.
+    """Return the pictures and sounds of a file whose places are good, and the problems of the others.
 
     `read` returns the content with a hash, or raises Lost.
     """
@@ -87,11 +95,10 @@ def restored(
                 if key not in contents:
                     contents[key] = _read(key, read, MOST_BYTES - total)
                     total += len(contents[key])
+            frames = [contents[key] for key in row["files"]]
+            source: Any = frames[0] if len(frames) == 1 else frames
         except Lost as error:
-            problems.append(f"{printable(each.medium.what, 100)}: {said(error)}")
-            continue
-        frames = [contents[key] for key in row["files"]]
-        source = frames[0] if len(frames) == 1 else frames
+            source = Absent(tuple(row["files"]), said(error))
         found.append(Located(each.message, each.start, Medium(each.medium.kind, source, each.medium.name)))
     return found, problems
 

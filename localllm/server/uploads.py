@@ -136,6 +136,7 @@ async def replaced(turn: Turn, wanted: type, change: Callable[[list[Json]], Awai
 
 def decoded(given: str) -> bytes:
     """Return the bytes of a data URL or of base64; raise BadRequest for anything else."""
+    whole = given
     if given[:5].lower() == "data:":
         head, comma, body = given.partition(",")
         if not comma or not head.lower().rstrip().endswith(";base64"):
@@ -144,6 +145,8 @@ def decoded(given: str) -> bytes:
     try:
         found = _unpacked(given)
     except (ValueError, binascii.Error):  # a UnicodeEncodeError is a ValueError
+        if given is not whole:
+            raise BadRequest("the base64 text of the data URL is damaged; send all of it", "url") from None
         shown = printable(given[:30], None)
         raise BadRequest(f"expected base64 or a data URL, got {shown!r}", "url") from None
     if not found:

@@ -62,14 +62,13 @@ class Journal:
         self._folder, self._model = folder, model
         self._path = going_on.path if going_on is not None else None
         self._kept: tuple[Messages, Sequence[Located]] = (going_on.messages if going_on is not None else [], ())
-        self._hashes: set[str] = set()  # of contents that this process has written or needs
+        self._hashes: set[str] = set()  # of the contents in the file's folder
         self._seen = _written(self._path)
         self._failed = False
 
-    def began(self, messages: Messages, located: Sequence[Located]) -> None:
-        """Take over what the file has, so that it is only written after a change."""
-        self._kept = list(messages), list(located)
-        self._hashes = set()
+    def began(self, messages: Messages, located: Sequence[Located], keys: set[str]) -> None:
+        """Take over the content of the file, so that it is only written after a change. `keys` are its contents."""
+        self._kept, self._hashes = (list(messages), list(located)), keys
 
     def keep(
         self,
@@ -107,21 +106,21 @@ class Journal:
         self._kept = list(messages), list(located)
 
     def _keep_contents(self, folder: Path, found: Attachments) -> None:
-        """Write new contents, and remove those that this process wrote and no longer needs."""
-        for key in self._hashes - found.contents.keys():
+        """Write new contents, and remove those that the conversation had and no longer needs."""
+        for key in self._hashes - found.keys:
             (folder / key).unlink(missing_ok=True)
+        if not found.keys:
+            with suppress(OSError):
+                folder.rmdir()  # unless it has contents that no row names
         if folder.is_symlink():
             raise OSError(ELOOP, f"{folder} is a link, which is not followed")
         if found.contents:
             folder.mkdir(mode=0o700, exist_ok=True)
-        elif folder.exists():
-            _empty(folder)
-        for key in found.contents.keys() - self._hashes:
-            if _size(folder / key) == len(found.contents[key]):  # written by an earlier process
-                continue
-            with new_file(folder / key, overwrite=True, mode=0o600, keep_mode=False) as file:
-                file.write(found.contents[key])
-        self._hashes = set(found.contents)
+        for key, content in found.contents.items():
+            if _size(folder / key) != len(content):
+                with new_file(folder / key, overwrite=True, mode=0o600, keep_mode=False) as file:
+                    file.write(content)
+        self._hashes = found.keys
 
     def close(self) -> None:
         """End this file. The next turn starts a new conversation."""

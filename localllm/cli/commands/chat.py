@@ -86,7 +86,7 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     journal = Journal(folder / "conversations", lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
         if journal is not None and going_on is not None:
-            journal.began(*conversation.located)
+            journal.began(*conversation.located, conversation.attachments().keys)
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)
         reader: LineReader = Piped() if not on_terminal else Lines(quiet)
         if edited:

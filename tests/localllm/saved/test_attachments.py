@@ -13,7 +13,7 @@ import pytest
 import localllm
 from localllm.chat import Conversation
 from localllm.cli.chat.journal import MOST, Journal, last
-from localllm.loading.media_parts import Located, Medium
+from localllm.loading.media_parts import Absent, Located, MediaParts, Medium
 from localllm.media.decode import Decoder
 from localllm.saved import attachments, prompt_cache
 from localllm.saved.attachments import Lost, described, left_out, restored
@@ -84,6 +84,9 @@ def test_files_are_private_and_go_with_their_conversation(tmp_path: Path) -> Non
     assert [path.name == content.name for path in content.parent.iterdir()] == [False]
     found = last(tmp_path)
     again = Journal(tmp_path, "m", found)
+    again.began(turn, [other], described([other], 0).keys)
+    again.keep(turn * 2, [], lambda: described([], 0))
+    assert not list(tmp_path.glob("*.media"))
     again.keep([])
     assert list(tmp_path.iterdir()) == []
     for _ in range(MOST + 2):
@@ -117,7 +120,7 @@ BAD: list[Any] = [
         {"start": 1 << 70}, {"kind": "video"}, {"kind": []}, {"name": "b.png"}, {"name": ""}, {"name": 3},
         {"files": []}, {"files": None}, {"files": ["../../../etc/passwd"]}, {"files": [KEY.upper()]},
         {"files": [KEY + "\n"]},
-        {"files": [KEY] * 65}, {"files": [5]}, {"files": ["0" * 64]},
+        {"files": [KEY] * 65}, {"files": [5]},
     )),
 ]  # fmt: skip
 
@@ -130,13 +133,30 @@ def test_hostile_rows_stay_names(rows: Any) -> None:
     assert left_out(problems).startswith("one picture or sound is kept as a name only: ")
 
 
+def test_what_cannot_be_read_now_keeps_its_row() -> None:
+    """The next process may read it."""
+    rows = [{"message": 0, "start": 0, "kind": "image", "name": "a.png", "files": ["0" * 64]}]
+    [each], problems = restored(MESSAGES, rows, read)
+    assert (each.medium.source, problems) == (Absent(("0" * 64,), "its content is missing"), [])
+    assert described([each], 0).rows == rows
+    media = MediaParts()
+    messages, problems = media.put_back(MESSAGES, [each], lambda medium: None)
+    assert problems == ["a.png: its content is missing"]
+    assert media.readable(messages) == MESSAGES
+    assert media.located(messages) == (MESSAGES, [each])
+
+
+def reasons(located: list[Located]) -> list[str]:
+    return [each.medium.source.reason for each in located if isinstance(each.medium.source, Absent)]
+
+
 def test_contents_are_compared_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = described(LOCATED, 0).rows
-    assert restored(MESSAGES, list(rows), lambda key: b"other")[1] == ["a.png: its content is damaged"] * 2
+    assert reasons(restored(MESSAGES, list(rows), lambda key: b"other")[0]) == ["its content is damaged"] * 2
     assert restored(MESSAGES, [*rows[::-1]], read)[1] == ["a row of the list of pictures and sounds is damaged"]
     monkeypatch.setattr(attachments, "MOST_BYTES", 1)
     found, problems = restored(MESSAGES, list(rows), read)
-    assert ([each.medium.source for each in found], problems) == ([b"1"], ["a.png: too large"])
+    assert (found[0].medium.source, reasons(found), problems) == (b"1", ["too large"], [])
     kept = described(LOCATED, 0)  # the newest are kept
     assert ([row["start"] for row in kept.rows], kept.problems) == ([13], ["a.png: too large to be saved"])
     many = left_out([f"{n}: x" for n in range(7)])
@@ -154,16 +174,16 @@ def test_the_contents_of_a_journal_are_not_followed_elsewhere(tmp_path: Path) ->
         found = last(tmp_path)
         assert found is not None
         assert found.messages == turn
-        located, problems = found.attached()
-        return problems[0] if not located else ""
+        located, _ = found.attached()
+        return (*reasons(located), "")[0]
 
     assert problem() == ""
     content.write_bytes(data[:-1])
-    assert problem() == "a.png: its content is damaged"
+    assert problem() == "its content is damaged"
     content.unlink()
-    assert problem() == "a.png: its content is missing"
+    assert problem() == "its content is missing"
     content.symlink_to(tmp_path / "secret")
-    assert problem() == "a.png: its content cannot be read: is a link, which is not followed"
+    assert problem() == "its content cannot be read: is a link, which is not followed"
     content.unlink()
     with content.open("wb") as file:
         file.truncate(1 << 40)
@@ -172,7 +192,7 @@ def test_the_contents_of_a_journal_are_not_followed_elsewhere(tmp_path: Path) ->
     content.parent.rmdir()
     content.parent.symlink_to(tmp_path)
     (tmp_path / content.name).write_bytes(data)
-    assert problem() == "a.png: its folder is a link, which is not followed"
+    assert problem() == "its folder is a link, which is not followed"
 
 
 def test_a_model_that_does_not_read_them_gets_the_names(tmp_path: Path) -> None:

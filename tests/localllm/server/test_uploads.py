@@ -151,6 +151,7 @@ def test_the_server_says_what_a_model_reads(service: Service) -> None:
         (image_url("data:image/png;base64,AAAA"), "it is not a picture that can be read"),
         (image_url("data:image/png,plain"), "expected a data URL such as data:image/png;base64,..."),
         (image_url("!!"), "expected base64 or a data URL"),
+        (image_url("data:image/png;base64,!!"), "the base64 text of the data URL is damaged; send all of it"),
         (image_url(""), "the picture or sound is empty"),
         (image_url("http://93.184.216.34/a.png"), "this server fetches no URLs; send the file itself as a data URL"),
         (image_url("file:../tiny-Q8_0.gguf"), "no such file in the server's media folder"),
