@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import said
+from localllm.base.notices import Notice, said
 from localllm.base.printable import printable
 from localllm.loading.media_parts import KINDS, Absent, Located, Medium
 
@@ -103,11 +103,12 @@ def restored(
     return found, problems
 
 
-def left_out(problems: Sequence[str]) -> str:
+def left_out(problems: Sequence[str]) -> Notice:
     """Return one line about pictures and sounds that the model does not get."""
     what = "one picture or sound is" if len(problems) == 1 else f"{len(problems)} pictures and sounds are"
     more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return f"{what} kept as a name only: {'; '.join(problems[:_SHOWN])}{more}"
+    shown = [part for problem in problems[:_SHOWN] for part in ("; ", problem)]
+    return Notice(f"{what} kept as a name only: ", *shown[1:], more)
 
 
 def _row(messages: Sequence[Mapping[str, str]], row: Any, place: tuple[int, int]) -> Located | None:

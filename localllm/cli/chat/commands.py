@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from localllm.cli import complete
 from localllm.cli.app import nearest_name
-from localllm.cli.chat.entry import LineReader
+from localllm.cli.chat.entry import LineReader, Piped
 from localllm.cli.chat.talk import STATS, Talk, tell
 from localllm.cli.terminal.console import RED, say
 
@@ -83,7 +83,7 @@ def converse(talk: Talk, reader: LineReader) -> None:
                 say(f"error: wrong usage; write {word} alone", RED)
             else:
                 _command(talk, word, rest)
-        else:
+        elif isinstance(reader, Piped) or not talk.drop(text):
             talk.ask(text)
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from localllm.base.errors import LocalLLMError
 from localllm.base.files.regular import open_regular
 from localllm.cli.terminal.console import raw
+from localllm.loading.media_parts import Kind
 
+_MOST_DROPPED = 20_000  # maximum characters of dropped paths
+_SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "image": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".ppm"),
+    "audio": (".wav", ".flac", ".ogg", ".opus", ".mp3"),
+}
 _MOST_COPIED = 74_994  # maximum bytes to copy; several terminals ignore longer clipboard texts
 
 
@@ -28,6 +34,27 @@ def path_of(name: str) -> Path:
         if len(words) == 1 and Path(words[0]).expanduser().exists():
             return Path(words[0]).expanduser()
     return path
+
+
+def dropped(text: str) -> list[tuple[Kind, str]]:
+    """Return the pictures and sounds if a message has nothing but their paths, as terminals paste dropped files."""
+    if len(text) > _MOST_DROPPED:
+        return []
+    try:
+        words = [text] if _kind(text) else shlex.split(text)
+    except ValueError:  # a quote without an end
+        return []
+    found = [(kind, word) for word in words if (kind := _kind(word))]
+    return found if len(found) == len(words) else []
+
+
+def _kind(name: str) -> Kind | None:
+    """Return the kind of an existing file by its suffix, or None."""
+    kind = next((kind for kind, suffixes in _SUFFIXES.items() if name.lower().endswith(suffixes)), None)
+    try:
+        return kind if kind and Path(name).expanduser().is_file() else None
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have, or an unknown home
+        return None
 
 
 def text_of(path: Path, most: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -214,6 +215,13 @@ class Talk:
 
     def audio(self, name: str) -> None:
         self._attach("audio", name)
+
+    def drop(self, text: str) -> bool:
+        """Put dropped pictures and sounds before the next message. Return False for any other text."""
+        found = files.dropped(text) if self.model.reads else []
+        for kind, name in found:
+            self.attempt(partial(self._attach, kind, name))
+        return bool(found)
 
     def _attach(self, kind: Kind, name: str) -> None:
         """Put a picture or a sound before the next message. A file that cannot be read is refused at once."""

@@ -11,6 +11,7 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from localllm.base.notices import Notice
 from localllm.cli.flags import typed
 from localllm.cli.options import DisplayOptions
 from localllm.cli.terminal.console import YELLOW, say
@@ -100,7 +101,7 @@ def converse(
         model,
         template,
         sampling_of(model, asked),
-        lambda note: say(f"note: {note}", YELLOW),
+        lambda note: say(Notice("note: ", note), YELLOW),
         answering,
         context_shift=context_shift,
         first_messages=first_messages,

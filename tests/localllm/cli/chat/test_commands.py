@@ -289,6 +289,29 @@ def test_pictures_go_before_the_next_message(
     assert said[-1] == "error: 'x: No such file or directory"
 
 
+def test_dropped_files_go_before_the_next_message(tmp_path: Path) -> None:
+    """A terminal pastes their paths, with quotes or backslashes. In a pipe, a path is a message."""
+    path, picture, other = write_pair(tmp_path), tmp_path / "a b.png", tmp_path / "c.WAV"
+    picture.write_bytes(png())
+    other.write_bytes(b"RIFF")
+    escaped = str(picture).replace(" ", "\\ ")
+    terminal = Terminal("chat", path, *QUICK, "-c", "1024", "--no-stats", "--no-history", columns=400)
+    for typed, count, problem in (
+        (str(picture), 1, ""), (f"'{picture}' {escaped}", 2, ""), (f"'{picture}' what?", 0, ""), ("none.png", 0, ""),
+        (str(other), 0, f"error: {other}: this model reads pictures, no sound"), (f"'{picture}' none.png", 0, ""),
+    ):  # fmt: skip
+        terminal.wait_for(READY)
+        terminal.type(f"{typed}\r")
+        said = terminal.wait_for(READY)
+        assert said.count(f"{picture}: 48 tokens, added before your next message") == count
+        assert problem in said
+        terminal.type("\r")
+    terminal.type("/bye\r")
+    assert terminal.end() == 0
+    done = localllm("chat", path, *QUICK, "-c", "1024", "--no-stats", stdin=f"{picture}\n")
+    assert "added before" not in done.stderr
+
+
 def test_a_continued_chat_has_its_pictures(tmp_path: Path) -> None:
     """Without the file, which may be gone."""
     path, picture, state = write_pair(tmp_path), tmp_path / "a.png", {"XDG_STATE_HOME": str(tmp_path / "state")}
