@@ -110,7 +110,6 @@ class RequestState:
         self.checkpoints: list[int] = []  # ascending lengths at which to copy the sequence for later prompts
         self.drafts: list[DraftToken] = []  # drafted tokens for the next step
         self.verified = 0  # number of drafted tokens that the step verifies
-        self.draft_cost = 0.0  # time that verifying the drafts costs, in plain steps, even if they are only compared
         self.modelled = False  # whether the draft model drafted the tokens
         self.outcome: list[tuple[int, bool]] = []  # per draft: trust class, and whether it was accepted
         self.drafter: SuffixDrafter | None = None
@@ -279,7 +278,7 @@ class RequestState:
         """
         start = self.answer_tokens
         self.drafts = [DraftToken(token, 0) for token in self.request.known[start : start + max(most, 0)]]
-        self.verified, self.modelled, self.draft_cost = len(self.drafts), False, 0.0
+        self.verified, self.modelled = len(self.drafts), False
 
     def decoded(self, seconds: float, plain: float) -> None:
         """Record a decode step: its duration, and its estimated duration without drafts (`plain`), in seconds."""

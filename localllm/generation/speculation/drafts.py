@@ -24,7 +24,7 @@ from localllm.engine.prefix import same
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import suffixes
 from localllm.generation.speculation.earlier import EarlierByAccount, Following
-from localllm.generation.speculation.policy import Acceptance, Balance, Costs, Stake
+from localllm.generation.speculation.policy import Acceptance, Budget, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import SuffixDrafter
 
@@ -48,7 +48,10 @@ class Proposal:
     """The drafts of a step, until its results are known."""
 
     seconds: float = 0.0  # time spent on drafting
-    verified: bool = False  # whether the step verifies any
+    rows: int = 0  # decode tokens without drafts
+    verified: int = 0  # number of drafts that the step verifies
+    requests: int = 0  # number of requests with drafts from repetitions that are verified
+    draft_cost: float = 0.0  # time of verifying a draft, in plain tokens
     round: Round | None = None  # of the drafting model
 
 
@@ -77,7 +80,7 @@ class Drafts:
         self._earlier = EarlierByAccount(earlier) if earlier else None
         self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(suffixes.PRIORS)
-        self._balance, self._stake = Balance(), Stake()  # of drafts from repetitions
+        self._budget = model.budget if model is not None else Budget()
         self._stale = 0  # consecutive steps with drafts
         self._shortest_pass, self._reported, self._waits = shortest_pass, reported, waits
         self.new_repeats: Callable[[Sequence[int], Following | None], SuffixDrafter] = SuffixDrafter
@@ -158,17 +161,20 @@ class Drafts:
         self.forget(self._proposal)  # of a step that found no room
         self._proposal = Proposal()
         for one in decoding:
-            one.drafts, one.verified, one.modelled, one.draft_cost = [], 0, False, 0.0
+            one.drafts, one.verified, one.modelled = [], 0, False
+        worth = False
         if decoding and len(decoding) < self._costs.most and self._stale < _FRESH and not self._early:
             indexing = sum(one.drafter is not None and one.drafter.behind > 1 for one in decoding)
             most = max(suffixes.INDEXED // max(indexing, 1), 2)
             for one in decoding:
                 one.drafts = self._guess(one, limits.positions, most)
-            self._choose(decoding, limits)
-        self._proposal.verified = any(one.verified for one in decoding)
+            worth = self._choose(decoding, limits)
+        self._proposal.rows = len(decoding)
+        self._proposal.verified = sum(one.verified for one in decoding)
+        self._proposal.requests = sum(one.verified > 0 and not one.modelled for one in decoding)
         self._stale = self._stale + 1 if self._proposal.verified else 0
         self._proposal.seconds = self._clock() - began
-        self._tire(any(one.draft_cost for one in decoding))
+        self._tire(worth)
 
     def _tire(self, worth: bool) -> None:
         """Decide how many of the next steps do not look for drafts. `worth`: some draft was worth verifying."""
@@ -179,22 +185,20 @@ class Drafts:
         if self._tired > _TIRED:  # the schedule of a step with drafts takes as long again
             self._skip = min(int(2 * self._looking / (_LOOKING * self._costs.seconds(1))), _MOST_SKIPPED)
 
-    def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> None:
-        """Draft with the model where that promises more than the repetitions, and choose the drafts to verify."""
+    def _choose(self, decoding: Sequence[RequestState], limits: Limits) -> bool:
+        """Draft with the model where that promises more than the repetitions, and choose the drafts to verify. Return
+        whether any draft is worth verifying.
+        """
         rows = len(decoding)
-        pace = sum(one.pace for one in decoding) / rows
-        self._worth = worth = pace * self._costs.seconds(rows) / rows
+        plain = self._costs.seconds(rows) / rows
+        self._worth = worth = plain * sum(one.pace for one in decoding) / rows
         if self._model is not None:
-            self._proposal.round = self._model.begin_round(worth)
+            self._proposal.round = self._model.begin_round(plain)
             promised = self._model.promised(rows, worth)
             chosen = [one for one in decoding if promised > self._promised(one, rows, worth)]
             if chosen:
                 self._with_model(chosen, rows, worth, limits.positions)
-        more = self._verify(decoding, rows, worth)
-        if self._model is not None:
-            total = max(sum(one.verified for one in decoding), 1)
-            share = sum(one.verified for one in decoding if one.modelled) / total
-            self._model.verified(share * (self._costs.seconds(rows + more) - self._costs.seconds(rows)))
+        return self._verify(decoding, rows, worth)
 
     def _with_model(self, chosen: Sequence[RequestState], rows: int, worth: float, positions: int) -> None:
         """Draft with the model. Requests for which it drafts nothing keep their drafts from repetitions."""
@@ -218,6 +222,14 @@ class Drafts:
         self._credit = min(self._credit + _SHARE * seconds, max(self._credit, _MOST_CREDIT))
         if not prompt and rows <= self._costs.most:
             self._costs.observe(rows, seconds)
+        if rows > prompt:
+            self._budget.passed()
+        else:
+            self._costs.read(rows, seconds)
+        if self._judged.verified and self._costs.known:
+            plain = self._costs.seconds(self._judged.rows)
+            added = self._costs.seconds(self._judged.rows + self._judged.verified) - plain
+            self._judged.draft_cost = added * self._judged.rows / plain / self._judged.verified
 
     def plain_seconds(self, requests: int, seconds: float) -> float:
         """Return the expected duration, in seconds, that the newest step, which took `seconds`, would have had without
@@ -245,14 +257,13 @@ class Drafts:
         for trust, right in one.outcome:
             acceptance.observe(trust, float(right))
         accepted = sum(right for _, right in one.outcome[: one.verified])
-        if self._judged.round is not None and one.modelled:
-            self._judged.round.won += accepted
+        judged = self._judged
+        if judged.round is not None and one.modelled:
+            judged.round.won += accepted - one.verified * judged.draft_cost
         elif self._costs.known:
             self._credit += _SAVED * accepted * self._worth
-            if one.draft_cost:
-                saved = accepted if one.verified else int(one.outcome[0][1])
-                self._balance.add(saved * one.pace - one.draft_cost)
-                self._stake.settle(saved * one.pace - one.draft_cost)
+            if one.verified and judged.requests:
+                self._budget.settle((accepted - one.verified * judged.draft_cost) / judged.requests)
         one.outcome.clear()
 
     def close(self) -> None:
@@ -292,56 +303,44 @@ class Drafts:
         acceptance = self._acceptance_of(one)
         return accumulate((acceptance.expect(draft.trust) for draft in one.drafts), mul)
 
-    def _best(self, chances: Sequence[float], rows: int, worth: float, stake: float) -> tuple[int, float]:
+    def _best(self, chances: Sequence[float], rows: int, worth: float, requests: int = 0) -> tuple[int, float]:
         """Return the most profitable number of drafts, from the most probable ones, and their gain in seconds.
 
-        The step has `rows` tokens without them. Several drafts take at most `stake` seconds.
+        The step has `rows` tokens without them. If `requests` have drafts, these must not cost more than the budget
+        allows.
         """
-        plain, won, count, best = self._costs.seconds(rows), 0.0, 0, 0.0
-        for number, stands in enumerate(chances[: self._costs.most - rows], 1):
-            won += stands * worth
-            added = self._costs.seconds(rows + number) - plain
-            if won - added > best and (number == 1 or added <= stake):
-                count, best = number, won - added
-        return count, best
-
-    def _stake_of(self, one: RequestState) -> Stake:
-        return self._model.stake if self._model is not None and one.modelled else self._stake
+        plain = self._costs.seconds(rows)
+        won = list(accumulate(chances[: self._costs.most - rows], initial=0.0))
+        added = [self._costs.seconds(rows + number) - plain for number in range(len(won))]
+        few = [
+            number for number in range(len(won))
+            if not (number and requests)
+            or self._budget.allows(added[number] * rows / (plain * requests), -(-number // requests))
+        ]  # fmt: skip
+        best = max(few, key=lambda number: won[number] * worth - added[number])
+        pace = (plain + added[best]) / (rows + won[best])  # if the next steps are alike, a token saves only this
+        if pace < worth:
+            best = max(few, key=lambda number: won[number] * pace - added[number])
+        return best, won[best] * worth - added[best]
 
     def _promised(self, one: RequestState, rows: int, worth: float) -> float:
         """Return the expected gain, in seconds, of the drafts of one request alone."""
         if not one.drafts:
             return 0.0
-        return self._best(list(self._chances(one)), rows, worth, worth * self._stake.tokens)[1]
+        return self._best(list(self._chances(one)), rows, worth, 1)[1]
 
-    def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> int:
-        """Choose the drafts to verify in a step that has `rows` tokens so far; return the number of drafts chosen.
+    def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> bool:
+        """Choose the drafts to verify in a step that has `rows` tokens so far; return whether any are worth it.
 
-        The drafts of all requests compete for the step; the most probable drafts come first.
+        The drafts of all requests compete for the step; the most probable drafts come first. Those that the budget does
+        not allow are only compared with the sampled tokens, which shows when they are right again.
         """
-        chances = [(stands, number) for number, one in enumerate(ones) for stands in self._chances(one)]
-        chances.sort(key=lambda each: -each[0])
-        stake = worth * sum(self._stake_of(one).tokens for one in ones if one.drafts)
-        found, _ = self._best([stands for stands, _ in chances], rows, worth, stake)
-        for _, number in chances[:found]:
+        ranked = [(stands, number) for number, one in enumerate(ones) for stands in self._chances(one)]
+        if not ranked:
+            return False
+        ranked.sort(key=lambda each: -each[0])
+        chances = [stands for stands, _ in ranked]
+        found, _ = self._best(chances, rows, worth, sum(bool(one.drafts) for one in ones))
+        for _, number in ranked[:found]:
             ones[number].verified += 1
-        if found:
-            plain = self._costs.seconds(rows)
-            each = (self._costs.seconds(rows + found) / plain - 1) / found
-            for one in ones:
-                one.draft_cost = one.verified * each
-            if self._balance.lost:
-                found -= self._compare_only(ones, self._costs.seconds(rows + 1) / plain - 1)
-        return found
-
-    def _compare_only(self, ones: Sequence[RequestState], cost: float) -> int:
-        """Leave the drafts from repetitions unverified, because verifying them has cost time so far. Return their
-        number. The first one of each request is still compared with the sampled token, so verification resumes when it
-        would have paid.
-        """
-        left = 0
-        for one in ones:
-            if one.verified and not one.modelled:
-                left += one.verified
-                one.verified, one.draft_cost = 0, cost
-        return left
+        return found > 0 or self._best(chances, rows, worth)[0] > 0

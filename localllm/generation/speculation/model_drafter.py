@@ -22,7 +22,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation import draft
 from localllm.generation.speculation.draft import trust_of
-from localllm.generation.speculation.policy import Costs, Judge
+from localllm.generation.speculation.policy import Budget, Costs, Judge
 from localllm.generation.speculation.rule import DraftToken
 from localllm.sampling.chain import HIGHEST
 from localllm.sampling.sampler import Sampler
@@ -42,8 +42,9 @@ class Drafting:
 class Round:
     """The cost and the gain of drafting for one step."""
 
-    spent: float = 0.0  # seconds
-    won: int = 0  # accepted drafts
+    spent: float = 0.0  # seconds of drafting
+    reading: float = 0.0  # seconds of prefill, which also benefits later rounds
+    won: float = 0.0  # accepted drafts, less the cost of their verification, in tokens
     shared: int = 0  # requests with drafts
     over: bool = False  # whether the step has been evaluated
 
@@ -63,7 +64,7 @@ class ModelDrafter(ABC, Generic[D]):
         self._costs, self._verifying, self._longest, self._ratio = costs, verifying, longest, ratio
         self._steps = 0  # forward passes in the last round
         self._judge = Judge(draft.PRIORS)
-        self.acceptance, self.stake = self._judge.acceptance, self._judge.stake
+        self.acceptance, self.budget = self._judge.acceptance, Budget()
         self._round = Round()  # the newest
         self._rounds: deque[Round] = deque()  # of steps in flight, and of steps collected since the last draft
         self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
@@ -120,6 +121,7 @@ class ModelDrafter(ABC, Generic[D]):
         if self._outlook(len(found), float(len(found)), 0, rows, worth) <= 0:
             self._judge.rest()
             return
+        worth = self._paced(len(found), rows, worth)
         began, self._reading, self._passing, self._expected, self._steps = self._clock(), 0.0, 0.0, 0.0, 0
         try:
             self._draft(found, rows, worth)
@@ -130,14 +132,19 @@ class ModelDrafter(ABC, Generic[D]):
             besides = min(max(seconds - self._passing, 0.0) / self._steps, self._seconds(1))
             self._besides += 0.1 * (besides - self._besides)
         self._round.spent = min(seconds - self._reading, 2 * self._expected)
+        self._round.reading = self._reading
         self._round.shared = sum(bool(each.one.drafts) for each in found)
 
-    def begin_round(self, worth: float) -> Round:
-        """Record the gains of the rounds that are over, in tokens per request, and return a new round."""
+    def begin_round(self, plain: float) -> Round:
+        """Record the gains of the rounds that are over, and return a new round. `plain` is the time in seconds of a
+        token without drafts.
+        """
         while self._rounds and self._rounds[0].over:
             last = self._rounds.popleft()
             if last.shared:
-                self._judge.settle((last.won - last.spent / worth) / last.shared)
+                won = (last.won - last.spent / plain) / last.shared
+                self._judge.settle(won)
+                self.budget.settle(won - min(last.reading / plain / last.shared, max(self.budget.tokens, 0.0) / 2))
         self._round = Round()
         self._rounds.append(self._round)
         return self._round
@@ -156,17 +163,34 @@ class ModelDrafter(ABC, Generic[D]):
         gain = self._outlook(1, 1.0, 0, rows, worth)
         if gain <= 0:
             self._judge.rest()
-        return gain
-
-    def verified(self, seconds: float) -> None:
-        """Add the estimated seconds that verifying this round's drafts adds to the target model's step."""
-        self._round.spent += seconds
+        return gain if self._allowed(1, 1, rows) else 0.0
 
     def guess(self, one: RequestState, logits: NDArray[np.float32]) -> DraftToken | None:
         """Return the draft that follows from the drafter's logits (V,), or None."""
         return guess_token(one.sampler, logits)
 
-    # -- expected gain ---------------------------------------------------------------------------------------------
+    # -- costs and expected gain ------------------------------------------------------------------------------------
+
+    def _allowed(self, requests: int, drafted: int, rows: int) -> bool:
+        """Whether the budget allows that many drafts for each request of a step with `rows` rows without drafts."""
+        plain = self._verifying.seconds(rows) / rows
+        return self.budget.allows(self._added(requests, drafted, rows) / (plain * requests), drafted)
+
+    def _added(self, requests: int, drafted: int, rows: int) -> float:
+        """Return the seconds that `drafted` steps of drafting for each request add, with their verification."""
+        wider = self._verifying.seconds(min(rows + drafted * requests, self._verifying.most))
+        return drafted * self._seconds(requests) + wider - self._verifying.seconds(rows)
+
+    def _paced(self, requests: int, rows: int, worth: float) -> float:
+        """Return what an accepted token saves, in seconds, if the next steps draft like this one: at most `worth`."""
+        plain = self._verifying.seconds(rows)
+        won, stands = [0.0], float(requests)
+        for _ in range(min(self._longest, (self._verifying.most - rows) // requests)):
+            stands *= self.acceptance.mean
+            won.append(won[-1] + stands)
+        added = [self._added(requests, number, rows) for number in range(len(won))]
+        best = max(range(len(won)), key=lambda number: won[number] * worth - added[number])
+        return min(worth, (plain + added[best]) / (rows + won[best]))
 
     def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
         """Return the maximum gain, in seconds, of further steps of the drafter.
@@ -216,7 +240,7 @@ class ModelDrafter(ABC, Generic[D]):
                 undo.enter_context(sampler.drafting())
                 undo.callback(sampler.restore, sampler.snapshot())
             active = self._caught_up(found)
-            drafted, plain, stake = 0, self._verifying.seconds(rows), worth * len(found) * self.stake.tokens
+            drafted, plain = 0, rows
             while active:
                 drafted += 1
                 rows += len(active)
@@ -226,8 +250,7 @@ class ModelDrafter(ABC, Generic[D]):
                     return
                 if self._outlook(len(active), stands, drafted, rows, worth) <= 0:
                     return
-                wider = self._verifying.seconds(min(rows + len(active), self._verifying.most))
-                if (drafted + 1) * self._seconds(len(active)) + wider - plain > stake:
+                if not self._allowed(len(active), drafted + 1, plain):
                     return
                 active = self._step(active)
 

@@ -14,16 +14,13 @@ import numpy as np
 
 _UP, _DOWN = 0.1, 0.3  # weights of a pass that took longer or shorter than expected: a busy machine only adds time
 _ROW = 0.25  # expected cost of one more row, relative to a pass of one row, until passes are observed
+_LEAST_ROW, _MOST_ROW = 0.1, 0.5  # bounds of this cost as prompts show it
 _FIRST_UP = 0.4  # weight of the first pass of several rows if it took longer than expected
 _ALONE = 32  # after this number of passes of one row in sequence, the cost of more rows is slowly forgotten,
 _EASIER = 0.998  # by this factor per pass: it may have been measured at a busy moment, and is then tried again
-# After a pass, the cost per row of the next larger pass moves by this share towards the observed cost, if no pass of
-# that size was observed: otherwise the first guess would prevent trying it.
-_ALIKE = 0.1
+_SAME_AGAIN = 2  # passes of the most rows so far, after which half of their cost per row is expected of further rows
 _SURE = 4  # passes to observe before costs that were not measured are trusted
 _LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
-_WORST, _BEST = -1.0, 1.5  # bounds of the gain of one round and of the balance, in tokens
-_BAD, _WARNED = -2.0, -1.0  # balance at which drafting pauses, and after a pause
 _REST, _LONGER, _LONGEST_REST = 12, 3, 512  # rounds without drafts after a loss, times 3 after every further loss
 _TRY = 0.7  # acceptance rate that is assumed at first, and when drafting is tried again
 
@@ -31,26 +28,22 @@ _TRY = 0.7  # acceptance rate that is assumed at first, and when drafting is tri
 class Costs:
     """Seconds per forward pass of 1 ... `most` rows, learned from the passes.
 
-    Decisions depend only on the cost of further rows relative to one row. A pass of n rows corrects the cost of n
-    rows and, with less weight, the costs of similar numbers. The estimates tend to the short durations, because other
+    Decisions depend only on the cost of several rows relative to one row. It is learned for each number of rows that
+    passes have had, and interpolated between them. Each row beyond them is expected to cost as much as a row of a
+    prompt, until more passes have shown that rows are cheaper. The estimates tend to the short durations, because other
     programs only ever delay a pass, and long passes more than short ones.
     """
 
     def __init__(self, measured: dict[int, float], most: int = 0) -> None:
         """`measured`: number of rows -> seconds, including an entry for 1 row. `most` defaults to the most measured."""
         self.most, self._one, self.known = max(most, *measured), measured[1], True
-        rows = sorted(measured)
-        each = [(measured[n] / self._one - 1) / max(n - 1, 1) for n in rows]
-        if len(rows) == 1:
-            rows, each = [1, 2], [0.0, _ROW]
-        # By number of rows: cost of each row after the first, relative to a pass of one row.
-        seconds = np.interp(range(self.most + 1), rows, [1 + (n - 1) * x for n, x in zip(rows, each, strict=True)])
-        self._row = [0.0, 0.0, *((float(seconds[n]) - 1) / (n - 1) for n in range(2, min(self.most, rows[-1]) + 1))]
-        self._row += [each[-1]] * (self.most + 1 - len(self._row))
+        self._found = {rows: measured[rows] / self._one for rows in sorted(measured)}  # relative to a pass of one row
         self._seen = [0] * (self.most + 1)  # passes by number of rows
         self._passes = [1, 0]  # passes of one row, and of several
         self._alone = 0  # passes of one row since the last one of several
         self._measured = True
+        self._prompt_row = 0.0  # seconds of a prompt's row; 0: not yet observed
+        self._interpolate()
 
     @classmethod
     def unknown(cls, most: int) -> Costs:
@@ -66,14 +59,15 @@ class Costs:
         return self._measured or sum(self._passes) >= _SURE
 
     def seconds(self, rows: int) -> float:
-        return self._one * (1 + (rows - 1) * self._row[rows])
+        return self._one * self._relative[rows]
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the duration of a forward pass, capped at twice the expected time in case the machine stalled."""
         several = rows > 1
         self._passes[several] += 1
         if not self.known:
-            self._one, self.known = seconds / (1 + (rows - 1) * self._row[rows]), True
+            self._one, self.known = seconds / self._relative[rows], True
+            self._interpolate()
             return
         expected = self.seconds(rows)
         error = log(min(max(seconds / expected, 0.5), 2.0))
@@ -84,25 +78,37 @@ class Costs:
         if not several:
             self._one *= exp(error)
             self._alone += 1
-            if self._alone > _ALONE:
-                self._row = [_EASIER * row for row in self._row]
+            if self._alone > _ALONE and len(self._found) > 1:
+                self._found = {n: 1 + _EASIER * (cost - 1) for n, cost in self._found.items()}
+                self._interpolate()
             return
         self._alone = 0
-        if self._passes[1] > _LEARNT:
+        if self._passes[1] > _LEARNT and self._seen[rows]:
             self._one *= exp(error / 2)
-        before = self._row[rows]
-        self._row[rows] = max((expected * exp(error) / self._one - 1) / (rows - 1), 0.0)
+        before = self._relative[rows]
+        now = self._found[rows] = max(expected * exp(error) / self._one, 1.0)
         self._seen[rows] += 1
-        change = self._row[rows] - before
-        for other in range(2, self.most + 1):
-            if other != rows:
-                share = change / (1 + abs(log2((other - 1) / (rows - 1)))) / (1 + self._seen[other])
-                self._row[other] = max(self._row[other] + share, 0.0)
-            if other > rows and not self._seen[other]:
-                if other == rows + 1:
-                    self._row[other] += _ALIKE * (self._row[rows] - self._row[other])
-                # more rows cost at least as much
-                self._row[other] = max(self._row[other], self._row[rows] * (rows - 1) / (other - 1))
+        for other, cost in self._found.items():  # what was measured and not observed since changes alike
+            if other > 1 and not self._seen[other]:
+                share = (now - before) / (rows - 1) / (1 + abs(log2((other - 1) / (rows - 1))))
+                self._found[other] = max(cost + share * (other - 1), now if other > rows else 1.0)
+        self._interpolate()
+
+    def read(self, rows: int, seconds: float) -> None:
+        """Record the duration of a pass that evaluated only a part of a prompt."""
+        if rows >= self.most:
+            self._prompt_row = min(seconds / rows, self._prompt_row or seconds)
+            self._interpolate()
+
+    def _interpolate(self) -> None:
+        row = min(max(self._prompt_row / self._one, _LEAST_ROW), _MOST_ROW) if self._prompt_row else _ROW
+        known = sorted(self._found)
+        last = known[-1]
+        most = self._found[last]
+        each = (most - 1) / (last - 1) if last > 1 else row  # of the rows after the first
+        more = max(each + (row - each) * _SAME_AGAIN / (_SAME_AGAIN + self._seen[last]), each)
+        between = np.interp(range(last + 1), known, [self._found[n] for n in known]).tolist()
+        self._relative = [*between, *(most + number * more for number in range(1, self.most + 1 - last))]
 
 
 class Rate:
@@ -161,47 +167,43 @@ class Acceptance:
             self._accepted = self._expected = self._SURE_OF_ALL
 
 
-class Balance:
-    """The time that drafts have saved, less what they have cost, in tokens of plain decoding."""
+class Budget:
+    """The time that drafts may lose, in tokens of plain decoding per request.
 
-    _MOST_LOST = 0.25  # tokens that unaccepted drafts may cost before drafts are only compared, not verified
-    _LEAST, _MOST = -0.5, 1.0  # bounds, so that a text that changes its character is noticed soon
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the drafts have cost too much."""
-        return self._tokens < -self._MOST_LOST
-
-    def add(self, tokens: float) -> None:
-        self._tokens = min(max(self._tokens + tokens, self._LEAST), self._MOST)
-
-
-class Stake:
-    """The time that the drafts of one request may lose in a round, in tokens of plain decoding.
-
-    It grows while rounds gain. So drafts that look certain and are wrong cost little before this is known. A single
-    draft is always allowed.
+    It begins with an allowance. Drafts pay their costs from it and add what they save. Every pass adds a share of its
+    time while less than the allowance is left. Drafts that may cost more than is left are not made. So all drafts
+    together lose at most the allowance and that share of the time, however promising they look. After gains, long
+    drafts are affordable at once.
     """
 
-    _LEAST, _MOST = 0.5, 16.0
+    _ALLOWED, _SHARE, _MOST = 1.4, 0.005, 8.0
+    _PART = 0.5  # of the budget, which several drafts may take
 
     def __init__(self) -> None:
-        self.tokens = self._LEAST
+        self.tokens = self._ALLOWED
 
-    def settle(self, won: float) -> None:
-        """Record the gain of a round, in tokens."""
-        self.tokens = min(2 * self.tokens, self._MOST) if won > 0 else max(self.tokens / 2, self._LEAST)
+    def allows(self, tokens: float, drafts: int) -> bool:
+        """Whether a round of so many drafts per request may lose `tokens`. One draft may take all that is left, more of
+        them a part, because the first ones show most.
+        """
+        return tokens <= (self.tokens if drafts <= 1 else self._PART * self.tokens)
+
+    def passed(self) -> None:
+        """Record a pass."""
+        if self.tokens < self._ALLOWED:
+            self.tokens = min(self.tokens + self._SHARE, self._ALLOWED)
+
+    def settle(self, saved: float) -> None:
+        """Record what drafts have saved, less their cost, in tokens per request."""
+        self.tokens = min(self.tokens + saved, self._MOST)
 
 
 class Judge:
-    """Decides whether a drafter drafts or pauses, from its balance: the decayed gain of its rounds, in tokens."""
+    """Decides whether a drafter drafts or pauses."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self.acceptance, self.stake = Acceptance(priors), Stake()
-        self._balance = 0.0
+        self.acceptance = Acceptance(priors)
+        self._gained = 0.0  # of the newest rounds, in tokens
         self._rest = 0
         self._next_rest = _REST
 
@@ -216,16 +218,14 @@ class Judge:
 
     def settle(self, won: float) -> None:
         """Record the gain of a round, measured in tokens of plain decoding."""
-        self.stake.settle(won)
-        self._balance = min(0.9 * self._balance + max(won, _WORST), _BEST)  # bounded: the machine may have stalled
-        if self._balance < _BAD:
-            self.rest()
-        elif self._balance > 1:
+        self._gained = 0.9 * self._gained + won
+        if self._gained > 1:
             self._next_rest = _REST
 
     def rest(self) -> None:
+        """Pause, because drafts are not expected to save time."""
         self._rest, self._next_rest = self._next_rest, min(_LONGER * self._next_rest, _LONGEST_REST)
-        self._balance = _WARNED  # so that a failing retry pauses again sooner
+        self._gained = 0.0
 
 
 def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float, step: float, longest: int) -> float:

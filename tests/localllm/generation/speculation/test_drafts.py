@@ -17,7 +17,7 @@ from localllm.generation.request import Request
 from localllm.generation.request_state import RequestState
 from localllm.generation.speculation.drafts import Drafts
 from localllm.generation.speculation.model_drafter import Round
-from localllm.generation.speculation.policy import Acceptance, Costs, Stake
+from localllm.generation.speculation.policy import Acceptance, Budget, Costs
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import INDEXED, SuffixDrafter
 from localllm.options import SamplingOptions
@@ -267,7 +267,7 @@ class Promising:
 
     def __init__(self, gain: float) -> None:
         self._gain, self.asked = gain, list[RequestState]()
-        self.acceptance, self.stake = Acceptance([0.9]), Stake()
+        self.acceptance, self.budget = Acceptance([0.9]), Budget()
 
     def promised(self, rows: int, worth: float) -> float:
         return self._gain
@@ -277,10 +277,8 @@ class Promising:
         for one in ones[:1]:  # it drafts nothing for the others
             one.drafts = [DraftToken(3, 0)]
 
-    def begin_round(self, worth: float) -> Round:
+    def begin_round(self, plain: float) -> Round:
         return Round()
-
-    def verified(self, seconds: float) -> None: ...
 
 
 @pytest.mark.parametrize(("gain", "asked"), [(100.0, [0, 1]), (1.0, [1]), (0.0, [])])

@@ -18,7 +18,7 @@ from localllm.generation.speculation.earlier import EarlierAnswers, EarlierByAcc
 from localllm.generation.speculation.suffixes import PRIORS, SuffixDrafter
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
-from tests.localllm.generation.speculation.support import Free
+from tests.localllm.generation.speculation.support import Free, eager
 
 SAMPLER = Sampler(SamplingOptions())
 
@@ -118,6 +118,7 @@ def test_only_whole_answers_that_may_be_kept_are_kept(reuse: bool, finished: boo
 
 def test_an_answer_given_again_is_drafted_and_has_the_same_tokens() -> None:
     with localllm.load("demo", ctx_size=256, spec="ngram", draft_earlier=3000) as model:
+        eager(model)
         model.new_core(SchedulerLimits())
         answers, used = [], []
         for _ in range(3):

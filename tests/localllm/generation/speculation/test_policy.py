@@ -12,7 +12,7 @@ from localllm.generation import core
 from localllm.generation.request import Request
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
-from localllm.generation.speculation.policy import Acceptance, Costs, Judge, Stake, outlook
+from localllm.generation.speculation.policy import Acceptance, Budget, Costs, Judge, outlook
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import PRIORS, SuffixDrafter
 from localllm.generation.speculation.vocabulary import Mapping
@@ -60,17 +60,17 @@ def says(text: list[int], right: list[bool] | None = None) -> Logits:
 
 
 def speedup(
-    clock: Clock, likelihood: float, step: float, costs: dict[int, float],
-    known: dict[int, float] | None = None, tokens: int = 512, trust: int | None = None,
+    clock: Clock, likelihood: float, step: float, costs: dict[int, float], known: dict[int, float] | None = None,
+    tokens: int = 512, trust: int | None = None, prompt: int = 1, right: list[bool] | None = None, seed: int = 1,
 ) -> float:  # fmt: skip
     """Return the speedup with a draft model of this acceptance rate, whose forward passes take `step`. It gives every
-    draft the class `trust`, or else the highest one.
+    draft the class `trust`, or else the highest one. `right` replaces the rate.
     """
-    random = np.random.RandomState(1)
-    text = random.randint(0, V, tokens + 40).tolist()
-    right = (random.random_sample(len(text)) < likelihood).tolist()
-    engine = table_engine(says(text), clock, costs.__getitem__)
-    drafting = table_engine(says(text, right), clock, lambda rows: step)
+    random = np.random.RandomState(seed)
+    text = random.randint(0, V, tokens + prompt + 40).tolist()
+    right = right or (random.random_sample(len(text)) < likelihood).tolist()
+    engine = table_engine(says(text), clock, lambda rows: costs[rows] if rows in costs else rows * costs[16] / 16)
+    drafting = table_engine(says(text, right), clock, lambda rows: step * (1 + 0.1 * max(rows - 16, 0)))
     verifying = Costs(known or {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)}, 16)
     model = DraftModel(drafting, SAME, Costs({1: step, 16: step}), verifying, 15)
     if trust is not None:
@@ -80,9 +80,9 @@ def speedup(
         )
     drafts = Drafts(verifying, 15, model, repeats=False, clock=clock)
     with Stepped(engine, drafts) as it:
-        _, answer = it.ask(Request(text[:1], GREEDY, tokens))
+        _, answer = it.ask(Request(text[:prompt], GREEDY, tokens))
         it.finish()
-    assert answer.tokens == text[1 : tokens + 1]
+    assert answer.tokens == text[prompt : tokens + prompt]
     return (tokens - 1) * costs[1] / answer.result().usage.decode_seconds
 
 
@@ -90,9 +90,9 @@ def speedup(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_answer_is_nearly_as_fast_as_were_all_known_before(clock: Clock, likelihood: float, shape: str) -> None:
     """The decode speed is never below 0.97 of plain decoding."""
-    gained = speedup(clock, likelihood, 2.0, SHAPES[shape])
-    assert gained > 0.97
-    assert gained > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
+    gained = [speedup(clock, likelihood, 2.0, SHAPES[shape], seed=seed) for seed in range(1, 4)]
+    assert min(gained) > 0.97
+    assert np.mean(gained) > 0.9 * best_fixed(likelihood, 2.0, SHAPES[shape])
 
 
 # Costs of 1, 2 ... 16 rows of weights in memory, relative to one row, from benchmarks/results/rows.jsonl: the usual
@@ -103,21 +103,48 @@ ROWS = {
     "Q8_0": {1: 1.0, 2: 1.01, 3: 1.11, 4: 1.24, 6: 1.01, 8: 1.31, 16: 2.5},
     "dearest": {1: 1.0, 2: 1.4, 3: 1.8, 4: 2.2, 16: 7.0},
 }
+LURES = {
+    "wrong": lambda position: False,
+    "right for a third, then wrong": lambda position: position < 32,
+    "wrong, then right": lambda position: position >= 64,
+    "four right, sixteen wrong": lambda position: position // 4 % 5 == 0,
+    "eight right, eight wrong": lambda position: position // 8 % 2 == 0,
+}
+
+
+def costs_of(name: str) -> dict[int, float]:
+    return dict(enumerate(20 * np.interp(range(17), list(ROWS[name]), list(ROWS[name].values()))))
 
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("trust", [4, 8])
-@pytest.mark.parametrize("tokens", [96, 256])
-def test_wrong_drafts_cost_less_than_three_percent(clock: Clock, name: str, trust: int, tokens: int) -> None:
-    """The draft model is always wrong, but gives its tokens a probability of a half (class 4), or is certain (8)."""
-    costs = dict(enumerate(20 * np.interp(range(17), list(ROWS[name]), list(ROWS[name].values()))))
-    for step in (1.0, 2.4, 4.4):
-        assert speedup(clock, 0.0, step, costs, {1: 20.0, 2: 25.0}, tokens, trust) > 0.97
+@pytest.mark.parametrize("lure", LURES)
+def test_drafts_that_fail_cost_less_than_three_percent(clock: Clock, name: str, trust: int, lure: str) -> None:
+    """The draft model gives its tokens a probability of a half (class 4), or is certain (8). No costs of several rows
+    are known, and the draft model reads a prompt of 32 tokens first.
+    """
+    right = [LURES[lure](position - 32) for position in range(400)]
+    for tokens in (96, 256):
+        for step in (1.0, 2.4, 4.4):
+            given = {"known": {1: 20.0}, "tokens": tokens, "trust": trust, "prompt": 32, "right": right}
+            assert speedup(clock, 0.0, step, costs_of(name), **given) > 0.97
+
+
+@pytest.mark.parametrize(("name", "least"), [("Q4_0", 0.9), ("Q4_K", 0.9), ("Q8_0", 0.8), ("dearest", 0.85)])
+@pytest.mark.parametrize("likelihood", [0.6, 0.8, 0.95])
+def test_a_first_answer_comes_near_the_ceiling(clock: Clock, name: str, least: float, likelihood: float) -> None:
+    """Nothing is known before but the cost of one row and of a draft. The answer has 96 tokens."""
+    costs = costs_of(name)
+    found = []
+    for seed in range(12):
+        given = {"known": {1: 20.0}, "tokens": 96, "trust": 4, "prompt": 32, "seed": seed}
+        found.append(speedup(clock, likelihood, 2.2, costs, **given))
+    assert np.mean(found) > least * best_fixed(likelihood, 2.2, {rows: costs[rows] for rows in range(1, 17)})
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_wrong_repetitions_that_look_certain_cost_less_than_two_percent(clock: Clock, name: str) -> None:
-    costs = dict(enumerate(20 * np.interp(range(17), list(ROWS[name]), list(ROWS[name].values()))))
+    costs = costs_of(name)
     text, drafts = np.random.RandomState(2).randint(0, V, 140).tolist(), Drafts(Costs.unknown(16), 15, clock=clock)
     certain = int(np.argmax(PRIORS))
 
@@ -191,24 +218,22 @@ def decode_rows(clock: Clock, right: list[bool], costs: dict[int, float], tokens
     return (tokens - 1) * costs[1] / answer.result().usage.decode_seconds, rows[1:]
 
 
-def test_failing_repetitions_cost_a_part_of_a_token(clock: Clock) -> None:
-    """The acceptance rate is never learned here, so only the balance stops the drafts."""
+def test_failing_repetitions_cost_the_budget(clock: Clock) -> None:
+    """The acceptance rate is never learned here, so only the budget stops the drafts."""
     costs = {rows: 9.0 + rows for rows in range(1, 17)}
     gained, rows = decode_rows(clock, [False] * 140, costs, 100)
-    assert gained > 0.98
-    assert sum(count > 1 for count in rows) == 1  # sixteen rows cost 2.5 passes, so the first loss is the last
-    slight = {rows: 10 + 0.1 * (rows > 1) for rows in range(1, 17)}
-    gained, rows = decode_rows(clock, [False] * 140, slight, 100)
-    assert gained > 0.99
-    assert 0 < sum(count > 1 for count in rows) <= 51  # 0.01 of a token each
+    assert gained > 0.97
+    lost = [(costs[count] - costs[1]) / costs[1] for count in rows]
+    assert lost[0] <= 0.7
+    assert sum(lost) <= 1.4 + 0.005 * 100
 
 
 def test_verification_resumes_when_drafts_would_have_been_right(clock: Clock) -> None:
     costs = {rows: 9.0 + rows for rows in range(1, 17)}
     gained, rows = decode_rows(clock, [False] * 60 + [True] * 80, costs, 100)
-    assert gained > 1.4
-    assert rows[1:58] == [1] * 57
-    assert max(rows[58:62]) > 1
+    assert gained > 1.3
+    assert sum(count > 1 for count in rows[10:58]) <= 3
+    assert max(rows[58:80]) > 8
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -322,13 +347,23 @@ def test_a_step_in_the_costs_is_looked_over() -> None:
     assert outlook(costs, 10.0, 0, 1.0, 0.6, 0.1, 15) > 0
 
 
-def test_the_stake_follows_gains_and_losses() -> None:
-    stake = Stake()
-    seen = []
-    for won in (-0.2, 0.5, 0.5, 0.1, -1.0, -0.1, -0.1, -0.1):
-        stake.settle(won)
-        seen.append(stake.tokens)
-    assert seen == [0.5, 1, 2, 4, 2, 1, 0.5, 0.5]
+def test_drafts_lose_no_more_than_the_budget() -> None:
+    """It begins with 1.4 tokens, of which several drafts may take half. Gains are kept, and passes restore the 1.4."""
+    budget = Budget()
+    assert budget.allows(0.7, 3)
+    assert not budget.allows(0.71, 2)
+    assert budget.allows(1.4, 1)
+    budget.settle(-1.3)
+    assert budget.allows(0.09, 1)
+    assert not budget.allows(0.11, 1)
+    for _ in range(1000):
+        budget.passed()
+    assert budget.tokens == 1.4
+    budget.settle(2.0)
+    budget.passed()
+    assert budget.tokens == pytest.approx(3.4)
+    budget.settle(100.0)
+    assert budget.tokens == 8
 
 
 def test_rests_grow_with_every_loss_and_end_with_a_gain() -> None:
@@ -339,18 +374,27 @@ def test_rests_grow_with_every_loss_and_end_with_a_gain() -> None:
 
     assert rest() == 0
     rests = []
-    judge.settle(-2.0)  # two losses may be a pause of the machine
-    judge.settle(-2.0)
-    assert rest() == 0
-    judge.settle(-2.0)
-    rests.append(rest())
-    for _ in range(3):
-        judge.settle(-2.0)
-        judge.settle(-2.0)
+    for _ in range(6):
+        judge.rest()
         rests.append(rest())
-    assert rests == [12, 36, 108, 324]
-    for _ in range(4):
-        judge.settle(1.5)
-    for _ in range(5):
-        judge.settle(-3.0)
+    assert rests == [12, 36, 108, 324, 512, 512]
+    judge.settle(0.4)
+    judge.rest()
+    assert rest() == 512
+    judge.settle(1.5)
+    judge.rest()
     assert rest() == 12
+
+
+def test_a_prompt_shows_what_further_rows_cost() -> None:
+    """A prompt's row takes a third of a pass of one row, so each row beyond those observed is expected to."""
+    costs = Costs.unknown(16)
+    costs.read(8, 90.0)  # too few rows: their weights are read from memory
+    costs.read(32, 96.0)
+    costs.read(64, 320.0)  # a busy moment
+    costs.observe(1, 9.0)
+    assert costs.seconds(2) == pytest.approx(12)
+    assert costs.seconds(16) == pytest.approx(54)
+    for _ in range(20):
+        costs.observe(2, 9.0)
+    assert costs.seconds(3) == pytest.approx(9, abs=0.3)
