@@ -1,6 +1,7 @@
 """Kill or stop replicas and stages of `localllm serve --ray` at random, and check every stream token by token.
 
     python benchmarks/faults.py [MODEL] [--minutes 3] [--replicas 2] [--stages 1] [--clients 6] [--every 5] [--seed 1]
+        [--nodes 3]
 
 Clients with fixed seeds ask for streams, plain and with a grammar, without pause. Every few seconds a process is killed
 (SIGKILL) or stopped (SIGSTOP). The answers must have the tokens and the text that a server without Ray gave before. At
@@ -14,6 +15,10 @@ the end, when all clients are done, the run passes if:
 It also says how long streams paused, and how long the faults took to be repaired. One JSON line per run goes to
 benchmarks/results/faults.jsonl. Only processes that this run has started are killed: they have FAULTS_RUN in their
 environment.
+
+With `--nodes N`, the replicas run on a cluster of N nodes on this machine (faults_nodes.py). The faults are then whole
+nodes: all processes of one that is not the head are killed, and some seconds later it is started again. At the end, the
+head is killed; the server must end with one line within 20 s.
 """
 
 from __future__ import annotations
@@ -29,21 +34,24 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+from faults_nodes import RUN, Nodes, processes
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
-MARK = "FAULTS_RUN"
 STARTING = 90.0  # seconds for a server to start
 LONGEST = 60.0  # seconds for a stream
 GROWTH, MARGIN = 1.1, 16 << 20  # maximum growth of the front's memory: a factor, and bytes
+PAUSE = 0.5  # seconds without a token that count as a pause
+DOWN = 2.0, 8.0  # seconds until a killed node is started again
+HEAD_ENDS = 20.0  # seconds for the server to end after the head
 REPLICA, STAGE = "ray::ServeReplica:", "ray::StageProcess"
 WORDS = "a cat, two dogs, the old boat, some rain, her red hat, a long day, the big tree, his friend"
 GRAMMAR = "root ::= ([a-z]+ [ ,.])+"
@@ -56,7 +64,19 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     pause: float = 0.0  # longest time without a token, in seconds
+    paused: list[tuple[float, float]] = field(default_factory=list)  # beginning and end of each pause above PAUSE
     problem: str = ""
+
+
+@dataclass(slots=True)
+class NodeFault:
+    """A node that was killed, and started again."""
+
+    began: float
+    replicas: int  # processes of replicas and of stages that it had
+    stages: int
+    repaired: float = 0.0  # seconds until all replicas answered again
+    ended: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,6 +86,8 @@ class Counts:
     wrong: list[str] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    paused: list[tuple[float, float]] = field(default_factory=list)
+    nodes: list[NodeFault] = field(default_factory=list)
 
 
 def body(number: int) -> dict[str, Any]:
@@ -96,7 +118,9 @@ async def ask(client: httpx.AsyncClient, url: str, number: int) -> Stream:
                 found.tokens += event.get("tokens", [])
                 found.text += event.get("content", "")
                 ended = ended or event.get("stop", False)
-                found.pause, last = max(found.pause, time.monotonic() - last), time.monotonic()
+                now = time.monotonic()
+                found.paused += [(last, now)] if now - last > PAUSE else []
+                found.pause, last = max(found.pause, now - last), now
             found.problem = found.problem or ("" if ended else "the stream was broken off")
     except TimeoutError:
         found.problem = f"no end after {LONGEST:g} s"
@@ -108,20 +132,8 @@ async def ask(client: httpx.AsyncClient, url: str, number: int) -> Stream:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def processes(run: str) -> dict[int, str]:
-    """Return the processes of this run with their command lines, without zombies."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"{MARK}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
-
-
 def named(run: str, start: str) -> list[int]:
-    return sorted(process for process, line in processes(run).items() if line.startswith(start))
+    return sorted(process for process, line in processes(**{RUN: run}).items() if line.startswith(start))
 
 
 def memory(process: int) -> int:
@@ -129,11 +141,13 @@ def memory(process: int) -> int:
 
 
 @contextmanager
-def served(run: str, port: int, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def served(
+    run: str, port: int, log: Path, *arguments: str, more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "localllm", "serve", *arguments, "--port", str(port)], cwd=ROOT, stdout=output,
-            stderr=output, env={**os.environ, MARK: run},
+            stderr=output, env={**os.environ, **(more or {}), RUN: run},
         )  # fmt: skip
         try:
             began = time.monotonic()
@@ -167,6 +181,7 @@ async def client_of(url: str, chance: random.Random, expected: list[Stream], unt
             counts.streams += 1
             counts.tokens += len(got.tokens)
             counts.pauses.append(got.pause)
+            counts.paused += got.paused
             same = (got.tokens, got.text) == (expected[number].tokens, expected[number].text)
             if got.problem or not same:
                 counts.wrong.append(f"request {number}: {got.problem or 'other tokens'} after {len(got.tokens)} tokens")
@@ -185,6 +200,58 @@ async def break_things(run: str, args: argparse.Namespace, chance: random.Random
         counts.faults[f"{'replica' if kind == REPLICA else 'stage'} {how.name}"] += 1
 
 
+async def running(url: str) -> float:
+    """Return the number of replicas that answer."""
+    return sum(value for name, value in (await metrics(url)).items() if name.startswith("localllm_replicas{"))
+
+
+async def break_nodes(
+    url: str, nodes: Nodes, args: argparse.Namespace, chance: random.Random, until: float, counts: Counts
+) -> None:
+    """Kill nodes with replicas or stages, now and then another one. The next one is killed once all replicas run."""
+    while time.monotonic() < until - 2 * args.every:
+        await asyncio.sleep(args.every * chance.uniform(0.7, 1.3))
+        lines = {number: list(nodes.processes(number).values()) for number in range(1, nodes.count)}
+        used = [number for number in lines if any(line.startswith((REPLICA, STAGE)) for line in lines[number])]
+        number = chance.choice(used if used and chance.random() < 0.8 else list(lines))
+        has = [sum(line.startswith(kind) for line in lines[number]) for kind in (REPLICA, STAGE)]
+        fault = NodeFault(time.monotonic(), *has)
+        counts.nodes.append(fault)
+        counts.faults[f"node with {has[0]} replicas and {has[1]} stages"] += 1
+        await asyncio.to_thread(nodes.kill, number)
+        await asyncio.sleep(chance.uniform(*DOWN))
+        await asyncio.to_thread(nodes.start, number)
+        while await running(url) < args.replicas and time.monotonic() < fault.began + LONGEST:
+            await asyncio.sleep(0.1)
+        fault.ended = time.monotonic()
+        fault.repaired = fault.ended - fault.began
+
+
+def node_pauses(counts: Counts) -> list[dict[str, Any]]:
+    """Return what each fault of a node cost."""
+    found = []
+    for fault in counts.nodes:
+        during = [end - begin for begin, end in counts.paused if end > fault.began and begin < fault.ended]
+        found.append({
+            "replicas": fault.replicas, "stages": fault.stages, "longest pause s": round(max(during, default=0.0), 2),
+            "all replicas after s": round(fault.repaired, 1),
+        })  # fmt: skip
+    return found
+
+
+def head_dies(nodes: Nodes, server: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    """Kill the head of the cluster; return how long the server then runs, and what it prints."""
+    before, began = log.read_text(), time.monotonic()
+    nodes.kill(0)
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(3 * HEAD_ENDS)
+    said = log.read_text()[len(before) :].strip().splitlines()
+    return {
+        "server ended s after its head": round(time.monotonic() - began, 1), "with code": server.returncode,
+        "and said": said,
+    }  # fmt: skip
+
+
 async def metrics(url: str) -> dict[str, float]:
     async with httpx.AsyncClient(timeout=10) as client:
         lines = (await client.get(f"{url}/metrics")).text.splitlines()
@@ -192,12 +259,20 @@ async def metrics(url: str) -> dict[str, float]:
 
 
 async def disturbed(
-    run: str, url: str, server: subprocess.Popen[bytes], args: argparse.Namespace, expected: list[Stream]
+    run: str,
+    url: str,
+    server: subprocess.Popen[bytes],
+    args: argparse.Namespace,
+    expected: list[Stream],
+    nodes: Nodes | None,
 ) -> tuple[Counts, dict[str, Any]]:
     counts, chance, until = Counts(), random.Random(args.seed), time.monotonic() + 60 * args.minutes
     seeds = [random.Random(f"{args.seed} {number}") for number in range(args.clients)]
     work = [asyncio.create_task(client_of(url, seed, expected, until, counts)) for seed in seeds]
-    work.append(asyncio.create_task(break_things(run, args, chance, until, counts)))
+    if nodes is not None:
+        work.append(asyncio.create_task(break_nodes(url, nodes, args, chance, until, counts)))
+    else:
+        work.append(asyncio.create_task(break_things(run, args, chance, until, counts)))
     await asyncio.sleep(20 * args.minutes)
     before = memory(server.pid)
     done, stuck = await asyncio.wait(work, timeout=40 * args.minutes + 2 * LONGEST)
@@ -237,6 +312,10 @@ def problems_of(args: argparse.Namespace, counts: Counts, found: dict[str, Any],
     said += [f"{found['blocks lost']:g} cache blocks are lost"] if found["blocks lost"] else []
     if found["front MiB after"] << 20 > GROWTH * (found["front MiB before"] << 20) + MARGIN:
         said.append(f"the front grew from {found['front MiB before']} to {found['front MiB after']} MiB")
+    if "with code" in found and not (
+        found["server ended s after its head"] <= HEAD_ENDS and len(found["and said"]) == 1 and found["with code"] == 1
+    ):
+        said.append(f"after the death of the head: code {found['with code']}, {found['and said']}")
     said += [f"{len(left)} processes are left: {', '.join(left)[:300]}"] if left else []
     return said
 
@@ -249,6 +328,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--every", type=float, default=5, help="seconds between two faults")
+    parser.add_argument("--nodes", type=int, default=0, help="nodes of the cluster, which are killed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=8790)
     args = parser.parse_args()
@@ -256,20 +336,26 @@ def main() -> None:
     url = f"http://127.0.0.1:{args.port}"
     with served(run, args.port, log, args.model):
         expected = asyncio.run(undisturbed(url, 40))
-    with served(
-        run, args.port, log, args.model, "--ray", "auto", "--replicas", str(args.replicas), "--stages", str(args.stages)
-    ) as server:
-        counts, found = asyncio.run(disturbed(run, url, server, args, expected))
+    words = [args.model, "--ray", "auto", "--replicas", str(args.replicas), "--stages", str(args.stages)]
+    with ExitStack() as cluster:
+        nodes = cluster.enter_context(closing(Nodes(run, args.nodes))) if args.nodes else None
+        more = nodes.environment if nodes is not None else None
+        with served(run, args.port, log, *words, more=more) as server:
+            counts, found = asyncio.run(disturbed(run, url, server, args, expected, nodes))
+            if nodes is not None:
+                found |= head_dies(nodes, server, log)
     time.sleep(2)
-    left = [line[:60] for line in processes(run).values()]
+    left = [line[:60] for line in processes(**{RUN: run}).values()]
     problems = problems_of(args, counts, found, left)
     pauses = sorted(counts.pauses)
     row = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"), "model": Path(args.model).name,
-        **{name: getattr(args, name) for name in ("minutes", "replicas", "stages", "clients", "every", "seed")},
+        **{name: getattr(args, name) for name in ("minutes", "replicas", "stages", "nodes", "clients", "every")},
+        "seed": args.seed,
         "streams": counts.streams, "tokens": counts.tokens, "wrong": len(counts.wrong), "faults": dict(counts.faults),
         "longest pause s": round(pauses[-1], 2), "pause s, 90 %": round(pauses[int(0.9 * len(pauses))], 2),
-        **found, "left": len(left), "problems": problems,
+        **found, **({"faults of nodes": node_pauses(counts)} if args.nodes else {}), "left": len(left),
+        "problems": problems,
     }  # fmt: skip
     print(json.dumps(row, indent=1))
     with RESULTS.open("a") as file:

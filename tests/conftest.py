@@ -15,8 +15,10 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,29 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OCL_ICD_VENDORS"] = nothing = tempfile.mkdtemp(prefix="localllm-no-drivers-")
     atexit.register(shutil.rmtree, nothing, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process of pytest-xdist run all tests of a group.
+
+    pytest-xdist 3.8 adds the group to the names of tests, in a way that pytest 9.2 ignores. So groups are read from the
+    files here: a group is a mark of a whole file.
+    """
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # untyped
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(config.rootpath / nodeid.partition("::")[0]) or str(super()._split_scope(nodeid))
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@cache
+def group_of(path: Path) -> str:
+    """Return the group of the tests in a file; "" without one."""
+    found = re.search(r'pytest\.mark\.xdist_group\("(\w+)"\)', path.read_text(encoding="utf-8"))
+    return found[1] if found is not None else ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,6 +27,7 @@ from localllm.distributed.membership import (
     use,
 )
 from localllm.distributed.package import check_package, connected_ray, ray_package
+from localllm.distributed.quiet import quiet
 from localllm.options.ray import AUTO, is_address
 
 _VARIABLE = "RAY_ADDRESS"  # as Ray itself reads it
@@ -60,6 +61,7 @@ def attached(address: str, tell: Callable[[str], None] = lambda text: None) -> I
             if not reachable(found):
                 raise ClusterError(f"nothing answers at {found}; `localllm worker` starts a cluster there")
         ray = ray_package()  # Ray reads its settings when it is imported
+        stack.enter_context(quiet())
         connect(ray, found)
         stack.callback(_leave, ray)
         yield ray

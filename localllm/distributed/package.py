@@ -16,6 +16,7 @@ from localllm.cluster.errors import ClusterError
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing to Ray's authors
     "RAY_SCHEDULER_EVENTS": "0",  # no notes about scaling, which is not used
+    "RAY_DEDUP_LOGS": "0",  # prints nothing later, from another thread (quiet.py)
     "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds to try an address, and a token that it refuses
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # stages see the graphics cards, though they reserve none from Ray
 }

@@ -41,12 +41,16 @@ def ray() -> Any:
 
 
 @pytest.fixture(scope="session")
-def cluster(ray: Any) -> Iterator[TwoNodes]:
+def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     from ray.cluster_utils import Cluster
 
     from localllm.distributed.attach import connect
     from localllm.distributed.membership import LOOPBACK, OBJECTS
 
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        only = tmp_path_factory.getbasetemp().parent / "cluster"
+        assert not only.exists(), "another process of this test run has a cluster; see tests/conftest.py"
+        only.mkdir()
     kernels = default_folder("kernels")
     folder, cache = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("llm-ray-", "llm-cache-"))
     (cache / "localllm").mkdir(mode=0o700)
