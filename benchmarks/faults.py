@@ -28,6 +28,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -49,8 +50,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
 STARTING = 90.0  # seconds for a server to start
 LONGEST = 60.0  # seconds for a stream
 GROWTH, MARGIN = 1.1, 16 << 20  # maximum growth of the front's memory: a factor, and bytes
+OWN_LINE = re.compile(r"\d\d:\d\d:\d\d ")  # of the server's log
 PAUSE = 0.5  # seconds without a token that count as a pause
 DOWN = 2.0, 8.0  # seconds until a killed node is started again
+LEFT = 10.0  # seconds for the last processes to end
 HEAD_ENDS = 20.0  # seconds for the server to end after the head
 REPLICA, STAGE = "ray::ServeReplica:", "ray::StageProcess"
 WORDS = "a cat, two dogs, the old boat, some rain, her red hat, a long day, the big tree, his friend"
@@ -248,7 +251,7 @@ def head_dies(nodes: Nodes, server: subprocess.Popen[bytes], log: Path) -> dict[
     said = log.read_text()[len(before) :].strip().splitlines()
     return {
         "server ended s after its head": round(time.monotonic() - began, 1), "with code": server.returncode,
-        "and said": said,
+        "and said": said[-20:],
     }  # fmt: skip
 
 
@@ -312,10 +315,11 @@ def problems_of(args: argparse.Namespace, counts: Counts, found: dict[str, Any],
     said += [f"{found['blocks lost']:g} cache blocks are lost"] if found["blocks lost"] else []
     if found["front MiB after"] << 20 > GROWTH * (found["front MiB before"] << 20) + MARGIN:
         said.append(f"the front grew from {found['front MiB before']} to {found['front MiB after']} MiB")
-    if "with code" in found and not (
-        found["server ended s after its head"] <= HEAD_ENDS and len(found["and said"]) == 1 and found["with code"] == 1
-    ):
-        said.append(f"after the death of the head: code {found['with code']}, {found['and said']}")
+    if "with code" in found:
+        errors = [line for line in found["and said"] if line.startswith("error: ")]
+        foreign = [line for line in found["and said"] if line not in errors and not OWN_LINE.match(line)]
+        if found["server ended s after its head"] > HEAD_ENDS or found["with code"] != 1 or len(errors) != 1 or foreign:
+            said.append(f"after the death of the head: code {found['with code']}, {found['and said']}")
     said += [f"{len(left)} processes are left: {', '.join(left)[:300]}"] if left else []
     return said
 
@@ -344,8 +348,9 @@ def main() -> None:
             counts, found = asyncio.run(disturbed(run, url, server, args, expected, nodes))
             if nodes is not None:
                 found |= head_dies(nodes, server, log)
-    time.sleep(2)
-    left = [line[:60] for line in processes(**{RUN: run}).values()]
+    until = time.monotonic() + LEFT
+    while (left := [line.strip()[:60] for line in processes(**{RUN: run}).values()]) and time.monotonic() < until:
+        time.sleep(0.5)
     problems = problems_of(args, counts, found, left)
     pauses = sorted(counts.pauses)
     row = {

@@ -15,6 +15,7 @@ from localllm.base.files.regular import open_regular
 from localllm.base.notices import Notice, Setting
 from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
+from localllm.distributed.head import watched
 from localllm.distributed.membership import (
     HEAD,
     LOOPBACK,
@@ -27,7 +28,7 @@ from localllm.distributed.membership import (
     use,
 )
 from localllm.distributed.package import check_package, connected_ray, ray_package
-from localllm.distributed.quiet import quiet
+from localllm.distributed.quiet import quiet, silent
 from localllm.options.ray import AUTO, is_address
 
 _VARIABLE = "RAY_ADDRESS"  # as Ray itself reads it
@@ -62,8 +63,9 @@ def attached(address: str, tell: Callable[[str], None] = lambda text: None) -> I
                 raise ClusterError(f"nothing answers at {found}; `localllm worker` starts a cluster there")
         ray = ray_package()  # Ray reads its settings when it is imported
         stack.enter_context(quiet())
+        is_gone = stack.enter_context(watched(found, tell))
         connect(ray, found)
-        stack.callback(_leave, ray)
+        stack.callback(lambda: None if is_gone() else _leave(ray))
         yield ray
 
 
@@ -96,8 +98,9 @@ def connect(ray: Any, address: str) -> None:
             failed.append(error)
 
     thread = threading.Thread(target=init, name="connecting", daemon=True)
-    thread.start()
-    thread.join()
+    with silent():
+        thread.start()
+        thread.join()
     if failed:
         _leave(ray)
         raise ClusterError(Notice(f"cannot join the Ray cluster at {address}: ", reason_of(failed[0]))) from None

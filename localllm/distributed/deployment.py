@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from random import uniform
 from threading import Event, Thread
 from time import sleep
@@ -15,6 +16,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.cluster.errors import ClusterError
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.killing import kill
+from localllm.distributed.membership import reachable
 from localllm.distributed.messages import Ask, Listen, Origin
 from localllm.distributed.placing import ReplicaLayout, processors
 from localllm.distributed.prompt_replica import OPEN_SECONDS, TELL_SECONDS, PromptReplicas
@@ -38,8 +40,9 @@ class _Raced(Exception):
 class Deployment(Closing):
     """The replicas of one front, from `start` to `close`."""
 
-    def __init__(self, front: str, handle: Any) -> None:
-        self.front, self._handle = front, handle
+    def __init__(self, front: str, handle: Any, deploy: Callable[[ReplicaLayout], Any], layout: ReplicaLayout) -> None:
+        """`deploy` starts the replicas, or starts them again in another layout."""
+        self.front, self._handle, self._deploy, self._layout = front, handle, deploy, layout
         self.for_prompts: PromptReplicas | None = None  # end with it
 
     @classmethod
@@ -83,9 +86,8 @@ class Deployment(Closing):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(proxy_location=ProxyLocation.Disabled)
-            deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, layout))
-            handle = serve.run(deployed.bind(settings, front), name=front, route_prefix=None)
-            made = cls(front, handle)
+            deploy = partial(_deploy, front, settings, replicas)
+            made = cls(front, handle := deploy(layout), deploy, layout)
             opened: Opened = handle.opened.remote().result(timeout_s=OPEN_SECONDS)
             for name in fleet.names if opened.facts is not None else ():
                 asked: Opened = handle.opened.remote(Listen(front, name)).result(timeout_s=OPEN_SECONDS)
@@ -129,6 +131,17 @@ class Deployment(Closing):
     def pulse(self, listen: Listen) -> Any:
         return self._handle.pulse.remote(listen)
 
+    def revive(self) -> str:
+        """If no machine that may have replicas is left, start them on the slower ones. Return a line that says so."""
+        import ray
+
+        alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+        if (layout := self._layout.last_resort(alive)) is None:
+            return ""
+        self._layout = layout
+        self._deploy(layout)
+        return "the machines of the replicas are gone; a machine that was left out as slower takes them"
+
     def close(self) -> None:
         """End the replicas."""
         from ray import serve
@@ -136,6 +149,15 @@ class Deployment(Closing):
         if self.for_prompts is not None:
             self.for_prompts.close()
         _end(self.front, serve)
+
+
+def _deploy(front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout) -> Any:
+    """Start the replicas, and return Serve's handle once they run."""
+    import ray
+    from ray import serve
+
+    deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, layout))
+    return serve.run(deployed.bind(settings, front), name=front, route_prefix=None)
 
 
 @contextmanager
@@ -204,7 +226,7 @@ def _end(front: str, serve: Any) -> None:
     """Delete the application, and end Serve if it has no other. Give up if the cluster is gone: Ray would wait."""
     import ray
 
-    if not ray.is_initialized():
+    if not ray.is_initialized() or not reachable(ray.get_runtime_context().gcs_address):
         return
 
     def end() -> None:

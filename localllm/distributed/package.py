@@ -16,10 +16,12 @@ from localllm.cluster.errors import ClusterError
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing to Ray's authors
     "RAY_SCHEDULER_EVENTS": "0",  # no notes about scaling, which is not used
-    "RAY_DEDUP_LOGS": "0",  # prints nothing later, from another thread (quiet.py)
+    "RAY_DEDUP_LOGS": "0",  # prints errors at once, from the thread that the command line mutes
     "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds to try an address, and a token that it refuses
+    "RAY_health_check_period_ms": "500",  # of the head: a computer that is gone is noticed after 2 s, not after 15
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # stages see the graphics cards, though they reserve none from Ray
 }
+DRIVER = {"RAY_BACKEND_LOG_LEVEL": "fatal"}  # of a command: otherwise its core prints errors on stderr
 OLDEST = (2, 60)  # Serve of Ray 2.55 accepts pickled requests without a token (seen in its source)
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the address of this machine is 127.0.0.1, on any system
 
@@ -42,6 +44,6 @@ def check_package(for_what: str = "") -> None:
 
 def ray_package() -> Any:
     """Return the package `ray`, imported with our settings."""
-    for name, value in SETTINGS.items():
+    for name, value in (SETTINGS | DRIVER).items():
         os.environ.setdefault(name, value)
     return import_module("ray")

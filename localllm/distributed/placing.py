@@ -5,8 +5,8 @@ replica in turn. Replicas that share a machine share its memory and its bandwidt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from localllm.base.notices import Notice, Setting
@@ -26,6 +26,7 @@ class ReplicaLayout:
     stages: int
     allowed: tuple[str, ...]
     excluded: tuple[str, ...]
+    slower: tuple[str, ...] = ()  # excluded machines that could run a replica, if no other one is left
     lines: tuple[str, ...] = ()  # for the user
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
 
@@ -33,6 +34,15 @@ class ReplicaLayout:
     def selector(self) -> dict[str, str]:
         """Ray's label selector for the machines. Those that join later are allowed, so it names those that are not."""
         return {"ray.io/node-id": f"!in({','.join(self.excluded)})"} if self.excluded else {}
+
+    def last_resort(self, alive: Collection[str]) -> ReplicaLayout | None:
+        """Return a layout that admits the slower machines, if no other one of the machines `alive` may have a replica.
+        None: that is not so.
+        """
+        if set(alive) - set(self.excluded) or not set(alive) & set(self.slower):
+            return None
+        excluded = tuple([node for node in self.excluded if node not in self.slower])
+        return replace(self, allowed=self.allowed + self.slower, excluded=excluded, slower=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +75,20 @@ def replica_layout(
     slowest = min(machine.facts.bandwidth for machine in used.values())
     smallest = min(_needed(each, sizes) for each in found)
     lines = [f"the machines have memory for {len(found)} replicas"] if len(found) < most else []
-    excluded = []
+    excluded, slower = [], []
     for machine in machines:
         if machine.node in used:
             continue
         if machine.facts.bandwidth < SLOWER * slowest:
             lines.append(left_out(machine, "it would not make a token faster"))
+            slower.append(machine.node)
         elif machine.offer(1).memory < smallest:
             lines.append(left_out(machine, "it has too little memory"))
         else:
             continue
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
-    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(lines), _shares(found))
+    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(slower), tuple(lines), _shares(found))
 
 
 def _shares(found: Sequence[_Replica]) -> dict[str, int]:

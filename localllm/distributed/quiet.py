@@ -1,33 +1,27 @@
-"""Keeps Ray's own lines out of the terminal while this process is connected.
-
-Ray has no option for them: one of its threads prints the errors of the cluster on stdout, such as "Task
-ServeController.listen_for_change failed" whenever Serve ends, and asyncio reports errors that Ray's tasks leave.
+"""Keeps Ray's own lines out of the terminal, as far as Ray has no setting for them (package.py): asyncio reports the
+errors of tasks that Ray has started and forgotten.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
 
-THREADS = "ray_"  # the names of Ray's threads begin so
-_MODULES = "ray."  # and the modules of its errors
+STDERR = 2  # file descriptor
+_MODULES = "ray."  # the modules of Ray's errors begin so
 
 
-class _Stdout:
-    """A text stream that ignores Ray's threads."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return len(text) if threading.current_thread().name.startswith(THREADS) else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, asyncio does not report errors of Ray."""
+    logger = logging.getLogger("asyncio")
+    logger.addFilter(_is_ours)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_ours)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -36,13 +30,18 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Within the block, print no lines of Ray."""
-    tasks, before = logging.getLogger("asyncio"), sys.stdout
-    tasks.addFilter(_is_ours)
-    sys.stdout = cast(TextIO, _Stdout(before))
+def silent() -> Iterator[None]:
+    """Within the block, nothing is written to the file behind stderr: Ray's core says there which log level it has."""
     try:
+        before = os.dup(STDERR)
+    except OSError:  # stderr is closed
+        yield
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, STDERR)
+        os.close(nowhere)
         yield
     finally:
-        sys.stdout = before
-        tasks.removeFilter(_is_ours)
+        os.dup2(before, STDERR)
+        os.close(before)

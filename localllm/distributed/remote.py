@@ -47,6 +47,7 @@ PULSE = 5.0  # seconds between two signs of life to a replica
 LOOK = 0.1  # seconds between two looks at the replicas
 FIRST_SILENT = 5.0  # seconds until the first report of a replica
 KILLED = 1.5  # seconds without a report after which a replica is killed, so that it starts again
+REVIVE = 0.5  # seconds without a replica before machines that were left out are considered
 RETRY = 0.05  # seconds before a failed call is sent again, times the number of tries
 MOST_TRIES = 20  # times that a request is sent, at most
 
@@ -72,6 +73,10 @@ class Wire(Protocol):
 
     def pulse(self, listen: Listen) -> Any:
         """Tell one replica that its front lives. Return an awaitable."""
+        ...
+
+    def revive(self) -> str:
+        """Start replicas elsewhere if their machines are gone for good; this may take seconds. Return a note, or ""."""
         ...
 
     def close(self) -> None: ...
@@ -237,6 +242,7 @@ class RemoteScheduler(Closing):
         """Send a request again, with the tokens that its client has."""
         answer = self._answers.get(number)
         if answer is None or answer.over:
+            self.fleet.ended(number)  # Serve may have routed it after its end
             return
         self.moved += 1
         self.fleet.ended(number)
@@ -371,11 +377,17 @@ class RemoteScheduler(Closing):
     async def _watch(self) -> None:
         """Follow the list of replicas, and notice the silent ones."""
         looked = pulsed = monotonic()
+        reviving: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(LOOK)
+            if not self.fleet.alive and (reviving is None or reviving.done()):
+                reviving = self._start(self._revive())
             if looked - pulsed > PULSE:
                 pulsed = looked
                 for name in self.fleet.names:
+                    for number in self.fleet.having(name):
+                        if number not in self._answers:
+                            self.fleet.ended(number)
                     self._start(self._told(self._wire.pulse(Listen(self._front, name))))
             late, looked = monotonic() - looked - LOOK, monotonic()
             if late > LOOK:  # this process was held up, so reports may wait to be read
@@ -390,6 +402,15 @@ class RemoteScheduler(Closing):
                     del self._pumps[name]
             for name in list(self._heard):  # also of a replica that Serve has dropped, which ends its answers
                 self._look(name, looked - self._heard[name])
+
+    async def _revive(self) -> None:
+        """Without replicas, look now and then whether they have to start elsewhere."""
+        await asyncio.sleep(REVIVE)
+        if self.fleet.alive:
+            return
+        with suppress(Exception):  # the cluster may be gone
+            if note := await asyncio.to_thread(self._wire.revive):
+                log.warning("%s", note)
 
     def _look(self, name: str, silent: float) -> None:
         reports, pump = self._reports.get(name), self._pumps.get(name)

@@ -19,7 +19,7 @@ from localllm.cli.tool_options import HERE, ClusterOptions, NodeSpec, nodes_of
 from localllm.cluster.cut import Cut, cut_at
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.forecast import SAMPLED, Network, StageSpeed, first_token, tokens_per_second
-from localllm.cluster.sizing import Node, Sizes, place
+from localllm.cluster.sizing import Node, Placement, Sizes, place
 from localllm.gguf import open_gguf
 from localllm.loading.loader import free_memory
 from localllm.loading.resolve import resolve
@@ -50,7 +50,7 @@ def cluster(own: ClusterOptions) -> None:
         raise UsageError(f"expected `localllm cluster plan MODEL --nodes SPEC`{found}")
     path = resolve(one_model(ModelName(own.words[1:])))
     network = Network(own.delay / 1000, own.network)
-    rows, problems = _rows(str(path), own, network)
+    rows, problems = forecasts(str(path), own, network)
     if not rows:
         raise ClusterError(problems[-1])
     if own.json:
@@ -59,8 +59,12 @@ def cluster(own: ClusterOptions) -> None:
     print("\n".join(_lines(rows, own, problems)))
 
 
-def _rows(path: str, own: ClusterOptions, network: Network) -> tuple[list[Row], list[str]]:
-    """Return the forecast for each number of stages that is possible, and why others are not."""
+def forecasts(
+    path: str, own: ClusterOptions, network: Network, firsts: Sequence[int] = ()
+) -> tuple[list[Row], list[str]]:
+    """Return the forecast for each number of stages that is possible, and why others are not. `firsts` are the first
+    layers of the stages if they are as many; otherwise the layers are placed as `--stages N` places them.
+    """
     rows: list[Row] = []
     problems: list[str] = []
     specs = nodes_of(own.nodes)
@@ -80,7 +84,8 @@ def _rows(path: str, own: ClusterOptions, network: Network) -> tuple[list[Row], 
         hop = network.hop(_widest(cut_at(plan, (0, sizes.cuts[0]))) if sizes.cuts else 0)
         for stages in range(1, len(nodes) + 1):
             try:
-                placed = place(sizes, nodes, hop, stages)
+                given = Placement(tuple(firsts), tuple(range(stages)), 0.0) if len(firsts) == stages else None
+                placed = given or place(sizes, nodes, hop, stages)
             except ClusterError as error:
                 problems.append(str(error))
                 continue

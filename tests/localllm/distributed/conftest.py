@@ -6,9 +6,12 @@ Tests that use it need `pytestmark = pytest.mark.xdist_group("ray")`, so that on
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from localllm.quant.codecache import default_folder
-from tests.localllm.distributed.servers import Server, listening, started
+from tests.localllm.distributed.servers import Server, end, listening, started, until
 
 
 class TwoNodes(NamedTuple):
@@ -26,6 +29,22 @@ class TwoNodes(NamedTuple):
     address: str
     nodes: tuple[str, str]  # Ray's ids; the first one is the node of this process
     cache: Path  # XDG_CACHE_HOME of the nodes
+
+
+REPLICA, STAGE, PROMPTS = "ray::ServeReplica:", "ray::StageProcess", "ray::PromptReplica"  # titles of processes
+FOREIGN = re.compile(r"Traceback|\(raylet\)|^\[|ray::|_raylet|\.cc:", re.MULTILINE)  # lines that are not localllm's
+Starting = tuple[Path, subprocess.Popen[str]]  # the log of a server, and its process
+
+
+def actors(cluster: TwoNodes, *titles: str) -> list[int]:
+    """Return the processes with these titles on the cluster of this test run, without zombies."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = str(cluster.cache).encode() in (folder / "environ").read_bytes()
+            if ours and (folder / "cmdline").read_bytes().decode(errors="replace").startswith(titles):
+                found.append(int(folder.name))
+    return sorted(found)
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +95,47 @@ def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoN
         os.environ.update(before)
         for path in (folder, cache):
             shutil.rmtree(path, ignore_errors=True)
+
+
+SERVERS = {"served": ("--replicas", "2", "--prefill-replicas", "1"), "staged": ("--stages", "2")}
+
+
+@pytest.fixture(scope="session")
+def starting(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Starting]]:
+    """The servers with Ray. All start with the first one that a test needs, because they wait for Ray most of the
+    time.
+    """
+    folder = tmp_path_factory.mktemp("ray")
+    found = {}
+    for name, words in SERVERS.items():
+        found[name] = folder / name, started(folder / name, "--ray", cluster.address, *words)
+    yield found
+    for _, process in found.values():
+        end(process)
+    until(lambda: not actors(cluster, REPLICA, PROMPTS))
+
+
+@contextmanager
+def ready(log: Path, process: subprocess.Popen[str]) -> Iterator[Server]:
+    with listening(log, process) as found:
+        yield found
+    assert process.returncode == 0
+    assert not FOREIGN.search(log.read_text()), log.read_text()
+
+
+@pytest.fixture(scope="session")
+def served(starting: dict[str, Starting]) -> Iterator[Server]:
+    """Two replicas, and one for prompts of 64 tokens or more."""
+    with ready(*starting["served"]) as found:
+        until(lambda: found.metrics()["localllm_replicas"] == 2)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def staged(starting: dict[str, Starting]) -> Iterator[Server]:
+    """One replica in two stages."""
+    with ready(*starting["staged"]) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

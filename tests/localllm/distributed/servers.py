@@ -56,10 +56,15 @@ def listening(log: Path, process: subprocess.Popen[str]) -> Iterator[Server]:
         assert found is not None, log.read_text()
         yield Server(found[1], process, log)
     finally:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        process.kill()
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a server as Ctrl-C does."""
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    process.kill()
 
 
 def until(ready: Callable[[], object], seconds: float = PATIENCE) -> None:

@@ -45,6 +45,9 @@ def test_a_start_that_another_front_disturbs_is_repeated(raced: int, monkeypatch
 
 def test_a_front_ends_although_its_cluster_is_gone(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    deployment._end("front", SimpleNamespace())  # nothing answers there
+    monkeypatch.setattr(deployment, "reachable", lambda address: True)
     monkeypatch.setattr(deployment, "MOST_ENDING_SECONDS", 0.2)
     over, began = Event(), monotonic()
     deployment._end("front", SimpleNamespace(delete=lambda name: over.wait(60)))

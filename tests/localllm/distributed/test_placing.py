@@ -34,6 +34,18 @@ def test_a_slow_machine_gets_no_replica() -> None:
     assert found.lines[0].startswith("slow is left out: it would not make a token faster (reads 1.0 GB/s")
 
 
+def test_a_slow_machine_gets_a_replica_if_no_other_one_is_left() -> None:
+    found = layout(machine("slow", 1e9), machine("fast", 10e9), machine("small", 10e9, LAYER))
+    assert found.excluded == ("slow", "small")
+    for alive in (["slow", "fast"], ["slow", "new", "small"], ["small"], []):
+        assert found.last_resort(alive) is None
+    last = found.last_resort(["slow", "small"])
+    assert last is not None
+    assert last.selector == {"ray.io/node-id": "!in(small)"}  # it has too little memory
+    assert last.allowed == ("fast", "slow")
+    assert last.last_resort(["slow"]) is None  # admitted already
+
+
 def test_an_equal_machine_is_allowed_after_a_fault() -> None:
     found = layout(machine("one", 10e9), machine("two", 9e9))
     assert found.allowed == ("one", "two")

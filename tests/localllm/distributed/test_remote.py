@@ -87,6 +87,7 @@ class Local:
         self.fleet, self.replicas = fleet, dict[str, LocalReplica]()
         self.killed: list[str] = []
         self.asks: list[Ask] = []
+        self.elsewhere: Callable[[], None] | None = None  # starts a replica on a machine that was left out
 
     def add(self, replica: LocalReplica) -> None:
         self.replicas[replica.name] = replica
@@ -128,6 +129,13 @@ class Local:
         """End a replica as SIGKILL does."""
         self.replicas.pop(name).dead = True
         self.fleet.forget(name)
+
+    def revive(self) -> str:
+        if (start := self.elsewhere) is None:
+            return ""
+        self.elsewhere = None
+        start()
+        return "another machine takes them"
 
     def close(self) -> None:
         pass
@@ -344,6 +352,21 @@ def test_with_one_replica_it_waits_for_the_next(models: list[localllm.Model], fr
     for answer in [*answers, late]:
         answer.result()
         assert told(answer.events) == told(expected)
+
+
+def test_the_last_replica_is_replaced_on_a_machine_that_was_left_out(
+    models: list[localllm.Model], front: Callable[..., Front], caplog: pytest.LogCaptureFixture
+) -> None:
+    here = front(1)
+    request = request_of(models[2], 450)
+    here.wire.elsewhere = lambda: here.start(1)
+    answer = here.ask(request)
+    until(lambda: len(answer.tokens) > 10)
+    assert here.wire.elsewhere is not None  # as long as a replica runs
+    here.wire.end("replica0")
+    answer.result()
+    assert told(answer.events) == told(undisturbed(models[2], request))
+    until(lambda: caplog.text.count("another machine takes them") == 1)
 
 
 def test_a_request_without_a_seed_goes_on_with_the_same_random_numbers(

@@ -9,22 +9,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.localllm.distributed.conftest import TwoNodes
-from tests.localllm.distributed.servers import PATIENCE, Server, listening, started, until
+from tests.localllm.distributed.conftest import REPLICA, STAGE, TwoNodes, actors
+from tests.localllm.distributed.servers import PATIENCE, Server, until
 from tests.localllm.support import localllm as cli
 
 pytestmark = pytest.mark.xdist_group("ray")
 
-REPLICA = b"ray::ServeReplica:"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["yes", "no"]}}, "required": ["n"]}
 TOOL = {
     "name": "weather",
@@ -38,33 +35,6 @@ STORY = {"prompt": "Once upon a time", "n_predict": 400, "stream": True, "return
 def memory(process: int) -> int:
     """Return the resident bytes of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def replicas(cluster: TwoNodes) -> list[int]:
-    """Return the processes of replicas on the cluster of this test run, without zombies."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (folder / "cmdline").read_bytes().startswith(REPLICA) and str(cluster.cache).encode() in (
-                folder / "environ"
-            ).read_bytes():
-                found.append(int(folder.name))
-    return sorted(found)
-
-
-@pytest.fixture(scope="module")
-def served(
-    cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("ray") / "log"
-    process = started(log, "--ray", cluster.address, "--replicas", "2")
-    request.getfixturevalue("plain")  # starts meanwhile
-    with listening(log, process) as found:
-        until(lambda: found.metrics()["localllm_replicas"] == 2)
-        yield found
-    assert found.process.returncode == 0
-    until(lambda: not replicas(cluster))
-    assert "Traceback" not in found.log.read_text()
 
 
 def told(value: Any) -> Any:
@@ -154,14 +124,14 @@ class Story:
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_streams_go_on_after_a_fault(served: Server, plain: Server, cluster: TwoNodes, sent: signal.Signals) -> None:
     expected = [Story(plain, seed).whole() for seed in range(4)]
-    until(lambda: len(replicas(cluster)) == 2)
+    until(lambda: len(actors(cluster, REPLICA)) == 2)
     stories = [Story(served, seed) for seed in range(4)]
     until(lambda: all(len(story.tokens) > 20 for story in stories))
-    victim = replicas(cluster)[0]
+    victim = actors(cluster, REPLICA)[0]
     os.kill(victim, sent)
     assert httpx.get(f"{served.url}/health", timeout=2).status_code == 200
     assert [story.whole() for story in stories] == expected
-    until(lambda: victim not in replicas(cluster) and served.metrics()["localllm_replicas"] == 2)
+    until(lambda: victim not in actors(cluster, REPLICA) and served.metrics()["localllm_replicas"] == 2)
     found = served.metrics()
     assert found["localllm_replicas_lost_total"] >= 1
     assert found["localllm_requests_moved_total"] >= 1
@@ -188,8 +158,10 @@ def long_events(at: Server, seed: int) -> socket.socket:
     return client
 
 
-def test_clients_that_read_slowly_do_not_delay_others(served: Server, plain: Server) -> None:
+@pytest.mark.parametrize("name", ["served", "staged"])
+def test_clients_that_read_slowly_do_not_delay_others(name: str, plain: Server, request: pytest.FixtureRequest) -> None:
     """Their answers are generated meanwhile, and wait in the front. Nothing of them is lost."""
+    served: Server = request.getfixturevalue(name)
     expected = Story(plain, 3).whole()
     before = memory(served.process.pid)
     slow = [long_events(served, seed) for seed in range(6)]
@@ -208,6 +180,21 @@ def test_clients_that_read_slowly_do_not_delay_others(served: Server, plain: Ser
     for client in slow:
         client.close()
     until(lambda: not served.metrics()["llamacpp:requests_processing"], 5)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_go_on_after_a_stage_was_lost(
+    staged: Server, plain: Server, cluster: TwoNodes, sent: signal.Signals
+) -> None:
+    expected = [Story(plain, seed).whole() for seed in range(2)]
+    before = set(actors(cluster, STAGE))
+    stories = [Story(staged, seed) for seed in range(2)]
+    until(lambda: all(len(story.tokens) > 20 for story in stories))
+    for each in before:  # the stage, and the process that waits to replace it if it dies
+        os.kill(each, sent)
+    assert [story.whole() for story in stories] == expected
+    until(lambda: not before & set(actors(cluster, STAGE)))
+    assert staged.metrics()["localllm_stages"] == 2
 
 
 def test_many_clients_at_once(served: Server, plain: Server) -> None:
