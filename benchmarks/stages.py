@@ -1,6 +1,6 @@
 """Time a model in one process and in two stages in turn, with a network between the stages; and llama.cpp's RPC.
 
-    python benchmarks/stages.py MODEL.gguf [--delays 0.2,1,5] [--sequences 1,2,4,8] [--rounds 2]
+    python benchmarks/stages.py MODEL.gguf [--delays 0.2,1,5] [--sequences 1,2,4,8] [--rounds 2] [--cuts 8,11]
         [--llama-batched-bench PATH --rpc-server PATH]
     python benchmarks/stages.py --waiting 20 [--delays 0.2,1,5]
     python benchmarks/stages.py --table
@@ -10,6 +10,9 @@ two stages in two processes that are connected over ZeroMQ on 127.0.0.1; the sam
 delay to each message; two replicas, each with the whole model, behind a front, all of them on a Ray cluster that this
 program starts. llama.cpp runs the same cut: its rpc-server has the layers of the second stage, and is reached
 through the same relay. One round takes about ten minutes for a model with 1B parameters.
+
+The second stage begins with the layer that `--stages 2` chooses for two equal machines. `--cuts` gives others; then
+each is measured, one row per cut.
 
 The generation loop answers N requests together, without drafts. Decode speed is counted in tokens per second of all
 requests, from the time when each has its first token until the first one ends. First token: the time until the answer
@@ -46,15 +49,21 @@ from relay import Relays, relays
 sys.path.insert(0, str(ROOT))
 
 import localllm
-from localllm.backends.base import Backend
+from localllm.backends.base import F16_CACHE, Backend
 from localllm.backends.cpu.backend import CpuBackend
+from localllm.cli.commands.cluster import Row, forecasts
+from localllm.cli.forecast import planned
+from localllm.cli.terminal.console import guarded
+from localllm.cli.tool_options import ClusterOptions
 from localllm.cluster.backend import SplitBackend
-from localllm.cluster.cut import even_cut
+from localllm.cluster.cut import cut_at, even_cut
 from localllm.cluster.executable import SplitExecutable
 from localllm.cluster.forecast import Network, StageSpeed, tokens_per_second
+from localllm.cluster.sizing import Node, Sizes, place
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Event, Failed, Finished, Request, Token
 from localllm.generation.scheduler import RequestScheduler, Scheduler
+from localllm.gguf import open_gguf
 from localllm.loading.splitting import Whole
 from localllm.model import Model
 from localllm.options import LoadOptions, SamplingOptions
@@ -67,13 +76,12 @@ STORED = RESULTS / "stages.jsonl"
 
 @dataclass(slots=True)
 class Halves:
-    """Splits a model into two stages of equal weights; the second is a process that is reached through `relays`."""
+    """Splits a model into two stages; the second is a process that is reached through `relays`."""
 
     relays: Relays | None
+    first: int = 0  # first layer of the second stage; 0: halves with equal weights
     pause: float = 0.0  # seconds that a step waits in each stage
     line: str = ""
-    first: int = 0  # first layer of the second stage
-    layers: int = 0
     processes: Processes | None = field(default=None, repr=False)
 
     def free_memory(self, options: LoadOptions) -> int:
@@ -82,11 +90,10 @@ class Halves:
         return free_memory()
 
     def backend(self, whole: Whole, threads: int) -> Backend:
-        cut = even_cut(whole.plan, 2)
-        self.first, self.layers = cut.firsts[1], len(whole.plan.starts) - 1
         via = self.relays.to if self.relays is not None else None
         self.processes = Processes(Path(whole.file.path), whole.recording, via=via, pause=self.pause)
-        return SplitBackend(CpuBackend(threads), lambda plan: even_cut(plan, 2), self.processes.connect)
+        cut = partial(cut_at, firsts=(0, self.first)) if self.first else partial(even_cut, stages=2)
+        return SplitBackend(CpuBackend(threads), cut, self.processes.connect)
 
     def slow(self, model: Model) -> None:
         """Let the first stage wait, too."""
@@ -167,6 +174,7 @@ def replicated(path: Path, most: int) -> Iterator[RequestScheduler]:
     limits = SchedulerLimits(max(1, -(-most // 2)))
     os.environ["RAY_ADDRESS"] = "local"  # start a cluster, even if this machine has one
     with (
+        guarded(),  # without Ray's lines
         attached("auto"),
         open_front(path, (2, 2), 1, options, limits, Metrics(), {}, print, lambda model: None) as served,
     ):
@@ -218,20 +226,32 @@ def _free_port() -> int:
         return int(made.getsockname()[1])
 
 
-def forecast(path: Path, delay: float) -> dict[str, dict[str, float]]:
-    """Return what `localllm cluster plan` says for one stage, and for two on this machine."""
-    command = [
-        sys.executable, "-m", "localllm", "cluster", "plan", str(path), "-t", "1", "-c", str(CONTEXT), "--json",
-        "--nodes", "here,same", "--delay", str(max(1000 * delay, 0.001)), "--network", "100GB/s", "-p", str(PROMPT),
-    ]  # fmt: skip
-    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-    return {f"{row['stages']}": {**row["tokens_per_second"], "first token": row["first_token"]} for row in rows}
+def forecast(path: Path, delay: float, first: int = 0) -> tuple[Row, Row]:
+    """Return what `localllm cluster plan` says for one stage, and for two on this machine, cut before layer `first`."""
+    own = ClusterOptions(("plan", str(path)), "here,same", prompt=PROMPT, load=LoadOptions(threads=1, ctx_size=CONTEXT))
+    rows, problems = forecasts(str(path), own, Network(max(delay, 1e-6), 100e9), (0, first) if first else ())
+    assert len(rows) == 2, problems
+    return rows[0], rows[1]
+
+
+def shown(row: Row) -> dict[str, float]:
+    return {str(count): rate for count, rate in row.tokens_per_second.items()} | {"first token": row.first_token}
+
+
+def chosen_cut(path: Path) -> tuple[int, int]:
+    """Return the first layer of the second stage that `--stages 2` chooses for two equal machines, and the layers."""
+    with open_gguf(path) as file:
+        _, plan, limits, _, _ = planned(file, CONTEXT)
+        sizes = Sizes.of(plan, limits, F16_CACHE)
+        placed = place(sizes, [Node("", 1 << 60, 1e10)] * 2, 0.0, 2)
+        return placed.firsts[1], len(plan.starts) - 1
 
 
 def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     counts = [int(each) for each in given.sequences.split(",")]
     delays = [float(each) / 1000 for each in given.delays.split(",")]
-    most, cut = max(counts), Halves(None)
+    most, (chosen, layers) = max(counts), chosen_cut(path)
+    cuts = [int(each) for each in given.cuts.split(",")] if given.cuts else [chosen]
     times: dict[str, list[dict[str, float]]] = {}
 
     def one(name: str, threads: int, split: Halves | None) -> None:
@@ -241,16 +261,19 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     for _ in range(given.rounds):
         one("one process, 1 thread", 1, None)
         one("one process, 2 threads", 2, None)
-        one("two stages", 1, cut)
-        for delay in delays:
-            with relays(delay) as between:
-                one(f"two stages, {1000 * delay:g} ms", 1, Halves(between))
-            times.setdefault(f"forecast, {1000 * delay:g} ms", []).append(forecast(path, delay)["2"])
+        for first in cuts:
+            of = f" ({first} and {layers - first} layers)" if len(cuts) > 1 else ""
+            one(f"two stages{of}", 1, Halves(None, first))
+            for delay in delays:
+                with relays(delay) as between:
+                    one(f"two stages{of}, {1000 * delay:g} ms", 1, Halves(between, first))
+                said = shown(forecast(path, delay, first)[1])
+                times.setdefault(f"forecast{of}, {1000 * delay:g} ms", []).append(said)
         with replicated(path, most) as scheduler:
             times.setdefault("two replicas", []).append(measure(scheduler, counts))
-        times.setdefault("forecast, one process", []).append(forecast(path, 0.0)["1"])
+        times.setdefault("forecast, one process", []).append(shown(forecast(path, 0.0)[0]))
         if given.llama_batched_bench is not None:
-            second = cut.layers - cut.first + 1  # llama.cpp counts the output as one more layer
+            second = layers - cuts[0] + 1  # llama.cpp counts the output as one more layer
             rows: list[tuple[str, float | None]] = [("llama.cpp, 1 thread", None), ("llama.cpp, RPC", 0.0)]
             rows += [(f"llama.cpp, RPC, {1000 * delay:g} ms", delay) for delay in delays]
             for name, late in rows:
@@ -258,9 +281,8 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
                 times.setdefault(name, []).append(found)
     middle: Callable[[str, str], float] = lambda name, key: round(median(each[key] for each in times[name]), 3)  # noqa: E731
     return {
-        "model": path.name, "cut": [cut.first, cut.layers], "rounds": given.rounds,
+        "model": path.name, "cuts": cuts, "layers": layers, "rounds": given.rounds,
         "rows": {name: {key: middle(name, key) for key in found[0]} for name, found in times.items()},
-        "two streams / one, two stages": round(median(r["2"] / r["1"] for r in times["two stages"]), 2),
     }  # fmt: skip
 
 
@@ -291,10 +313,10 @@ def wait(milliseconds: float, given: argparse.Namespace) -> dict[str, Any]:
 
         for _ in range(given.rounds):
             one("one process", None)
-            one("two stages", Halves(None, half))
+            one("two stages", Halves(None, pause=half))
             for delay in delays:
                 with relays(delay) as between:
-                    one(f"two stages, {1000 * delay:g} ms", Halves(between, half), delay)
+                    one(f"two stages, {1000 * delay:g} ms", Halves(between, pause=half), delay)
     rows = {
         name: {key: round(median(each[key] for each in found), 2) for key in found[0]} for name, found in times.items()
     }
@@ -334,6 +356,7 @@ def main() -> None:
     parser.add_argument("--delays", default="0.2,1,5", help="milliseconds")
     parser.add_argument("--sequences", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cuts", default="", help="first layers of the second stage")
     parser.add_argument("--llama-batched-bench", type=Path)
     parser.add_argument("--rpc-server", type=Path)
     parser.add_argument("--waiting", type=float, default=0.0, metavar="MS")

@@ -89,9 +89,10 @@ class Report:
     """
 
     events: Sequence[tuple[int, Event | States]]
-    load: Load | None = None  # if it was counted again, with `restarted`
+    load: Load | None = None  # if it was counted again, with `restarted` and `recovering`
     steps: Sequence[tuple[int, int]] = ()  # sequences, and sequences with drafts, of each step since the last report
     origin: Origin | None = None  # in the first report
+    recovering: float = 0.0  # seconds since the replica waits for lost stages; 0: it does not
     restarted: int = 0  # stages that the replica has started again
     number: int = 0  # from 1: reports with events are taken in this order, those without a number at once
     before: int = 0  # number of the report before this one, if this one has no number

@@ -54,6 +54,12 @@ class StageProcess:
         """Return the process number: a sign of life."""
         return os.getpid()
 
+    def node(self) -> str:
+        """Return Ray's id of the node of this process."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def prepare(self, request: Request) -> None:
         """Import the modules that opening a stage needs."""
         with suppress(BackendError):

@@ -46,6 +46,7 @@ SILENT = 1.0  # seconds without a report after which a replica's requests are se
 PULSE = 5.0  # seconds between two signs of life to a replica
 LOOK = 0.1  # seconds between two looks at the replicas
 FIRST_SILENT = 5.0  # seconds until the first report of a replica
+RECOVERING = 0.3  # seconds for which a replica may wait for a lost stage before its requests are sent to others
 KILLED = 1.5  # seconds without a report after which a replica is killed, so that it starts again
 REVIVE = 0.5  # seconds without a replica before machines that were left out are considered
 RETRY = 0.05  # seconds before a failed call is sent again, times the number of tries
@@ -113,6 +114,7 @@ class RemoteScheduler(Closing):
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: set[str] = set()  # replicas that are counted in `lost`
         self._killed: set[str] = set()
+        self._recovering: set[str] = set()  # replicas that wait for lost stages
         self._broken: dict[str, str] = {}  # replicas that could not open the model, and why
         self.origins: dict[str, Origin] = {}  # of the replicas that are heard
         self._stopped: Stopped | None = None
@@ -311,6 +313,7 @@ class RemoteScheduler(Closing):
             log.warning("replica %s is lost: %s", name, _line(error))
         finally:
             self._broken.pop(name, None)
+            self._recovering.discard(name)
             self._restarted_before += self._restarted.pop(name, 0)
             for known in (self._heard, self._loads, self._reports, self.origins):
                 known.pop(name, None)
@@ -342,11 +345,27 @@ class RemoteScheduler(Closing):
             self._share()
         if report.load is not None:
             self._loads[name], self._restarted[name] = report.load, report.restarted
+            self._recover(name, report.recovering)
         if self._observer is not None:
             for sequences, drafts in report.steps:
                 self._observer.step(sequences, drafts)
         for number, event in report.events:
             self._take(number, event)
+
+    def _recover(self, name: str, seconds: float) -> None:
+        """Send the requests of a replica that waits for lost stages to others, if there are any."""
+        if seconds > RECOVERING and name not in self._recovering:
+            self.fleet.suspect(name)
+            if not self.fleet.alive:
+                self.fleet.suspect(name, False)
+                return
+            log.warning("replica %s has lost a stage; its requests go to others", name)
+            self._recovering.add(name)
+            for number in self.fleet.having(name):
+                self._move(number)
+        elif not seconds and name in self._recovering:
+            self._recovering.discard(name)
+            self.fleet.suspect(name, False)
 
     def _share(self) -> None:
         """Send requests that wait at other replicas again, so that a new replica gets its share."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from localllm.backends.base import Backend
@@ -81,7 +82,7 @@ class RayStages:
         self._needs: dict[int, int] = {}  # bytes of each stage
         self.number, self.hop = 1, 0.0  # of stages, and seconds from one to the next
         self.restarted = 0  # stages that were lost and run again
-        self._connected = False
+        self._connected, self._since = False, 0.0
         self._machines = Machines(ray, group)
         self._processes: list[_Process] = []
         self._groups: list[Any] = []
@@ -152,6 +153,19 @@ class RayStages:
         """Start the stages that do not run, and return a new ring through all. Raises StageLost or ClusterError."""
         if cut.stages == 1:
             return LocalRing([])
+        self._since = monotonic()
+        try:
+            return self._connect(cut, layout)
+        finally:
+            self._since = 0.0
+
+    @property
+    def recovering(self) -> float:
+        """Seconds since lost stages are being replaced; 0: all run."""
+        since = self._since
+        return monotonic() - since if since and self._connected else 0.0
+
+    def _connect(self, cut: Cut, layout: Layout) -> Ring:
         alive = self._alive()
         started = [process for process in self._processes if process.number not in alive]
         for process in started:
@@ -220,11 +234,18 @@ class RayStages:
         for machine in self._machines.others(lost):
             same = machine.facts.backend == lost.facts.backend
             if same and self._machines.runs(machine) and needed <= self._room(machine):
-                self._tell(f"{lost.name} is gone; {machine.name} takes its layers")
-                process.machine = machine
+                self._moved(process, machine)
                 process.group, process.bundle = self._group_on([machine]), 0
                 return
         raise ClusterError(f"{lost.name} is gone, and no other machine can take its layers; start it again")
+
+    def _moved(self, process: _Process, machine: Machine) -> None:
+        """Note the new machine of a stage."""
+        lost = process.machine
+        if machine.facts.backend != lost.facts.backend:  # other bits
+            raise ClusterError(f"{machine.name} would take the layers of {lost.name}, but has another backend")
+        self._tell(f"{lost.name} is gone; {machine.name} takes its layers")
+        process.machine = machine
 
     def _room(self, machine: Machine) -> int:
         """Return the bytes that a machine has for one more stage."""
@@ -239,6 +260,9 @@ class RayStages:
         get = partial(self._get, "cannot start")
         for process, number in zip(started, get([p.actor.process.remote() for p in started], started), strict=True):
             process.process = number
+        for process, node in zip(started, get([p.actor.node.remote() for p in started], started), strict=True):
+            if node != process.machine.node:  # Ray has moved the bundle: its machine was lost
+                self._moved(process, self._machines.at(node))
         missing = []
         for source in model.sources:
             missing.append([not has for has in get([p.actor.has.remote(source) for p in started], started)])

@@ -36,15 +36,21 @@ FOREIGN = re.compile(r"Traceback|\(raylet\)|^\[|ray::|_raylet|\.cc:", re.MULTILI
 Starting = tuple[Path, subprocess.Popen[str]]  # the log of a server, and its process
 
 
-def actors(cluster: TwoNodes, *titles: str) -> list[int]:
+def actors(cluster: TwoNodes, *titles: str) -> dict[int, str]:
     """Return the processes with these titles on the cluster of this test run, without zombies."""
-    found = []
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ours = str(cluster.cache).encode() in (folder / "environ").read_bytes()
-            if ours and (folder / "cmdline").read_bytes().decode(errors="replace").startswith(titles):
-                found.append(int(folder.name))
-    return sorted(found)
+            title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if ours and title.startswith(titles):
+                found[int(folder.name)] = title
+    return found
+
+
+def front_of(title: str) -> str:
+    """Return the name of the server to which a replica belongs, from the replica's title."""
+    return title.removeprefix(REPLICA).split(":")[0]
 
 
 @pytest.fixture(scope="session")

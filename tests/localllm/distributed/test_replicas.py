@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.localllm.distributed.conftest import REPLICA, STAGE, TwoNodes, actors
+from tests.localllm.distributed.conftest import REPLICA, STAGE, TwoNodes, actors, front_of
 from tests.localllm.distributed.servers import PATIENCE, Server, until
 from tests.localllm.support import localllm as cli
 
@@ -121,13 +122,21 @@ class Story:
         return self.tokens
 
 
+def pair(cluster: TwoNodes) -> list[int]:
+    """Return the processes of the server that has two replicas, while both run."""
+    found = defaultdict(list)
+    for process, title in actors(cluster, REPLICA).items():
+        found[front_of(title)].append(process)
+    return next((each for each in found.values() if len(each) == 2), [])
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_streams_go_on_after_a_fault(served: Server, plain: Server, cluster: TwoNodes, sent: signal.Signals) -> None:
     expected = [Story(plain, seed).whole() for seed in range(4)]
-    until(lambda: len(actors(cluster, REPLICA)) == 2)
+    until(lambda: pair(cluster))
     stories = [Story(served, seed) for seed in range(4)]
     until(lambda: all(len(story.tokens) > 20 for story in stories))
-    victim = actors(cluster, REPLICA)[0]
+    victim = pair(cluster)[0]
     os.kill(victim, sent)
     assert httpx.get(f"{served.url}/health", timeout=2).status_code == 200
     assert [story.whole() for story in stories] == expected

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -38,6 +38,7 @@ from localllm.options import LoadOptions
 from localllm.plan import BLOCK
 from tests.localllm.distributed.conftest import TwoNodes
 from tests.localllm.support import REPOSITORY
+from tests.localllm.support import localllm as cli
 from tests.models.kit import KIT
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -215,15 +216,15 @@ def test_a_machine_without_the_file_fetches_its_part_once(
     assert changed[0] == changed[1]
 
 
-def test_another_localllm_is_refused(cluster: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Machines(cluster.ray)) as found:
-        with monkeypatch.context() as changed:
-            changed.setattr(machines.localllm, "__version__", "0.0.1")
-            with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has localllm .* version on both$"):
-                found.measured(Request("cpu"))
-        monkeypatch.setattr(machines, "sources", lambda: "other")
-        with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has other .* checkout on both$"):
-            found.measured(Request("cpu"))
+def test_another_localllm_is_refused(halves: tuple[Model, RayStages], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, request = halves[1]._machines, Request("cpu", threads=1)  # not measured yet
+    with monkeypatch.context() as changed:
+        changed.setattr(machines.localllm, "__version__", "0.0.1")
+        with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has localllm .* version on both$"):
+            found.measured(request)
+    monkeypatch.setattr(machines, "sources", lambda: "other")
+    with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has other .* checkout on both$"):
+        found.measured(request)
 
 
 def test_the_layers_follow_the_measured_memory_and_bandwidth(
@@ -289,12 +290,12 @@ def test_a_driver_that_is_killed_leaves_nothing(cluster: TwoNodes) -> None:
 
 
 def test_the_program_runs_in_stages_on_a_named_cluster(cluster: TwoNodes) -> None:
-    words = [sys.executable, "-m", "localllm", "run", "demo", PROMPT, "-n", "12", "--seed", "3"]
-    found = []
-    for more in ([], ["--ray", cluster.address, "--stages", "2"]):
-        done = subprocess.run([*words, *more], cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, done.stderr
-        found.append(done.stdout)
-    assert found[0] == found[1]
+    words = ["run", "demo", PROMPT, "-n", "12", "--seed", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm", *words, "--ray", cluster.address, "--stages", "2"],
+        cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cli(*words).stdout
     assert done.stderr.count("\n") == 1
     assert "the output on 127.0.0.1 (node 2) (cpu)" in done.stderr

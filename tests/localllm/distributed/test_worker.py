@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
@@ -21,11 +20,13 @@ import pytest
 from localllm.distributed.membership import LOOPBACK, PREFIX
 from tests.localllm.distributed.test_stages import gone
 from tests.localllm.support import REPOSITORY
+from tests.localllm.support import localllm as cli
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.skipif(find_spec("ray") is None or find_spec("zmq") is None, reason="needs ray and pyzmq"),
 ]
+RUN = ["run", "demo", "Hello", "--seed", "1", "-n", "8"]
 WORKER = [sys.executable, "-m", "localllm", "worker"]  # in the local network, as users do: Ray replaces 127.0.0.1
 
 
@@ -87,9 +88,9 @@ def refused(home: Path, *words: str, token: str = "") -> str:
     return errors[0]
 
 
-def ran(home: Path, more: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def ran(home: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Answer a prompt with these options."""
-    words = [sys.executable, "-m", "localllm", "run", "demo", "Hello", "--seed", "1", "-n", "8", *more]
+    words = [sys.executable, "-m", "localllm", *RUN, *more]
     return subprocess.run(
         words, cwd=REPOSITORY, env=environment(home), capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
@@ -113,8 +114,8 @@ def test_two_computers_in_two_commands(tmp_path: Path) -> None:
         twice = pool.submit(refused, first)
         with worker(second, "--join", joining[1], "--port", str(port + 100), token=token[1]) as (joined, answer):
             assert f"belongs to the cluster at {joining[1]}" in answer
-            alone, done = pool.map(partial(ran, second), ((), ("--ray", "auto", "--stages", "2")))
-            assert alone.returncode == done.returncode == 0, done.stderr
+            alone, done = cli(*RUN), ran(second, "--ray", "auto", "--stages", "2")
+            assert done.returncode == 0, done.stderr
             assert alone.stdout == done.stdout
             assert f"on {host} (node 2) (cpu)" in done.stderr
             assert (second / "localllm" / "ray" / "cluster.json").exists()
