@@ -165,20 +165,21 @@ class Machines:
         others = sorted(self._found[1:], key=lambda machine: -machine.facts.bandwidth)
         return [machine for machine in [*others, self.own] if machine.node != lost.node]
 
-    def at(self, node: str) -> Machine:
-        """Return the machine of a node, which is measured if it is new. Raises ClusterError if it cannot run stages."""
+    def at(self, node: str, actor: Any) -> Machine:
+        """Return the machine of a node. If it is new, an actor there measures it. Raises ClusterError if it cannot run
+        stages.
+        """
         known = next((machine for machine in self._found if machine.node == node), None)
         if known is not None:
             return known
         assert self._request is not None, "measured comes first"
         nodes = {each["NodeID"]: each for each in self._ray.nodes()}
-        taken = {machine.node for machine in self._found}
-        name = _names([*[nodes[other] for other in taken if other in nodes], nodes[node]])[node]
-        facts = self._measure_others([nodes[node]], self._request, {node: name})[node]
+        before = [nodes[machine.node] for machine in self._found if machine.node in nodes]
+        name, new = _names([*before, nodes[node]])[node], nodes[node]
+        facts = self._answer(actor.measure.remote(self._request, int(new["Resources"].get("CPU", 0))), name)
         if facts.problem:
             raise ClusterError(f"{name} cannot take a stage: {facts.problem}")
-        ports = ring_ports(nodes[node]["Labels"])
-        self._found.append(Machine(node, name, nodes[node]["NodeManagerAddress"], facts, ports))
+        self._found.append(Machine(node, name, new["NodeManagerAddress"], facts, ring_ports(new["Labels"])))
         return self._found[-1]
 
     def runs(self, machine: Machine) -> bool:

@@ -60,6 +60,10 @@ class StageProcess:
 
         return str(ray.get_runtime_context().get_node_id())
 
+    def measure(self, request: Request, most_threads: int) -> Facts:
+        """Measure the machine, which was not known when the stages were placed."""
+        return measure(request, most_threads)
+
     def prepare(self, request: Request) -> None:
         """Import the modules that opening a stage needs."""
         with suppress(BackendError):

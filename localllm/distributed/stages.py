@@ -262,7 +262,7 @@ class RayStages:
             process.process = number
         for process, node in zip(started, get([p.actor.node.remote() for p in started], started), strict=True):
             if node != process.machine.node:  # Ray has moved the bundle: its machine was lost
-                self._moved(process, self._machines.at(node))
+                self._moved(process, self._machines.at(node, process.actor))
         missing = []
         for source in model.sources:
             missing.append([not has for has in get([p.actor.has.remote(source) for p in started], started)])

@@ -146,6 +146,15 @@ def test_a_lost_stage_is_started_again_alone(cluster: TwoNodes, monkeypatch: pyt
             assert lost.process != process
             assert gone(process)
             np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
+        # Ray has moved the bundle of the stage (here it only seems so), to a machine that was not measured before
+        split._group, split._machines._found[1:], lost.machine = lost.group, [], replace(lost.machine, node="gone")
+        os.kill(lost.process, signal.SIGKILL)
+        with pytest.raises(StageLost, match="ended"):
+            logits_of(engine, TOKENS)
+        engine = again(model)
+        assert lost.machine.node == split._machines._found[1].node == cluster.nodes[1]
+        np.testing.assert_array_equal(logits_of(engine, TOKENS), expected)
+        split._group = None
         monkeypatch.setattr(Machines, "runs", lambda self, machine: machine.node == cluster.nodes[0])
         os.kill(lost.process, signal.SIGKILL)
         with pytest.raises(StageLost, match="ended"):
