@@ -17,8 +17,8 @@ benchmarks/results/faults.jsonl. Only processes that this run has started are ki
 environment.
 
 With `--nodes N`, the replicas run on a cluster of N nodes on this machine (faults_nodes.py). The faults are then whole
-nodes: all processes of one that is not the head are killed, and some seconds later it is started again. At the end, the
-head is killed; the server must end with one line within 20 s.
+nodes: all processes of a node are killed, and some seconds later it starts again. The head is killed at the end; the
+server must end with one error within 20 s.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def node_pauses(counts: Counts) -> list[dict[str, Any]]:
 
 
 def head_dies(nodes: Nodes, server: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """Kill the head of the cluster; return how long the server then runs, and what it prints."""
+    """Kill the head. Return the seconds until the server ended, its exit code, and its last lines."""
     before, began = log.read_text(), time.monotonic()
     nodes.kill(0)
     with suppress(subprocess.TimeoutExpired):

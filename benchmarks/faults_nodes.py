@@ -1,4 +1,4 @@
-"""The nodes of `faults.py --nodes`: each is a `localllm worker` with a cache folder of its own.
+"""The nodes of `faults.py --nodes`: each is a `localllm worker` with a separate cache folder.
 
 A node is killed as a computer that loses its power: the worker, Ray's processes and everything that these have started
 get SIGKILL together. They all have FAULTS_NODE in their environment.

@@ -192,7 +192,7 @@ def _options(
     have = [each["Resources"].get("CPU", 0.0) for each in ray.nodes() if each["NodeID"] in layout.allowed]
     cpus = min(CPUS, processors(have, most * layout.stages))
     nodes = layout.selector
-    where: dict[str, Any] = {}
+    where: dict[str, Any] = {"max_replicas_per_node": layout.per_node}
     if layout.stages > 1:
         bundles = [{"CPU": cpus}] * layout.stages
         where = {"placement_group_bundles": bundles, "placement_group_strategy": "SPREAD"}
@@ -207,7 +207,7 @@ def _options(
         }}  # fmt: skip
     return {
         "name": "replica",
-        "ray_actor_options": {"num_cpus": cpus, **({"label_selector": nodes} if nodes and not where else {})},
+        "ray_actor_options": {"num_cpus": cpus, **({"label_selector": nodes} if nodes and layout.stages == 1 else {})},
         "max_ongoing_requests": limits.parallel + limits.waiting + 16,
         "health_check_period_s": HEALTH_SECONDS,
         "health_check_timeout_s": 2 * HEALTH_SECONDS,

@@ -29,6 +29,7 @@ class ReplicaLayout:
     slower: tuple[str, ...] = ()  # excluded machines that could run a replica, if no other one is left
     lines: tuple[str, ...] = ()  # for the user
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
+    per_node: int = 1  # most replicas on a machine: after a fault, they would gather on one, and be lost with it
 
     @property
     def selector(self) -> dict[str, str]:
@@ -42,7 +43,8 @@ class ReplicaLayout:
         if set(alive) - set(self.excluded) or not set(alive) & set(self.slower):
             return None
         excluded = tuple([node for node in self.excluded if node not in self.slower])
-        return replace(self, allowed=self.allowed + self.slower, excluded=excluded, slower=())
+        per_node = self.per_node * len(self.allowed)  # now all on the few that are left
+        return replace(self, allowed=self.allowed + self.slower, excluded=excluded, slower=(), per_node=per_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,11 @@ def replica_layout(
             continue
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
-    return ReplicaLayout(len(found[0].machines), allowed, tuple(excluded), tuple(slower), tuple(lines), _shares(found))
+    sharing = Counter(each.machines[0].node for each in found)
+    per_node = max(*sharing.values(), ceil(most / len(allowed)))
+    return ReplicaLayout(
+        len(found[0].machines), allowed, tuple(excluded), tuple(slower), tuple(lines), _shares(found), per_node
+    )
 
 
 def _shares(found: Sequence[_Replica]) -> dict[str, int]:

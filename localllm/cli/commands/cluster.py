@@ -62,8 +62,8 @@ def cluster(own: ClusterOptions) -> None:
 def forecasts(
     path: str, own: ClusterOptions, network: Network, firsts: Sequence[int] = ()
 ) -> tuple[list[Row], list[str]]:
-    """Return the forecast for each number of stages that is possible, and why others are not. `firsts` are the first
-    layers of the stages if they are as many; otherwise the layers are placed as `--stages N` places them.
+    """Return the forecast for each number of stages that is possible, and why others are not. `firsts`, if given,
+    are the first layers of that number of stages. Otherwise the layers are placed as with `--stages N`.
     """
     rows: list[Row] = []
     problems: list[str] = []

@@ -108,9 +108,7 @@ SERVERS = {"served": ("--replicas", "2", "--prefill-replicas", "1"), "staged": (
 
 @pytest.fixture(scope="session")
 def starting(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Starting]]:
-    """The servers with Ray. All start with the first one that a test needs, because they wait for Ray most of the
-    time.
-    """
+    """The servers with Ray. They start together, because each mostly waits for Ray."""
     folder = tmp_path_factory.mktemp("ray")
     found = {}
     for name, words in SERVERS.items():

@@ -1,4 +1,4 @@
-"""A command whose cluster has lost its head ends with one line, whatever it waits for."""
+"""A command ends with one line if the head of its cluster is gone."""
 
 from __future__ import annotations
 

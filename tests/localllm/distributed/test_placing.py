@@ -75,6 +75,18 @@ def test_a_second_replica_uses_another_machine_unless_sharing_is_faster() -> Non
     assert layout(fast, slow, replicas=(6, 6)).allowed == ("fast", "slow")
 
 
+def test_replicas_do_not_gather_on_one_machine() -> None:
+    """They would all be lost with it."""
+    one, two, three = (machine(name, 10e9) for name in ("one", "two", "three"))
+    assert [layout(one, two, three, replicas=(1, most)).per_node for most in (1, 3, 4)] == [1, 1, 2]
+    fast = machine("fast", 40e9)
+    assert layout(fast, machine("half", 12e9), replicas=(4, 4)).per_node == 3
+    found = layout(machine("slow", 1e9), fast, replicas=(2, 2))
+    last = found.last_resort(["slow"])
+    assert last is not None
+    assert (found.per_node, last.per_node) == (2, 2)
+
+
 def test_replicas_share_the_memory_of_a_machine() -> None:
     only = machine("only", 10e9, 2 * LAYERS * LAYER)
     assert layout(only, replicas=(2, 2)).lines == ()
