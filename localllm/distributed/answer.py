@@ -33,6 +33,7 @@ class Answer:
     started: Started | None = None
     evaluated: int = 0  # prompt tokens that the client knows to be evaluated
     reached: int = 0  # prompt tokens that this attempt has evaluated
+    running: bool = False  # a replica has begun this attempt
     call: Any = None
     over: bool = False
 
@@ -40,7 +41,7 @@ class Answer:
         """Return what is new to the client in an event of the newest attempt."""
         match event:
             case Started():
-                self.reached = event.reused_tokens
+                self.reached, self.running = event.reused_tokens, True
                 if self.started is not None:
                     return None
                 self.started, self.evaluated = event, event.reused_tokens

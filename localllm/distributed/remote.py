@@ -32,7 +32,7 @@ from localllm.distributed.messages import Ask, Listen, Origin, Report, States, c
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import Load, Observer, Replicas, SchedulerLimits
 from localllm.generation.open_requests import OpenRequests
-from localllm.generation.request import Event, Failed, Finished, Request
+from localllm.generation.request import Event, Failed, Finished, Request, Started
 from localllm.generation.request_state import Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.statistics import Usage
@@ -215,6 +215,7 @@ class RemoteScheduler(Closing):
             return
         self._answers.pop(answer.number, None)
         answer.number, answer.tries, answer.reached = next(self._numbers), answer.tries + 1, 0
+        answer.running = False
         problem = self._hopeless()
         if self._stopped is not None or problem or answer.tries > MOST_TRIES:
             self._answers[answer.number] = answer
@@ -287,6 +288,9 @@ class RemoteScheduler(Closing):
             if answer.request.states is not None:
                 answer.request.states(event.start, event.rows)
         elif isinstance(event, Failed) and isinstance(event.error, Stopped | StageLost):  # it ends, or is broken
+            self._move(number)
+        elif isinstance(event, Started) and answer.running:
+            # a replica died before Serve knew that it had accepted the request; Serve sent it again, without the tokens
             self._move(number)
         elif isinstance(event, Finished | Failed):
             self._finish(answer, answer.fresh(event) or event)

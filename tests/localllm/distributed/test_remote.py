@@ -378,6 +378,24 @@ def test_a_replica_that_waits_for_a_stage_gives_its_requests_away(
     assert told(answer.events) == told(undisturbed(models[2], request))
 
 
+def test_a_request_that_serve_sends_twice_gives_each_token_once(
+    models: list[localllm.Model], front: Callable[..., Front]
+) -> None:
+    """Serve does so if a replica dies before it has said that it accepts the request: its events may be faster."""
+    here = front(2)
+    request = request_of(models[2], 450)
+    answer = here.ask(request)
+    until(lambda: len(answer.tokens) > 10)
+    [asked], holder = here.wire.asks, here.holder()
+    [other] = [each for each in here.wire.replicas.values() if each is not holder]
+    holder.hung = True
+    here.scheduler._soon(lambda: other.tasks.add(here.scheduler._start(other.answer(asked))))
+    until(lambda: len(here.wire.asks) == 2)
+    holder.hung = False
+    answer.result()
+    assert told(answer.events) == told(undisturbed(models[2], request))
+
+
 def test_the_last_replica_is_replaced_on_a_machine_that_was_left_out(
     models: list[localllm.Model], front: Callable[..., Front], caplog: pytest.LogCaptureFixture
 ) -> None:
