@@ -5,7 +5,8 @@
     python benchmarks/encoders.py --table
 
 `--peer` is a folder as ../shared/oracle/build.sh makes it, with libmtmd. Preprocessing and encoding are timed, from
-pixels to embeddings; the files are F16 with norms and biases in F32. llama.cpp runs with flash attention and without.
+pixels to embeddings, after a first picture that is not timed; formats are those of llama.cpp's converter, F16 with norms
+and biases in F32. llama.cpp runs with flash attention and without.
 Speedups are over the faster of the two. `--turns` measures both servers with a text model of true shape in Q4_K_M, each
 round in a new process: the time from a request with a PNG to the first token, the same for a second turn about the same
 picture, and the peak memory. One JSON line per shape, size and program goes to
@@ -45,6 +46,7 @@ from localllm.media import EncoderInput, Projector, TextModel
 from localllm.models.encoders import encoder_of
 
 HALF = ("patch_embd", "attn", "ffn", "fc", "mm.", "projection")  # names of tensors in F16, unless they are biases
+BOUNDS = {"input_min": -8.0, "input_max": 8.0, "output_min": -8.0, "output_max": 8.0}
 MARKERS = ("<unk>", "<s>", "</s>", "<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>")
 
 
@@ -62,17 +64,22 @@ class Shape:
     text: int
     keys: dict[str, Any]
     deep: tuple[int, ...] = ()  # layers whose outputs are projected, too
+    exact: tuple[str, ...] = ("position",)  # parts of the names of matrices that the converter writes in F32
 
     @property
     def architecture(self) -> str:
         return "qwen3vl" if self.projector == "qwen3vl_merger" else "llama"
 
 
-QWEN = {"clip.vision.spatial_merge_size": 2}
+# Sizes from published configurations: classes of transformers 5.24 (Qwen3VLVisionConfig is the encoder of 8B,
+# Gemma4VisionConfig that of the E models, which also clip the inputs and outputs of their products). The 2B's encoder
+# is SigLIP 2's large one, SmolVLM2 500M's is SigLIP's base one with 512 pixels.
+QWEN = {"clip.vision.spatial_merge_size": 2, "clip.use_gelu": True}
 SHAPES = {
     "smolvlm": Shape(
         "idefics3", 12, 768, 3072, 12, 16, 512, 960,
-        {"clip.vision.projector.scale_factor": 4, "clip.vision.preproc_image_size": 2048},
+        {"clip.vision.projector.scale_factor": 4, "clip.vision.preproc_image_size": 2048, "clip.use_gelu": True},
+        exact=("position", "patch_embd"),
     ),
     "qwen3vl-2b": Shape("qwen3vl_merger", 24, 1024, 4096, 16, 16, 768, 2048, QWEN, (5, 11, 17)),
     "gemma3-4b": Shape("gemma3", 27, 1152, 4304, 16, 14, 896, 2560, {}),
@@ -131,21 +138,26 @@ def gemma4_tensors(shape: Shape, kernel: tuple[int, ...]) -> Iterator[tuple[str,
         products |= {"attn_out": (width, width), "ffn_up": (ffn, width), "ffn_gate": (ffn, width)}
         for name, size in (products | {"ffn_down": (width, ffn)}).items():
             yield f"v.blk.{n}.{name}.weight", size
+            yield from [(f"v.blk.{n}.{name}.{bound}", (1,)) for bound in BOUNDS]
         for name in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
             yield f"v.blk.{n}.{name}.weight", (width,)
         for name in ("attn_q_norm", "attn_k_norm"):
             yield f"v.blk.{n}.{name}.weight", (width // shape.heads,)
-    yield from [("v.std_bias", (width,)), ("v.std_scale", (width,))]
     yield "mm.input_projection.weight", (shape.text, width)
 
 
-def new_tensor(name: str, size: tuple[int, ...], random: np.random.Generator) -> NewTensor:
+def new_tensor(
+    name: str, size: tuple[int, ...], random: np.random.Generator, exact: tuple[str, ...] = ()
+) -> NewTensor:
     """Return random values, scaled so that the outputs of products have about the size of their inputs."""
-    if len(size) > 1:
+    bound = BOUNDS.get(name.rpartition(".")[2])
+    if bound is not None:
+        values = np.full(size, bound, np.float32)
+    elif len(size) > 1:
         values = random.standard_normal(size, np.float32) / np.float32(np.sqrt(np.prod(size[1:])))
     else:
         values = 0.1 * random.standard_normal(size, np.float32) + np.float32(name.endswith("weight"))
-    half = len(size) > 1 and "position" not in name and any(part in name for part in HALF)
+    half = len(size) > 1 and any(part in name for part in HALF) and not any(part in name for part in exact)
     data = values.astype(np.float16) if half else values.astype(np.float32)
     return NewTensor(name, "F16" if half else "F32", size, data.reshape(-1).view(np.uint8))
 
@@ -163,13 +175,13 @@ def write_files(name: str, folder: Path) -> tuple[Path, Path]:
         mean = 0.0 if shape.projector == "gemma4v" else 0.5
         metadata = {
             "general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": shape.projector,
-            "clip.use_gelu": True, "clip.vision.image_mean": np.full(3, mean, np.float32),
+            "clip.vision.image_mean": np.full(3, mean, np.float32),
             "clip.vision.image_std": np.full(3, 1.0 - mean, np.float32),
         } | {f"clip.vision.{key}": value for key, value in sizes.items()} | shape.keys  # fmt: skip
         if shape.deep:
             deep = np.isin(np.arange(shape.layers), shape.deep)
             metadata["clip.vision.is_deepstack_layers"] = deep
-        write_gguf(projector, metadata, [new_tensor(*each, random) for each in tensors(shape)])
+        write_gguf(projector, metadata, [new_tensor(*each, random, shape.exact) for each in tensors(shape)])
     if not text.exists():
         write_text(shape, text, random)
     return projector, text
@@ -278,6 +290,8 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict
     rows = []
     for size in arguments.sizes:
         pixels, seen = picture(size), {label: [] for label in programs}
+        for each in programs.values():
+            each.encode(pixels)
         for _ in range(arguments.rounds):
             for label, each in programs.items():
                 seen[label].append(each.encode(pixels))
