@@ -1,12 +1,14 @@
 """Time encoders of pictures with true shapes and random weights, in turn with llama.cpp's (tools/mtmd).
 
     python benchmarks/encoders.py --shapes smolvlm qwen3vl-2b --sizes 448 1024 [--peer /tmp/oracle] [-t 2] [--rounds 3]
+    python benchmarks/encoders.py --shapes gemma4-e4b --sizes 3840x2160 --flash-only --peer /tmp/oracle --rounds 1
     python benchmarks/encoders.py --turns --shapes qwen3vl-2b --sizes 448 [--peer /tmp/oracle] [--rounds 2]
     python benchmarks/encoders.py --table
 
 `--peer` is a folder as ../shared/oracle/build.sh makes it, with libmtmd. Preprocessing and encoding are timed, from
-pixels to embeddings, after a first picture that is not timed; formats are those of llama.cpp's converter, F16 with norms
-and biases in F32. llama.cpp runs with flash attention and without.
+pixels to embeddings, after a first picture that is not timed. Formats are those of llama.cpp's converter: matrices in
+F16 or, with `--format Q8_0`, in Q8_0; norms and biases in F32. llama.cpp runs with flash attention and without, whose
+scores need 17 GB for Qwen3-VL's largest picture (`--flash-only`).
 Speedups are over the faster of the two. `--turns` measures both servers with a text model of true shape in Q4_K_M, each
 round in a new process: the time from a request with a PNG to the first token, the same for a second turn about the same
 picture, and the peak memory. One JSON line per shape, size and program goes to
@@ -44,6 +46,7 @@ from localllm.engine.encoder import Encoder
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.media import EncoderInput, Projector, TextModel
 from localllm.models.encoders import encoder_of
+from localllm.quant import quantize
 
 HALF = ("patch_embd", "attn", "ffn", "fc", "mm.", "projection")  # names of tensors in F16, unless they are biases
 BOUNDS = {"input_min": -8.0, "input_max": 8.0, "output_min": -8.0, "output_max": 8.0}
@@ -65,6 +68,7 @@ class Shape:
     keys: dict[str, Any]
     deep: tuple[int, ...] = ()  # layers whose outputs are projected, too
     exact: tuple[str, ...] = ("position",)  # parts of the names of matrices that the converter writes in F32
+    vocabulary: str = "qwen2"  # of the files ggml-vocab-*.gguf in llama.cpp's folder `models`, for --turns
 
     @property
     def architecture(self) -> str:
@@ -79,11 +83,11 @@ SHAPES = {
     "smolvlm": Shape(
         "idefics3", 12, 768, 3072, 12, 16, 512, 960,
         {"clip.vision.projector.scale_factor": 4, "clip.vision.preproc_image_size": 2048, "clip.use_gelu": True},
-        exact=("position", "patch_embd"),
+        exact=("position", "patch_embd"), vocabulary="llama-bpe",
     ),
     "qwen3vl-2b": Shape("qwen3vl_merger", 24, 1024, 4096, 16, 16, 768, 2048, QWEN, (5, 11, 17)),
-    "gemma3-4b": Shape("gemma3", 27, 1152, 4304, 16, 14, 896, 2560, {}),
-    "gemma4-e4b": Shape("gemma4v", 16, 768, 3072, 12, 16, 224, 2560, {}),
+    "gemma3-4b": Shape("gemma3", 27, 1152, 4304, 16, 14, 896, 2560, {}, vocabulary="gemma-4"),
+    "gemma4-e4b": Shape("gemma4v", 16, 768, 3072, 12, 16, 224, 2560, {}, vocabulary="gemma-4"),
     "qwen3vl-8b": Shape("qwen3vl_merger", 27, 1152, 4304, 16, 16, 768, 4096, QWEN, (8, 16, 24)),
 }  # fmt: skip
 
@@ -147,7 +151,7 @@ def gemma4_tensors(shape: Shape, kernel: tuple[int, ...]) -> Iterator[tuple[str,
 
 
 def new_tensor(
-    name: str, size: tuple[int, ...], random: np.random.Generator, exact: tuple[str, ...] = ()
+    name: str, size: tuple[int, ...], random: np.random.Generator, exact: tuple[str, ...] = (), format: str = "F16"
 ) -> NewTensor:
     """Return random values, scaled so that the outputs of products have about the size of their inputs."""
     bound = BOUNDS.get(name.rpartition(".")[2])
@@ -158,14 +162,18 @@ def new_tensor(
     else:
         values = 0.1 * random.standard_normal(size, np.float32) + np.float32(name.endswith("weight"))
     half = len(size) > 1 and any(part in name for part in HALF) and not any(part in name for part in exact)
+    if half and format == "Q8_0" and size[-1] % 32 == 0 and len(size) == 2:
+        return NewTensor(name, format, size, quantize(values, format))
     data = values.astype(np.float16) if half else values.astype(np.float32)
     return NewTensor(name, "F16" if half else "F32", size, data.reshape(-1).view(np.uint8))
 
 
-def write_files(name: str, folder: Path) -> tuple[Path, Path]:
+def write_files(name: str, folder: Path, format: str = "F16") -> tuple[Path, Path]:
     """Write the mmproj file and the small text model without which llama.cpp does not load it."""
     shape, random = SHAPES[name], np.random.default_rng(1)
-    projector, text = folder / f"{name}-mmproj.gguf", folder / f"{name}-text.gguf"
+    ending = "mmproj" if format == "F16" else f"mmproj-{format}"
+    exact = shape.exact if format == "F16" else (*shape.exact, "patch_embd")
+    projector, text = folder / f"{name}-{ending}.gguf", folder / f"{name}-text.gguf"
     if not projector.exists():
         sizes = {
             "image_size": shape.image, "patch_size": shape.patch, "embedding_length": shape.width,
@@ -181,7 +189,7 @@ def write_files(name: str, folder: Path) -> tuple[Path, Path]:
         if shape.deep:
             deep = np.isin(np.arange(shape.layers), shape.deep)
             metadata["clip.vision.is_deepstack_layers"] = deep
-        write_gguf(projector, metadata, [new_tensor(*each, random, shape.exact) for each in tensors(shape)])
+        write_gguf(projector, metadata, [new_tensor(*each, random, exact, format) for each in tensors(shape)])
     if not text.exists():
         write_text(shape, text, random)
     return projector, text
@@ -271,33 +279,36 @@ def build(folder: Path, out: Path) -> Path:
     return program
 
 
-def picture(size: int) -> np.ndarray:
-    """Return a square picture with structure: (size, size, 3) uint8."""
-    y, x = np.mgrid[:size, :size]
-    noise = np.random.default_rng(2).integers(0, 64, (size, size, 3))
-    return (
-        (np.stack([x * 255 // size, y * 255 // size, (x ^ y) & 255], -1) * 3 // 4 + noise).clip(0, 255).astype(np.uint8)
-    )
+def picture(size: str) -> np.ndarray:
+    """Return a picture with structure of a size like "448x336", or "448" for a square: (height, width, 3) uint8."""
+    width, height = (int(part) for part in (size if "x" in size else f"{size}x{size}").split("x"))
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(2).integers(0, 64, (height, width, 3))
+    shades = np.stack([x * 255 // width, y * 255 // height, (x ^ y) & 255], -1)
+    return (shades * 3 // 4 + noise).clip(0, 255).astype(np.uint8)
 
 
 def measure(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    projector, text = write_files(name, folder)
+    projector, text = write_files(name, folder, arguments.format)
     programs: dict[str, Ours | Peer] = {"localllm": Ours(name, projector, arguments.threads)}
     if arguments.peer:
         program = build(arguments.peer, folder)
-        for label, flash in (("llama.cpp", False), ("llama.cpp, flash attention", True)):
+        ways = {"llama.cpp": False, "llama.cpp, flash attention": True}
+        for label in list(ways)[arguments.flash_only :]:
+            flash = ways[label]
             programs[label] = Peer(program, projector, text, arguments.threads, flash)
     rows = []
+    for each in programs.values():
+        each.encode(picture("256x64"))
     for size in arguments.sizes:
         pixels, seen = picture(size), {label: [] for label in programs}
-        for each in programs.values():
-            each.encode(pixels)
         for _ in range(arguments.rounds):
             for label, each in programs.items():
                 seen[label].append(each.encode(pixels))
         for label, runs in seen.items():
             rows.append({
-                "when": datetime.now(UTC).isoformat(timespec="seconds"), "shape": name, "program": label, "size": size,
+                "when": datetime.now(UTC).isoformat(timespec="seconds"), "shape": label_of(name, arguments.format),
+                "program": label, "size": size,
                 "threads": arguments.threads, "tokens": runs[0][0], "preprocess_s": median(run[1] for run in runs),
                 "encode_s": median(run[2] for run in runs), "encode_all_s": [run[2] for run in runs],
                 "peak_mib": runs[-1][3] >> 10, "machine": machine(),
@@ -309,9 +320,12 @@ def turns(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[s
     """Measure the turns of both servers with a text model of true shape."""
     from benchmarks.serve import free_port, peak_bytes, server
 
-    projector, text = write_files(name, folder)[0], folder / f"{name}-Q4_K_M.gguf"
+    projector, text = write_files(name, folder, arguments.format)[0], folder / f"{name}-Q4_K_M.gguf"
     if not text.exists():
-        shapes.write(name, shapes.MODELS[name], text, vocab=arguments.vocab)
+        vocab = arguments.vocab
+        if vocab is None and arguments.peer:
+            vocab = arguments.peer / "llama" / "models" / f"ggml-vocab-{SHAPES[name].vocabulary}.gguf"
+        shapes.write(name, shapes.MODELS[name], text, vocab=vocab)
     port, context = free_port(), "8192"
     both = ["-m", str(text), "--mmproj", str(projector), "--port", str(port), "-t", str(arguments.threads)]
     commands = {"localllm": [sys.executable, "-m", "localllm", "serve", *both, "-c", context, "--spec", "off"]}
@@ -327,7 +341,8 @@ def turns(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[s
                     seen[label].append((*two_turns(f"http://127.0.0.1:{port}", size), peak_bytes(process.pid)))
         for label, runs in seen.items():
             rows.append({
-                "when": datetime.now(UTC).isoformat(timespec="seconds"), "shape": name, "program": label, "size": size,
+                "when": datetime.now(UTC).isoformat(timespec="seconds"), "shape": label_of(name, arguments.format),
+                "program": label, "size": size,
                 "threads": arguments.threads, "first_token_s": median(run[0] for run in runs),
                 "second_turn_s": median(run[1] for run in runs), "rounds": arguments.rounds,
                 "peak_mib": max(run[2] for run in runs) >> 20, "machine": machine(),
@@ -335,7 +350,7 @@ def turns(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[s
     return rows
 
 
-def two_turns(url: str, size: int) -> tuple[float, float]:
+def two_turns(url: str, size: str) -> tuple[float, float]:
     """Return the seconds to the first token of two turns about a picture, after a request of text to warm up."""
     data = io.BytesIO()
     Image.fromarray(picture(size)).save(data, "PNG", compress_level=1)
@@ -357,16 +372,26 @@ def two_turns(url: str, size: int) -> tuple[float, float]:
     return times[1], times[2]
 
 
+def label_of(name: str, format: str) -> str:
+    return name if format == "F16" else f"{name}, {format}"
+
+
+def sides(size: str | int) -> str:
+    """Return a size in words; old rows have the side of a square as a number."""
+    width, _, height = str(size).partition("x")
+    return f"{width} x {height or width}"
+
+
 def turn_table(rows: list[dict[str, Any]]) -> str:
     """Return the Markdown for docs/media.md: the newest turns of each shape, size and program."""
-    newest = {(row["shape"], row["size"], row["program"]): row for row in rows if "second_turn_s" in row}
+    newest = {(row["shape"], str(row["size"]), row["program"]): row for row in rows if "second_turn_s" in row}
     lines = [
         "| shape | picture | program | first token (s) | second turn (s) | peak (MiB) |",
         "|---|---:|---|---:|---:|---:|",
     ]
     for (shape, size, program), row in newest.items():
         lines.append(
-            f"| {shape} | {size} x {size} | {program} | {row['first_token_s']:.2f} | {row['second_turn_s']:.2f} "
+            f"| {shape} | {sides(size)} | {program} | {row['first_token_s']:.2f} | {row['second_turn_s']:.2f} "
             f"| {row['peak_mib']} |"
         )
     return "\n".join(lines)
@@ -374,7 +399,7 @@ def turn_table(rows: list[dict[str, Any]]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the Markdown for docs/media.md: the newest row of each shape, size and program."""
-    newest = {(row["shape"], row["size"], row["program"]): row for row in rows if "encode_s" in row}
+    newest = {(row["shape"], str(row["size"]), row["program"]): row for row in rows if "encode_s" in row}
     lines = [
         "| shape | picture | tokens | program | preprocess (s) | encode (s) | speedup | peak (MiB) |",
         "|---|---:|---:|---|---:|---:|---:|---:|",
@@ -383,7 +408,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         peers = [r["encode_s"] for (s, z, p), r in newest.items() if (s, z) == (shape, size) and p != "localllm"]
         ratio = f"{min(peers) / row['encode_s']:.2f}x" if peers and program == "localllm" else ""
         lines.append(
-            f"| {shape} | {size} x {size} | {row['tokens']} | {program} | {row['preprocess_s']:.3f} "
+            f"| {shape} | {sides(size)} | {row['tokens']} | {program} | {row['preprocess_s']:.3f} "
             f"| {row['encode_s']:.2f} | {ratio} | {row['peak_mib']} |"
         )
     return "\n".join(lines)
@@ -392,13 +417,15 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--sizes", nargs="+", type=int, default=[448, 1024])
+    parser.add_argument("--sizes", nargs="+", default=["448", "1024"], help="sides of squares, or WIDTHxHEIGHT")
     parser.add_argument("--peer", type=Path, help="a folder with llama.cpp's source and build")
+    parser.add_argument("--flash-only", action="store_true", help="run llama.cpp with flash attention only")
+    parser.add_argument("--format", default="F16", choices=("F16", "Q8_0"), help="of the encoder's matrices")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "encoders")
     parser.add_argument("--out", type=Path, default=RESULTS / "encoders.jsonl")
-    parser.add_argument("--vocab", type=Path, help="a GGUF with a tokenizer for the text models of --turns")
+    parser.add_argument("--vocab", type=Path, help="a GGUF with a tokenizer for --turns; default: the peer's")
     parser.add_argument("--turns", action="store_true", help="measure servers with true text models, not the encoders")
     parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
     arguments = parser.parse_args()

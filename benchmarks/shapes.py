@@ -6,7 +6,7 @@ weights. The encoders of the vision models are written by `encoders.py`.
 The GGUFs are for timing. Matrices are in the mix Q4_K_M as in `make_model.py`: Q6_K for the output and for the value
 and down matrices of half of the layers, Q4_K for the rest. In gpt-oss, experts are in MXFP4 and other matrices in Q8_0.
 Small tensors are F32. `--layers` writes only the first N layers. `--vocab` copies the tokenizer of another
-GGUF, and its size: servers send nothing for filler tokens, which have no text.
+GGUF, cut or filled to the model's size, with the markers of its pictures: servers send nothing for tokens without text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Model:
     output_norm: str = "output_norm"
     experts: str = ""  # format of the experts' matrices; "" means the format of the other matrices
     extra: Shapes = field(default_factory=dict)  # additional tensors outside the layers
+    markers: tuple[str, ...] = ()  # tokens that the prompt of a picture needs
 
 
 def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
@@ -190,6 +191,13 @@ QWEN35 = {
 }  # fmt: skip
 
 
+QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>")
+SMOLVLM_MARKS = (
+    "<global-img>", *(f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)), "<fake_token_around_image>",
+    "<image>", "<end_of_utterance>",
+)  # fmt: skip
+
+
 def _per_layer(count: int, yes: tuple[int, ...], number: int) -> Any:
     return np.array([number * (layer in yes) for layer in range(count)], np.int32)
 
@@ -228,15 +236,19 @@ MODELS = {
         },
         _lfm2, True, "token_embd_norm",
     ),
-    "qwen3vl-2b": Model("qwen3vl", 28, 2048, 151936, _qwen3vl(6144, 16), _dense(2048, 6144, 16, 8, 128, True), True),
-    "qwen3vl-8b": Model("qwen3vl", 36, 4096, 151936, _qwen3vl(12288, 32), _dense(4096, 12288, 32, 8, 128, True)),
-    "smolvlm": Model(  # SmolVLM2 500M
+    "qwen3vl-2b": Model(
+        "qwen3vl", 28, 2048, 151936, _qwen3vl(6144, 16), _dense(2048, 6144, 16, 8, 128, True), True, markers=QWEN_MARKS
+    ),
+    "qwen3vl-8b": Model(
+        "qwen3vl", 36, 4096, 151936, _qwen3vl(12288, 32), _dense(4096, 12288, 32, 8, 128, True), markers=QWEN_MARKS
+    ),
+    "smolvlm": Model(  # SmolVLM2 500M, whose output matrix is its own
         "llama", 32, 960, 49280,
         {
             "feed_forward_length": 2560, "attention.head_count": 15, "attention.head_count_kv": 5,
             "attention.key_length": 64, "attention.value_length": 64, "rope.freq_base": 1e5, "rope.dimension_count": 64,
         },
-        _dense(960, 2560, 15, 5, 64), True,
+        _dense(960, 2560, 15, 5, 64), markers=SMOLVLM_MARKS,
     ),
     "qwen35-9b": Model(
         "qwen35", 32, 4096, 248320,
@@ -337,14 +349,41 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
         yield tensor("output.weight", (model.vocabulary, model.width), True)
 
 
+def vocabulary(path: Path, size: int, markers: tuple[str, ...]) -> dict[str, Any]:
+    """Return the tokenizer keys of a GGUF with `size` tokens: its first ones, fillers with a text, and the markers."""
+    with open_gguf(path) as file:
+        words = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.ggml.")}
+    tokens, kinds = list(words["tokenizer.ggml.tokens"]), list(words["tokenizer.ggml.token_type"])
+    ids = {key: int(value) for key, value in words.items() if key.endswith("_token_id")}
+    wanted = [*markers, *(tokens[number] for number in ids.values() if number >= size - len(markers) - len(ids))]
+    wanted = [token for token in dict.fromkeys(wanted) if token not in tokens[: size - len(wanted)]]
+    kept = tokens[: size - len(wanted)]
+    fillers = [f"<filler_{number}>" for number in range(size - len(kept) - len(wanted))]
+    found = [*kept, *fillers, *wanted]
+    numbers = {token: number for number, token in enumerate(found)}
+    words["tokenizer.ggml.tokens"] = found
+    words["tokenizer.ggml.token_type"] = np.array(
+        [*kinds[: len(kept)], *[1] * len(fillers), *[3] * len(wanted)], np.int32
+    )
+    if "tokenizer.ggml.scores" in words:
+        scores = np.full(size, -1000.0, np.float32)
+        scores[: len(kept)] = words["tokenizer.ggml.scores"][: len(kept)]
+        words["tokenizer.ggml.scores"] = scores
+    pairs = [(pair, *pair.split(" ", 1)) for pair in words["tokenizer.ggml.merges"]]
+    words["tokenizer.ggml.merges"] = (
+        [pair for pair, a, b in pairs if a in numbers and b in numbers and a + b in numbers]
+        if len(kept) < len(tokens)
+        else [pair for pair, _, _ in pairs]
+    )
+    return words | {key: numbers[tokens[number]] for key, number in ids.items()}
+
+
 def write(name: str, model: Model, out: Path, layers: int = 0, vocab: Path | None = None) -> None:
     """Write the GGUF of a model, or of its first `layers` layers."""
     layers = layers or model.layers
     words = byte_vocabulary(model.vocabulary)
     if vocab is not None:
-        with open_gguf(vocab) as file:
-            words = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.ggml.")}
-        model = replace(model, vocabulary=len(words["tokenizer.ggml.tokens"]))
+        words = vocabulary(vocab, model.vocabulary, model.markers)
     keys = {
         "vocab_size": model.vocabulary, "context_length": 32768, "embedding_length": model.width, "block_count": layers,
         "attention.layer_norm_rms_epsilon": 1e-6,
