@@ -57,7 +57,7 @@ def unit(network: Network, x: Value) -> Value:
 def pixtral(network: Network, x: Value) -> Value:
     if "mm.patch_merger.weight" in network.tensors:
         x = network.linear(x, "mm.patch_merger")
-    return network.mlp(x, "mm.1", "mm.2", "gelu")
+    return network.mlp(x, "mm.1", "mm.2", "gelu_erf")
 
 
 def glm4v(network: Network, x: Value) -> Value:
@@ -91,7 +91,7 @@ def nemotron(network: Network, x: Value) -> Value:
 
 def llava(network: Network, x: Value) -> Value:
     if "mm.3.weight" not in network.tensors:
-        return network.mlp(x, "mm.0", "mm.2", "gelu")
+        return network.mlp(x, "mm.0", "mm.2", "gelu_erf")
     x = network.activate(network.norm(network.linear(x, "mm.0"), "mm.1", "layer"), "gelu")  # Yi-VL
     return network.norm(network.linear(x, "mm.3"), "mm.4", "layer")
 

@@ -10,8 +10,9 @@ from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Style, blocks, halves, partly, sides
 from localllm.models.encoders.vision_row import Vision
 
+_EXACT = mlp("mm.0", "mm.2", "gelu_erf")
 _QWEN = Vision(
-    head=mlp("mm.0", "mm.2"), order="cells", kernels=2, norms=None, turn=halves(), side=2, swaps=True,
+    head=_EXACT, order="cells", kernels=2, norms=None, turn=halves(), side=2, swaps=True,
     after="v.post_ln",
 )  # fmt: skip
 _qwen = partial(Vision, order="cells", kernels=2, turn=halves(), side=2, after="v.post_ln")
@@ -40,13 +41,14 @@ _DOTS = Vision(
     after="mm.post_norm", cell_norm="mm.input_norm", cell_norms="layer", cell_eps=1e-6, padded=True,
 )  # fmt: skip
 
+# GELU is exact where the model's program in transformers 5.24 has it so, also where llama.cpp approximates it by tanh.
 VISION: dict[str, Vision] = {
     "qwen2vl_merger": _QWEN,
     # llama.cpp does not read the key of the window's size; neither do the models vary it
-    "qwen2.5vl_merger": _qwen(head=mlp("mm.0", "mm.2"), norms=None, window=112, swaps=True),
-    "qwen3vl_merger": _qwen(head=mlp("mm.0", "mm.2"), resize=grids.corners, deep=True),
+    "qwen2.5vl_merger": _qwen(head=_EXACT, norms=None, window=112, swaps=True),
+    "qwen3vl_merger": _qwen(head=_EXACT, resize=grids.corners, deep=True),
     "ling3vl": _qwen(head=mlp("mm.0", "mm.2"), resize=grids.corners, after="mm.input_norm"),
-    "exaone4_5": _qwen(head=mlp("mm.0", "mm.2"), norms="rms", window=112, swaps=True),
+    "exaone4_5": _qwen(head=_EXACT, norms="rms", window=112, swaps=True),
     "gemma3": _siglip(head=heads.gemma3, side=4, swaps=True),
     "gemma4v": Vision(
         head=heads.gemma4, norms="rms", activation="gelu", resize="fixed", axes_table=True, turn=blocks(100.0, first=1),
@@ -59,21 +61,21 @@ VISION: dict[str, Vision] = {
     # Here llama.cpp puts the class row last although the position table begins with its position, so that each patch
     # has its neighbour's position. The models have it first.
     "internvl": _siglip(
-        head=mlp("mm.model.mlp.1", "mm.model.mlp.3", norm="mm.model.mlp.0", eps=1e-5), norms=None, cls="first", side=2,
-        after="",
+        head=mlp("mm.model.mlp.1", "mm.model.mlp.3", "gelu_erf", "mm.model.mlp.0", 1e-5), norms=None, cls="first",
+        side=2, activation="gelu_erf", after="",
     ),
     "lfm2": Vision(
-        head=mlp("mm.1", "mm.2", norm="mm.input_norm", eps=1e-5), resize=grids.antialiased, side=2, padded=True,
+        head=mlp("mm.1", "mm.2", "gelu_erf", "mm.input_norm", 1e-5), resize=grids.antialiased, side=2, padded=True,
         after="v.post_ln",
     ),
     "paddleocr": Vision(
-        head=mlp("mm.1", "mm.2", None), resize=grids.antialiased, turn=halves(), side=2, after="v.post_ln",
+        head=mlp("mm.1", "mm.2", "gelu_erf"), resize=grids.antialiased, turn=halves(), side=2, after="v.post_ln",
         cell_norm="mm.input_norm", cell_eps=1e-5, padded=True,
     ),
     "phi4": Vision(head=mlp("mm.0", "mm.2"), resize=grids.antialiased, after="v.post_ln"),
-    "janus_pro": _siglip(head=mlp("mm.0", "mm.1")),
+    "janus_pro": _siglip(head=mlp("mm.0", "mm.1", "gelu_erf"), activation="gelu_erf"),
     "kimivl": _kimi(resize=grids.antialiased),
-    "kimik25": _kimi(resize=grids.cubic),
+    "kimik25": _kimi(head=mlp("mm.1", "mm.2", "gelu_erf"), resize=grids.cubic),
     "glm4v": _glm(),
     "glm5v": _glm(),
     "dots_ocr": _DOTS,
@@ -95,8 +97,8 @@ VISION: dict[str, Vision] = {
     ),
     # Here llama.cpp orders the tokens of a tile by column; the model orders them by row.
     "llama4": _siglip(
-        head=heads.chain("mm.model.mlp.1", "mm.model.mlp.2", "mm.model.fc"), cls="last", before="v.pre_ln",
-        turn=sides(), turned_from=1, side=2,
+        head=heads.chain("mm.model.mlp.1", "mm.model.mlp.2", "mm.model.fc", activation="gelu_erf"), cls="last",
+        before="v.pre_ln", turn=sides(), turned_from=1, side=2, activation="gelu_erf",
     ),
     "muse-glimmer": Vision(
         head=heads.chain("mm.0", "mm.1", "mm.2", activation="gelu_erf"), activation="gelu_erf", resize=grids.linear,

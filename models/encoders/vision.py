@@ -184,7 +184,7 @@ class VisionEncoder:
         y = self.row.head(network, x)
         for number, tap in zip(self._taps, taps, strict=True):
             name = f"v.deepstack.{number}."
-            deep = network.mlp(network.norm(tap, name + "norm", "layer"), name + "fc1", name + "fc2", "gelu")
+            deep = network.mlp(network.norm(tap, name + "norm", "layer"), name + "fc1", name + "fc2", "gelu_erf")
             y = network.recorder.concat(y, deep)
         network.end(y)
         self.width = y.width

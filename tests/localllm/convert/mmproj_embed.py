@@ -1,8 +1,8 @@
 """Embeddings of a picture or a sound by transformers, for `mmproj_make`.
 
 Each function takes a model, and returns the kind and shape of the input, which `mmproj_cases` makes of random numbers,
-and a function that runs the model. Names of arrays that `embed` returns: `vision:out`, and `vision:tanh` if GELU is
-replaced by the approximation that llama.cpp computes; `vision:rows`: which of our rows they are.
+and a function that runs the model. Names of arrays that `embed` returns: `vision:out`, and `vision:rows`: which of our
+rows they are.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ def embed(folder: Path, *prepares: Prepare) -> dict[str, Array]:
         own = given(kind, shape)
         with torch.no_grad():
             found |= {f"{kind}:shape": np.array(shape), f"{kind}:out": _rows(run(own))}
-            if kind == "vision" and _with_tanh(model):
-                found["vision:tanh"] = _rows(run(own))
         if prepare is pixtral:
             found["vision:rows"] = _without_breaks(model)
     return found
@@ -61,21 +59,6 @@ def _rows(found: Any) -> Array:
     found = found[0] if isinstance(found, list | tuple) else found
     rows: Array = found.numpy()
     return rows.reshape(-1, rows.shape[-1])
-
-
-def _with_tanh(model: Any) -> int:
-    """Replace the exact GELU by its approximation; return how often."""
-    import torch
-
-    exact = [
-        (module, name)
-        for module in model.modules()
-        for name, each in module.named_children()
-        if type(each).__name__ == "GELUActivation" or (isinstance(each, torch.nn.GELU) and each.approximate == "none")
-    ]
-    for module, name in exact:
-        setattr(module, name, torch.nn.GELU("tanh"))
-    return len(exact)
 
 
 def _tensor(values: Array) -> Any:

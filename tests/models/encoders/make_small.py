@@ -2,18 +2,48 @@
 
     python -m tests.models.encoders.make_small
 
-Weights and inputs follow from names, by the rules of the kit (see `small`).
+Weights and inputs follow from names, by the rules of the kit (see `small`). Where llama.cpp approximates a GELU that
+the model's own program has exactly, so do the kit's programs; here they compute the exact one.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.models.encoders.kit import FOLDER, Case, Chunk, module
 from tests.models.encoders.small import DATA, SHAPES, input_of
+
+# Cases with an exact GELU in the projector, and in the layers, too.
+EXACT = (
+    *("qwen2vl", "qwen2.5vl", "qwen3vl", "qwen3.5", "exaone4_5", "pixtral", "mistral3", "lightonocr", "lfm2"),
+    *("paddleocr", "kimik25", "llava15", "llava-swapped", "llava-features"),
+)
+EXACT_LAYERS = ("internvl", "internvl-qknorm", "janus_pro", "llama4")
+
+
+@contextmanager
+def exact(name: str) -> Iterator[None]:
+    """Compute the exact GELU where the model of a case has it."""
+    numpy = module("reference_numpy")
+    gelu, mlp = numpy.gelu, numpy.Net.mlp
+
+    def own(net: Any, x: np.ndarray, first: str, second: str, activation: Any = gelu) -> np.ndarray:
+        merges = name in (*EXACT, *EXACT_LAYERS) and ".blk." not in first
+        return np.asarray(mlp(net, x, first, second, numpy.gelu_erf if merges and activation is gelu else activation))
+
+    numpy.Net.mlp = own
+    if name in EXACT_LAYERS:
+        numpy.gelu = numpy.gelu_erf
+    try:
+        yield
+    finally:
+        numpy.gelu, numpy.Net.mlp = gelu, mlp
 
 
 def expected(name: str) -> np.ndarray:
@@ -44,7 +74,8 @@ def main() -> None:
             listed = [(tensor, shape, kind) for tensor, shape, kind, _ in tensors]
             text = json.dumps({"seed": int(z["seed"]), "metadata": own, "tensors": listed}, default=lambda n: n.item())
         stored[f"{name}.header"] = np.frombuffer(text.encode(), np.uint8)
-        stored[f"{name}.embeddings"] = expected(name).astype(np.float32)
+        with exact(name):
+            stored[f"{name}.embeddings"] = expected(name).astype(np.float32)
         print(name, stored[f"{name}.embeddings"].shape)
     Path(DATA).parent.mkdir(exist_ok=True)
     np.savez_compressed(DATA, **stored)
