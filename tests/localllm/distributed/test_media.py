@@ -16,10 +16,14 @@ import pytest
 import localllm
 from localllm.base.errors import LocalLLMError
 from localllm.distributed import media
+from localllm.distributed.files import FileServer, Home
 from localllm.distributed.media import check_media, packed, routed, unpacked
 from localllm.distributed.messages import Ask, chunks_of
+from localllm.distributed.parts import fetch, needed
 from localllm.engine import MediaSpan
 from localllm.generation.request import Request
+from localllm.gguf import open_gguf
+from localllm.gguf.identity import identity
 from localllm.loading.packed_media import MOST_TENSORS, pack, unpack
 from localllm.media import EncoderInput
 from localllm.media.encoder_input import Flags
@@ -132,6 +136,25 @@ def test_a_prompt_is_the_same_in_the_replica(model: localllm.Model, monkeypatch:
     with pytest.raises(LocalLLMError, match="send fewer or smaller ones, or set image_max_tokens"):
         check_media(prompt)
     assert packed([1, 2]) == ()
+
+
+def test_an_mmproj_file_is_fetched_like_a_model(pair: Path, tmp_path: Path) -> None:
+    """As `replica.py` does it: the header first, then the rest."""
+    with open_gguf(pair.parent / "mmproj-tiny-F16.gguf") as file:
+        home = Home.of(file, "node")
+        server = FileServer(home.paths)
+
+        def read(shard: int, ranges: Any) -> Iterator[tuple[bytes, bytes]]:
+            return (server.read(shard, start, stop) for start, stop in ranges)
+
+        with open_gguf(fetch(tmp_path, home.header, read)) as header:
+            path = fetch(tmp_path, needed(header, home.source.identity, None), read)
+        with open_gguf(path) as copy:
+            assert identity(copy) == identity(file)
+            for name, tensor in file.tensors.items():
+                np.testing.assert_array_equal(copy.tensors[name].rows, tensor.rows)
+    with localllm.load(pair, mmproj=path, **USUAL) as model:
+        assert model.reads == ("image",)
 
 
 # -- on a cluster --------------------------------------------------------------------------------------------------
