@@ -139,7 +139,7 @@ class Core:
         waits for that.
         """
         began = perf_counter()
-        worked = self.engine.slices and self._slice()
+        worked = (self.engine.slices or self.running.flights.sliced is not None) and self._slice()
         worked = worked or self._encodings.advance(self._schedule.encoder_seconds)
         self._schedule.spent = perf_counter() - began if worked else 0.0
         return worked

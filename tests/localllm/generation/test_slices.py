@@ -272,6 +272,13 @@ def test_two_pictures_take_turns(tmp_path: Path) -> None:
 
 
 def test_an_observer_sees_a_whole_step(tmp_path: Path) -> None:
+    with sliced("gemma3-12", tmp_path) as (model, pictures, stepped):
+        one, answer = stepped.ask(request(prompt_of(pictures, 1)))
+        until_paused(stepped, one)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(model.engine), "slices", False)  # as for an observer that begins in the middle
+            stepped.finish()
+        assert len(answer.tokens) == 12
     with opened("gemma3-12", tmp_path) as (model, _):
         assert model.engine.slices
         model.engine.watch = object()  # type: ignore[assignment]
