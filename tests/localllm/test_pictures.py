@@ -126,7 +126,7 @@ def test_a_server_s_cache_leaves_room_for_the_encoders(folder: Path) -> None:
 def test_off_loads_none(folder: Path) -> None:
     with localllm.load(folder / "tiny-Q8_0.gguf", mmproj="off", **USUAL) as text:
         assert text.reads == ()
-        with pytest.raises(LocalLLMError, match="loaded without encoders of pictures and sound; give its mmproj file"):
+        with pytest.raises(LocalLLMError, match="loaded without encoders of pictures and sound; if it has an mmproj"):
             text.chat(asks(png()))
 
 
