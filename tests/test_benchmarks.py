@@ -28,6 +28,7 @@ def test_the_readme_and_the_page_on_speed_show_the_stored_comparison(monkeypatch
 
     rows = compare.stored(compare.RESULTS / "compare.jsonl")
     assert shown("docs/speed.md", "performance") == compare.table(rows)
+    assert shown("docs/speed.md", "codebooks") == compare.formats(rows)
     assert shown("README.md", "speed") == compare.summary(rows)
     sys.modules.pop("compare", None)
 
@@ -269,6 +270,19 @@ def test_a_ratio_is_the_median_of_rounds_against_the_better_peer(monkeypatch) ->
         "m", "pp512", 2, ours=[30.0, 40.0, 90.0], peer_repacked=[10.0, 10.0, 30.0], peer_plain=[20.0, 5.0, 9.0]
     )
     assert row.ratio == 3.0  # 30/20, 40/10, 90/30
+    sys.modules.pop("compare", None)
+
+
+def test_formats_are_compared_with_the_best_way_of_three(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import compare
+
+    row = compare.Row(
+        "1b-IQ2_S.gguf", "tg32", 1, weights=2 * 10**9, ours=[30.0, 40.0, 90.0], peer_repacked=[10.0, 20.0, 10.0],
+        ik=[15.0, 10.0, 30.0], ik_repacked=[5.0, 5.0, 18.0],
+    )  # fmt: skip
+    assert compare.formats([row]).splitlines()[2] == "| 1b-IQ2_S | 80.0 | 20.0 | 30.0 | 10.0 | 2.00 |"
+    assert "IQ2_S" not in compare.table([row])
     sys.modules.pop("compare", None)
 
 
