@@ -85,6 +85,14 @@ def check_weight(weight: Weight) -> None:
         raise BackendError(Notice(problem, f"; it runs {', '.join(FORMATS)}, ", *other))
 
 
+def stored_bytes(weight: Weight) -> int:
+    """Return the bytes of a weight in memory without padding: the file's, unless its panels have other fields."""
+    panel = INTEGER_PANELS.get(weight.format)
+    if panel is None or panel.conversion is None:
+        return weight.bytes
+    return math.prod(weight.shape) // panel.block_values * (panel.block_bytes // LANES)
+
+
 def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, RepackedWeight]:
     """Return the panel layout of every matrix by name, still without addresses.
 

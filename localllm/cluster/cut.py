@@ -132,5 +132,7 @@ def by_layer(plan: Plan, amount: Callable[[Operation], int]) -> list[int]:
 
 
 def weight_bytes(plan: Plan) -> list[int]:
-    """Return the bytes of weights of each layer and of the output."""
-    return by_layer(plan, lambda op: sum(weight.bytes for weight in (*op.matrices, *op.vectors)))
+    """Return the bytes of weights of each layer and of the output, in memory."""
+    from localllm.backends.cpu.weights import stored_bytes  # imports the CPU's kernels
+
+    return by_layer(plan, lambda op: sum(stored_bytes(weight) for weight in (*op.matrices, *op.vectors)))

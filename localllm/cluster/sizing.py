@@ -40,6 +40,8 @@ class Sizes:
     @classmethod
     def of(cls, plan: Plan, limits: Limits, types: CacheTypes) -> Sizes:
         """Return the sizes of a plan that is bound with these limits and cache types."""
+        from localllm.backends.cpu.weights import stored_bytes  # imports the CPU's kernels
+
         seen: set[int] = set()
 
         def cache(op: Operation) -> int:
@@ -48,10 +50,10 @@ class Sizes:
             return sum(cache_bytes(plan.layers[number], limits, types) for number in new)
 
         def read(op: Operation) -> int:
-            return 0 if isinstance(op, Embed) else sum(each.share(each.weight.bytes) for each in op.reads)
+            return 0 if isinstance(op, Embed) else sum(each.share(stored_bytes(each.weight)) for each in op.reads)
 
         held = zip(weight_bytes(plan), by_layer(plan, cache), strict=True)
-        shared = sum(weight_bytes(plan)) - sum(weight.bytes for weight in plan.weights.values())
+        shared = sum(weight_bytes(plan)) - sum(stored_bytes(weight) for weight in plan.weights.values())
         return cls(tuple(possible_cuts(plan)), tuple(map(sum, held)), tuple(by_layer(plan, read)), shared)
 
     def memory_of(self, first: int, stop: int) -> int:
