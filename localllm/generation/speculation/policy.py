@@ -176,15 +176,15 @@ class Budget:
     drafts are affordable at once.
     """
 
-    _ALLOWED, _SHARE, _MOST = 1.4, 0.005, 8.0
-    _PART = 0.5  # of the budget, which several drafts may take
+    _ALLOWED, _SHARE, _MOST = 1.7, 0.003, 8.0
+    _PART = 0.5  # share of the budget that several drafts may take
 
     def __init__(self) -> None:
         self.tokens = self._ALLOWED
 
     def allows(self, tokens: float, drafts: int) -> bool:
-        """Whether a round of so many drafts per request may lose `tokens`. One draft may take all that is left, more of
-        them a part, because the first ones show most.
+        """Whether a round with that number of drafts per request may lose `tokens`. One draft may take the whole
+        budget, several drafts a part of it, because the first ones show most.
         """
         return tokens <= (self.tokens if drafts <= 1 else self._PART * self.tokens)
 
