@@ -109,7 +109,7 @@ def peer(cell: Cell, path: Path, bench: Sequence[str], seconds: float) -> None:
         most = seconds * min(ours[-1], rates[-1]) if rates else LEAST
         tokens, repetitions = max(LEAST, min(TOKENS, round(most))), max(1, round(most / TOKENS))
         options = ["-p", "0", "-n", str(tokens), "-d", str(DEPTH), "-r", str(repetitions), "-o", "json", "--no-warmup"]
-        [result], _ = run([*bench, "-m", str(path), "-t", str(threads), *options])
+        result, _, _ = run([*bench, "-m", str(path), "-t", str(threads), *options])
         rates.append(result["avg_ts"])
         cell.peer = f"llama.cpp {result['build_commit']}"
 

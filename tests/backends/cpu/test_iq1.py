@@ -57,7 +57,7 @@ def test_every_point_is_converted(cpu: CpuBackend, format: str) -> None:
 
 @pytest.mark.parametrize(("format", "bytes_"), [("IQ1_S", 70), ("IQ1_M", 76), ("IQ2_XXS", 66)])
 def test_memory_is_that_of_the_panels(cpu: CpuBackend, format: str, bytes_: int) -> None:
-    """Planned and allocated memory, and the bytes that a token reads, are those of the converted blocks."""
+    """Planned and allocated memory, and the bytes that a token reads, count the converted blocks."""
     table, weight = stored("t", "F32", (96, COLUMNS)), stored("w", format, (96, COLUMNS))
     plan = record(table, lambda r, x: r.linear(x, weight))
     planned = plan_memory(plan, LIMITS, 1, CacheTypes("f16", "f16"))

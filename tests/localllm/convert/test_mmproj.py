@@ -217,7 +217,7 @@ def test_a_converted_file_reads_a_picture(tmp_path: Path) -> None:
 
 
 def test_converting_the_text_names_the_command_for_the_encoders(tmp_path: Path) -> None:
-    """It runs as it is printed, and its file is found beside the model."""
+    """The printed command runs, and the model finds its file."""
     name, folder, out = "Idefics3ForConditionalGeneration", tmp_path / "my model", tmp_path / "my-Q8_0.gguf"
     config = json.loads((checkpoints.write(name, folder) / "config.json").read_text())
     text = {key: tensor for key, tensor in checkpoints.tensors_of(name).items() if TEXT.match(key)}

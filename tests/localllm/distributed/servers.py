@@ -1,4 +1,4 @@
-"""Servers of the bundled model in processes of their own, with and without Ray."""
+"""Servers of the bundled model in other processes, with and without Ray."""
 
 from __future__ import annotations
 
