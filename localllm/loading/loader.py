@@ -213,6 +213,8 @@ def whole_of(
 
     limits = limits_at(context)
     weight_bytes = sum(tensor.nbytes for tensor in held.values()) - summarize(plan).table_bytes
+    if options.backend in ("auto", "cpu"):
+        weight_bytes += panels_add(plan)
     asked = CacheTypes(*options.cache_types)
     cache = choose_types(asked, plan, limits, weight_bytes, options.force or options.any_cache)
     if sequences:
@@ -227,6 +229,13 @@ def whole_of(
             recording = replace(recording, context=limits.positions)
             plan = recording.plan(file, drafter, weights)
     return Whole(file, drafter, recording, plan, limits, cache.types, options), cache, limits_at
+
+
+def panels_add(plan: Plan) -> int:
+    """Return the bytes by which weights are larger in the CPU's memory than in the file."""
+    from localllm.backends.cpu.weights import stored_bytes  # imports the CPU's kernels
+
+    return sum(stored_bytes(weight) - weight.bytes for weight in plan.weights.values())
 
 
 def interruptible_bytes(plan: Plan, limits: Limits, types: CacheTypes, threads: int | None) -> int:

@@ -13,6 +13,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.budget import plan_memory
 from localllm.backends.cpu.weights import stored_bytes
+from localllm.loading.loader import panels_add
 from localllm.plan import BLOCK
 from tests.backends.support import feed, record, stored
 from tests.models.support import MemoryWeight
@@ -65,4 +66,5 @@ def test_memory_is_that_of_the_panels(cpu: CpuBackend, format: str, bytes_: int)
     matrix = 96 * COLUMNS // 256 * bytes_
     assert planned.weights == executable.memory.weights == 4 * 96 * COLUMNS + matrix
     assert planned.weights_per_token == stored_bytes(plan.matrices["w"]) == matrix
+    assert panels_add(plan) == matrix - plan.matrices["w"].bytes  # a server's cache gets less by it
     executable.close()
