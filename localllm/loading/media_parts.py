@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ class Medium:
     source: Any
     name: str = ""  # in messages
     parts: tuple[Any, ...] | None = None  # marker texts and pieces, once `Multimodal.prepared` has made them
+    _files: dict[int, tuple[bytes, ...]] = field(default_factory=dict, repr=False)  # of `files`, by rate
 
     def loaded(self) -> Medium:
         """Return the medium with the content of its file, which then identifies it, and may be gone later."""
@@ -52,19 +53,25 @@ class Medium:
     def files(self, rate: int) -> tuple[bytes, ...]:
         """Return the content as files; two frames are two. An array of a sound has `rate` samples per second.
 
-        Pictures and sounds in memory become PPM and WAV, from which the decoder makes the same values.
+        Pictures and sounds in memory become PNG and WAV, from which the decoder makes the same values. They are kept,
+        because a chat is saved after every turn.
         """
+        if rate not in self._files:
+            self._files[rate] = self._made(rate)
+        return self._files[rate]
+
+    def _made(self, rate: int) -> tuple[bytes, ...]:
         several = self.kind == "image" and isinstance(self.source, list | tuple)
         frames = self.source if several else [self.source]
         return tuple(self._file(frame, rate) for frame in frames)
 
     def _file(self, source: Any, rate: int) -> bytes:
-        from localllm.media.plain import ppm, wav
+        from localllm.media.plain import picture_file, wav
 
         if isinstance(source, bytes | bytearray | memoryview):
             return bytes(source)
         if self.kind == "image":
-            return ppm(source, self.what)
+            return picture_file(source, self.what)
         return wav((source, rate) if isinstance(source, np.ndarray) else source, self.what)
 
     @property

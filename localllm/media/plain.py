@@ -1,17 +1,28 @@
-"""Pictures and sounds in memory as files: PPM and WAV, which the decoder turns into the same values again."""
+"""Pictures and sounds in memory as files: PNG (PPM without Pillow) and WAV.
+
+The decoder turns them into the same values again.
+"""
 
 from __future__ import annotations
 
 import struct
+from importlib.util import find_spec
+from io import BytesIO
 from typing import Any
 
 from localllm.media.decode import Decoder, mono
 
 
-def ppm(source: Any, name: str) -> bytes:
-    """Return a PIL image or an array as PPM. Raises MediaError as `Decoder.picture` does."""
+def picture_file(source: Any, name: str) -> bytes:
+    """Return a PIL image or an array as PNG, or as PPM without Pillow. Raises MediaError as `Decoder.picture` does."""
     with Decoder() as decoder:
         pixels = decoder.picture(source, name)
+    if find_spec("PIL") is not None:
+        from PIL import Image
+
+        file = BytesIO()
+        Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # twice as fast as 6, and 10 % larger
+        return file.getvalue()
     height, width, _ = pixels.shape
     return b"P6 %d %d 255\n" % (width, height) + pixels.tobytes()
 
