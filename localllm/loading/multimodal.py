@@ -216,9 +216,14 @@ class Multimodal(Closing):
                     self._kept.popitem(last=False)
         return found
 
+    def tokens(self, medium: Medium) -> int:
+        """Return the number of tokens that the encoder makes of a picture or a sound, without the texts around it."""
+        return sum(part.tokens for part in self.parts(medium) if not isinstance(part, str))
+
     def _prepared(self, kind: Kind, source: Any, name: str, place: tuple[int, int]) -> list[Part]:
         if kind == "image":
             frames = source if isinstance(source, list | tuple) else [source]
+            self.projector.check_frames(len(frames))  # before they are decoded, because each may take 150 MB
             return self.projector.picture([self._decoder.picture(frame, name) for frame in frames], *place)
         if isinstance(source, np.ndarray):
             source = (source, self.projector.rate)

@@ -87,6 +87,11 @@ class Projector:
         """The number of frames of a video that `picture` takes together."""
         return self._row.frames if self._row else 1
 
+    def check_frames(self, count: int) -> None:
+        """Raise MediaError if a picture does not have this number of frames."""
+        if not 1 <= count <= self.frames:
+            raise MediaError(f"expected 1 to {self.frames} frames of equal size, got {count}: send single pictures")
+
     @property
     def placed(self) -> bool:
         """Whether a picture depends on its number in the prompt, or on the tokens before it."""
@@ -107,10 +112,9 @@ class Projector:
         """
         if not (row := self._row):
             raise MediaError(f"this model reads {self._reads}, no pictures; remove the picture")
-        if not 1 <= len(frames) <= row.frames or len({frame.shape for frame in frames}) > 1:
-            raise MediaError(
-                f"expected 1 to {row.frames} frames of equal size, got {len(frames)}: send single pictures"
-            )
+        self.check_frames(len(frames))
+        if len(shapes := {frame.shape for frame in frames}) > 1:
+            raise MediaError(f"expected frames of equal size, got {len(shapes)} sizes: send single pictures")
         for frame in frames:
             if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or not frame.size:
                 raise MediaError(f"a picture is uint8 (height, width, 3), got {frame.dtype} {frame.shape}")

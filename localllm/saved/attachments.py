@@ -19,7 +19,7 @@ from localllm.loading.media_parts import KINDS, Absent, Located, Medium
 MOST_BYTES = 256 << 20  # maximum size of all contents of a conversation
 MOST_FILE = 64 << 20  # maximum size of one
 MOST_ROWS = 4096
-_MOST_FRAMES = 64
+_MOST_FRAMES = 2
 _SHOWN = 3  # maximum number of reasons in a note
 HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -53,6 +53,9 @@ def described(located: Sequence[Located], rate: int) -> Attachments:
     for each in reversed(located):
         name, source = printable(each.medium.what, 100), each.medium.source
         row = {"message": each.message, "start": each.start, "kind": each.medium.kind, "name": each.medium.what}
+        if len(rows) == MOST_ROWS:  # a file with more loses all
+            problems.append(f"{name}: more than {MOST_ROWS} pictures and sounds cannot be saved")
+            continue
         if isinstance(source, Absent):  # perhaps it can be read the next time
             rows.append({**row, "files": [*source.files]})
             continue
@@ -64,7 +67,7 @@ def described(located: Sequence[Located], rate: int) -> Attachments:
         hashes = [hashlib.sha256(data).hexdigest() for data in files]
         found = dict(zip(hashes, files, strict=True))
         size = sum(len(data) for key, data in found.items() if key not in contents)
-        if len(rows) == MOST_ROWS or total + size > MOST_BYTES or max(map(len, files)) > MOST_FILE:
+        if total + size > MOST_BYTES or max(map(len, files)) > MOST_FILE:
             problems.append(f"{name}: too large to be saved")
             continue
         total += size
@@ -122,7 +125,7 @@ def _row(messages: Sequence[Mapping[str, str]], row: Any, place: tuple[int, int]
         return None
     if not all(isinstance(key, str) and HASH.fullmatch(key) for key in files):
         return None
-    if (message, start) < place or not message < len(messages):
+    if start < 0 or (message, start) < place or not message < len(messages):
         return None
     each = Located(message, start, Medium(kind, None, name))
     return each if messages[message]["content"].startswith(each.text, start) else None
