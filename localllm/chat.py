@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.base.errors import LocalLLMError
+from localllm.base.notices import said
+from localllm.base.printable import printable
 from localllm.constrained.request import answer_constraint, prompt_tail
 from localllm.engine import ContextFull, Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
-from localllm.loading.media_parts import Located, MediaParts, has_media
+from localllm.loading.media_parts import Located, MediaParts, Medium, has_media
 from localllm.loading.numbered import NumberedSpans
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 USUAL = AnswerOptions()
 _TAIL = 200  # tokens at the end of a prompt that are checked for the start of reasoning
+_MOST_FAILED = 4  # pictures and sounds of a file that fail before the others are not tried
 _HELD_BACK = 64  # maximum tokens at the end of an answer whose text may be held back
 
 
@@ -211,7 +214,8 @@ class Conversation:
         get, and the `problems` of others.
         """
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
-        self.messages, self._answered = [*begun, *self._with_media(messages, located, problems)], []
+        media, told = self._with_media(messages, located, problems)
+        self._media, self.messages, self._answered = media, [*begun, *told], []
 
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and KV cache to a file and return its size in bytes. Raises the errors of
@@ -221,14 +225,16 @@ class Conversation:
         return keep_in_file(path, self._model, self.tokens, self.told, force, self.attachments())[1]
 
     def load(self, path: Path) -> Kept:
-        """Replace this conversation with one from a file. After a CacheFileError, this conversation is unchanged.
+        """Replace this conversation with one from a file. After an error or Ctrl-C, this conversation is unchanged.
 
         If the result's `problem` is set, the file's cache is unusable and the next turn evaluates the text.
         """
         kept = read_prompt_cache(path, self._model)
-        self._restored, self.tokens = kept.media, take_up(kept, self._model)
         located, problems = restored(kept.messages, kept.attachments, lambda key: content_of(kept, key))
-        self.messages, self._answered, self._added = self._with_media(kept.messages, located, problems), [], ""
+        media, messages = self._with_media(kept.messages, located, problems)
+        tokens = take_up(kept, self._model)
+        self._restored, self.tokens = kept.media, tokens
+        self._media, self.messages, self._answered, self._added = media, messages, [], ""
         return kept
 
     def forget_rest(self) -> None:
@@ -248,13 +254,32 @@ class Conversation:
 
     def _with_media(
         self, told: Sequence[dict[str, str]], located: Sequence[Located], problems: Sequence[str]
-    ) -> list[dict[str, str]]:
-        """Return saved messages with markers in place of the names at `located`."""
-        self._media = MediaParts()
-        messages, refused = self._media.put_back(told, located, lambda medium: self._model.encoders.parts(medium))
+    ) -> tuple[MediaParts, list[dict[str, str]]]:
+        """Return saved messages with markers in place of the names at `located`, and the media of the markers.
+
+        The newest pictures come first. Once they fill the context, or several cannot be decoded, the others stay names
+        and are not decoded, so that a hostile file cannot keep the user waiting.
+        """
+        media, room, failed = MediaParts(), self._context, list[str]()
+
+        def check(medium: Medium) -> None:
+            nonlocal room
+            what, encoders = printable(medium.what, 100), self._model.encoders
+            if len(failed) == _MOST_FAILED:
+                raise LocalLLMError(f"{what}: not decoded, because {_MOST_FAILED} others failed; {failed[0]}")
+            try:
+                room -= encoders.tokens(medium) if room > 0 else 0
+            except LocalLLMError as error:
+                failed.append(said(error))
+                raise
+            if room <= 0:
+                room = 0
+                raise LocalLLMError(f"{what}: newer pictures and sounds fill the context of {self._context} tokens")
+
+        messages, refused = media.put_back(told, located, check)
         if found := [*problems, *refused]:
             self._tell(left_out(found))
-        return messages
+        return media, messages
 
     def _opening(self) -> list[dict[str, str]]:
         """Return the messages before the first turn."""
