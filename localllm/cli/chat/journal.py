@@ -64,7 +64,7 @@ class Journal:
         self._kept: tuple[Messages, Sequence[Located]] = (going_on.messages if going_on is not None else [], ())
         self._hashes: set[str] = set()  # of the contents in the file's folder
         self._seen = _written(self._path)
-        self._failed = False
+        self._failed = self._told = False  # whether the text cannot be written; whether contents could not be
 
     def began(self, messages: Messages, located: Sequence[Located], keys: set[str]) -> None:
         """Take over the content of the file, so that it is only written after a change. `keys` are its contents."""
@@ -76,8 +76,12 @@ class Journal:
         located: Sequence[Located] = (),
         attachments: Callable[[], Attachments] = lambda: NOTHING,
     ) -> None:
-        """Write the conversation if it has changed, or delete its file if it has no turns. A failure is reported
-        once."""
+        """Write the conversation if it has changed, or delete its file if it has no turns.
+
+        A failure is reported once. If only contents cannot be written, the text is saved, and the next turn tries them
+        again. A content that could not be read is not copied if the conversation moves to a new file: its row moves,
+        and its content, if it is there after all, stays with the old file.
+        """
         if self._failed or (messages, located) == self._kept:
             return
         changed = _written(self._path) != self._seen  # whether another chat has written the file
@@ -98,29 +102,35 @@ class Journal:
             with new_file(self._path, overwrite=True, mode=0o600) as file:
                 file.write(json.dumps(record).encode())
             self._seen = _written(self._path)
-            self._keep_contents(_media_of(self._path), found)
-            self._sweep()
         except (OSError, OutputError) as error:
             self._failed = True
             say(f"note: the conversation cannot be saved: {error}", YELLOW)
+            return
+        try:
+            self._sweep()
+            self._keep_contents(_media_of(self._path), found)
+        except (OSError, OutputError) as error:
+            if not self._told:
+                self._told = True
+                say(f"note: the pictures and sounds of the conversation cannot be saved: {error}", YELLOW)
         self._kept = list(messages), list(located)
 
     def _keep_contents(self, folder: Path, found: Attachments) -> None:
         """Write new contents, and remove those that the conversation had and no longer needs."""
+        if folder.is_symlink():
+            raise OSError(ELOOP, f"{folder} is a link, which is not followed")
         for key in self._hashes - found.keys:
             (folder / key).unlink(missing_ok=True)
+        self._hashes = found.keys
         if not found.keys:
             with suppress(OSError):
                 folder.rmdir()  # unless it has contents that no row names
-        if folder.is_symlink():
-            raise OSError(ELOOP, f"{folder} is a link, which is not followed")
         if found.contents:
             folder.mkdir(mode=0o700, exist_ok=True)
         for key, content in found.contents.items():
             if _size(folder / key) != len(content):
                 with new_file(folder / key, overwrite=True, mode=0o600, keep_mode=False) as file:
                     file.write(content)
-        self._hashes = found.keys
 
     def close(self) -> None:
         """End this file. The next turn starts a new conversation."""

@@ -14,6 +14,7 @@ import localllm
 from localllm.chat import Conversation
 from localllm.cli.chat.journal import MOST, Journal, last
 from localllm.loading.media_parts import Absent, Located, MediaParts, Medium
+from localllm.media import plain
 from localllm.media.decode import Decoder
 from localllm.saved import attachments, prompt_cache
 from localllm.saved.attachments import Lost, described, left_out, restored
@@ -94,7 +95,7 @@ def test_files_are_private_and_go_with_their_conversation(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.media"))) == MOST
 
 
-MESSAGES = [{"role": "user", "content": "[a.png]what? [a.png]"}, {"role": "assistant", "content": "x"}]
+MESSAGES = [{"role": "user", "content": "[a.png]what? [a.png]"}, {"role": "assistant", "content": "x[b]"}]
 LOCATED = [Located(0, 0, Medium("image", b"1", "a.png")), Located(0, 13, Medium("image", b"2", "a.png"))]
 KEY = described(LOCATED[:1], 0).rows[0]["files"][0]
 CONTENTS = described(LOCATED, 0).contents
@@ -117,10 +118,11 @@ BAD: list[Any] = [
     None, 5, {}, [None], [[]], "x",
     *([{"message": 0, "start": 0, "kind": "image", "name": "a.png", "files": [KEY], **wrong}] for wrong in (
         {"message": -1}, {"message": 2}, {"message": True}, {"message": "0"}, {"start": -7}, {"start": 1},
+        {"message": 1, "start": -3, "name": "b"},
         {"start": 1 << 70}, {"kind": "video"}, {"kind": []}, {"name": "b.png"}, {"name": ""}, {"name": 3},
         {"files": []}, {"files": None}, {"files": ["../../../etc/passwd"]}, {"files": [KEY.upper()]},
         {"files": [KEY + "\n"]},
-        {"files": [KEY] * 65}, {"files": [5]},
+        {"files": [KEY] * 3}, {"files": [5]},
     )),
 ]  # fmt: skip
 
@@ -161,6 +163,112 @@ def test_contents_are_compared_and_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert ([row["start"] for row in kept.rows], kept.problems) == ([13], ["a.png: too large to be saved"])
     many = left_out([f"{n}: x" for n in range(7)])
     assert many == "7 pictures and sounds are kept as a name only: 0: x; 1: x; 2: x; and 4 more"
+
+
+def test_rows_are_counted_with_those_of_absent_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with more rows would lose all of them."""
+    monkeypatch.setattr(attachments, "MOST_ROWS", 1)
+    absent = [Located(0, start, Medium("image", Absent(("0" * 64,), "gone"), "a.png")) for start in (0, 13)]
+    kept = described(absent, 0)
+    assert [row["start"] for row in kept.rows] == [13]
+    assert kept.problems == ["a.png: more than 1 pictures and sounds cannot be saved"]
+    assert len(restored(MESSAGES, list(kept.rows), read)[0]) == 1
+
+
+def test_a_failed_picture_does_not_stop_saving_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of the pictures is a link: nothing in its target is written or deleted."""
+    one, other = (Located(0, 0, Medium("image", png(seed=seed), "a.png")) for seed in (1, 2))
+    turn = [{"role": "user", "content": "[a.png]"}]
+    journal = Journal(tmp_path, "m")
+    journal.keep(turn, [one], lambda: described([one], 0))
+    [folder] = tmp_path.glob("*.media")
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    before = list(elsewhere.iterdir())
+    folder.symlink_to(elsewhere)
+    for count in (2, 3):
+        journal.keep(turn * count, [other], lambda: described([other], 0))
+        found = last(tmp_path)
+        assert found is not None
+        assert len(found.messages) == count
+    assert list(elsewhere.iterdir()) == before
+    [note] = capsys.readouterr().err.splitlines()
+    assert "note: the pictures and sounds of the conversation cannot be saved: " in note
+    folder.unlink()
+    journal.keep(turn, [other], lambda: described([other], 0))
+    assert len(list(folder.iterdir())) == 1  # tried again
+
+
+@pytest.mark.parametrize("how", ["load", "resume"])
+def test_ctrl_c_while_pictures_are_put_back_loses_nothing(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, picture, file, state = write_pair(tmp_path), tmp_path / "a.png", tmp_path / "talk.kv", tmp_path / "state"
+    picture.write_bytes(png())
+    state.mkdir()
+    with opened(path) as model:
+        talk = talk_of(model, [])
+        str(talk.say(asked(picture, "what?")))
+        talk.save(file)
+        other = talk_of(model, [])
+        picture.write_bytes(png(seed=3))
+        str(other.say(asked(picture, "and this?")))
+        journal = Journal(state, "m")
+        journal.keep(*other.located, other.attachments)
+        written = {each: each.read_bytes() for each in state.rglob("*") if each.is_file()}
+        told, tokens = other.located, list(other.tokens)
+
+        def interrupted(*_: Any) -> list[Any]:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(model.encoders, "parts", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                other.load(file) if how == "load" else other.resume(*talk.located)
+        assert (other.located, other.tokens) == (told, tokens)
+        journal.keep(*other.located, other.attachments)
+        assert {each: each.read_bytes() for each in state.rglob("*") if each.is_file()} == written
+        assert str(other.again())
+
+
+def test_pictures_beyond_the_context_stay_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not decoded, neither are those after several that cannot be decoded."""
+    path, notes, decoded = write_pair(tmp_path), list[str](), list[bytes]()
+    with opened(path) as model:
+        talk, decode = talk_of(model, notes), Decoder.picture
+
+        def counted(decoder: Decoder, source: Any, name: str = "") -> Any:
+            decoded.append(source)
+            return decode(decoder, source, name)
+
+        monkeypatch.setattr(Decoder, "picture", counted)
+        pictures = [png(seed=seed) for seed in range(9)]
+        each = sum(
+            part.tokens for part in model.encoders.parts(Medium("image", pictures[0])) if not isinstance(part, str)
+        )
+        decoded.clear()
+        monkeypatch.setattr(talk, "_context", 2 * each + 1)
+        messages = [{"role": "user", "content": "[a.png]"}] * 9
+        talk.resume(messages, [Located(n, 0, Medium("image", data, "a.png")) for n, data in enumerate(pictures)])
+        assert decoded == pictures[:5:-1]
+        assert [talk._media.readable(talk.messages)[n]["content"] == "[a.png]" for n in range(9)] == [True] * 7 + [
+            False
+        ] * 2
+        assert len(talk.located[1]) == 9
+        assert notes[0].startswith(
+            "7 pictures and sounds are kept as a name only: a.png: newer pictures and sounds fill"
+        )
+        decoded.clear()
+        bad = [Located(n, 0, Medium("image", b"\x89PNG\r\n\x1a\nhostile%d" % n, "a.png")) for n in range(9)]
+        talk.resume(messages, bad)
+        assert len(decoded) == 4
+        assert "a.png: not decoded, because 4 others failed; a.png: " in notes[1]
+
+
+def test_frames_are_counted_before_they_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(write_pair(tmp_path)) as model:
+        monkeypatch.setattr(Decoder, "picture", lambda *_: pytest.fail("decoded"))
+        with pytest.raises(localllm.LocalLLMError, match="expected 1 to 1 frames of equal size, got 2"):
+            model.encoders.parts(Medium("image", [png()] * 2))
 
 
 def test_the_contents_of_a_journal_are_not_followed_elsewhere(tmp_path: Path) -> None:
@@ -266,3 +374,14 @@ def test_pictures_in_memory_become_files_of_the_same_pixels() -> None:
         files = Medium("image", frames).files(0)
         for file, frame in zip(files, frames, strict=True):
             np.testing.assert_array_equal(decoder.picture(file), frame[..., :3])
+
+
+@pytest.mark.parametrize("pillow", [True, False])
+def test_large_pictures_in_memory_become_png_once(pillow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PPM, 24 megapixels exceed the largest file that is saved."""
+    if not pillow:
+        monkeypatch.setattr(plain, "find_spec", lambda name: None)
+    medium = Medium("image", np.full((4000, 6000), 7, np.uint8))
+    [file] = medium.files(0)
+    assert (len(file) < attachments.MOST_FILE) == pillow
+    assert medium.files(0)[0] is file
