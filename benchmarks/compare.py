@@ -315,6 +315,8 @@ def main() -> None:
         parser.error("ik_llama.cpp's llama-bench has no option for a depth: leave --ik-llama-bench out")
     if arguments.processor_time and any(test.prompt or test.depth for test in tests):
         parser.error("--processor-time is for decode tests without a depth")
+    if arguments.processor_time and any(test.answer < 8 for test in tests):
+        parser.error("--processor-time needs tests of 8 tokens or more, of which it subtracts an eighth")
     everything = []
     for model in arguments.models:
         rows = measure(

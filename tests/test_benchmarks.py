@@ -33,6 +33,19 @@ def test_the_readme_and_the_page_on_speed_show_the_stored_comparison(monkeypatch
     sys.modules.pop("compare", None)
 
 
+def test_the_comparison_by_processor_time_refuses_short_tests(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    """It subtracts a run with an eighth of the tokens, which llama-bench cannot do with none."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import compare
+
+    monkeypatch.setattr(compare, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(sys, "argv", ["compare.py", "model.gguf", "--processor-time", "--tests", "tg8,tg7"])
+    with pytest.raises(SystemExit):
+        compare.main()
+    assert "--processor-time needs tests of 8 tokens or more" in capsys.readouterr().err
+    sys.modules.pop("compare", None)
+
+
 def test_the_page_on_speculation_shows_the_stored_rows(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import speculation
