@@ -258,7 +258,8 @@ class Conversation:
         """Return saved messages with markers in place of the names at `located`, and the media of the markers.
 
         The newest pictures come first. Once they fill the context, or several cannot be decoded, the others stay names
-        and are not decoded, so that a hostile file cannot keep the user waiting.
+        and are not decoded. A hostile file thus takes no more time than the pictures of one full context, which may be
+        minutes, and Ctrl-C stops it.
         """
         media, room, failed = MediaParts(), self._context, list[str]()
 
