@@ -21,7 +21,7 @@ def picture_file(source: Any, name: str) -> bytes:
         from PIL import Image
 
         file = BytesIO()
-        Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # twice as fast as 6, and 10 % larger
+        Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # 3.5 times as fast as 6, 17 % larger
         return file.getvalue()
     height, width, _ = pixels.shape
     return b"P6 %d %d 255\n" % (width, height) + pixels.tobytes()
