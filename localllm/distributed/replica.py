@@ -184,8 +184,9 @@ class Replica:
                 if direct is None or not await direct.send(report):
                     yield report
                 if not self._problem and monotonic() - counted > LOAD_SECONDS:
-                    restarted, recovering = (0, 0.0) if (of := self._stages) is None else (of.restarted, of.recovering)
-                    yield Report((), self._scheduler.load(), restarted=restarted, recovering=recovering, before=number)
+                    restarted = 0 if self._stages is None else self._stages.restarted
+                    recovering, load = self._scheduler.recovering, self._scheduler.load()
+                    yield Report((), load, restarted=restarted, recovering=recovering, before=number)
                     counted = monotonic()
         finally:
             if direct is not None:

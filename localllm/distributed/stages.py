@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from localllm.backends.base import Backend
@@ -82,7 +81,7 @@ class RayStages:
         self._needs: dict[int, int] = {}  # bytes of each stage
         self.number, self.hop = 1, 0.0  # of stages, and seconds from one to the next
         self.restarted = 0  # stages that were lost and run again
-        self._connected, self._since = False, 0.0
+        self._connected = False
         self._machines = Machines(ray, group)
         self._processes: list[_Process] = []
         self._groups: list[Any] = []
@@ -153,26 +152,18 @@ class RayStages:
         """Start the stages that do not run, and return a new ring through all. Raises StageLost or ClusterError."""
         if cut.stages == 1:
             return LocalRing([])
-        self._since = monotonic()
-        try:
-            return self._connect(cut, layout)
-        finally:
-            self._since = 0.0
-
-    @property
-    def recovering(self) -> float:
-        """Seconds since lost stages are being replaced; 0: all run."""
-        since = self._since
-        return monotonic() - since if since and self._connected else 0.0
-
-    def _connect(self, cut: Cut, layout: Layout) -> Ring:
         alive = self._alive()
         started = [process for process in self._processes if process.number not in alive]
-        for process in started:
-            self._end(process)
-            self._start(process)
-        if started:
-            self._open(started, cut, layout)
+        try:
+            for process in started:
+                self._end(process)
+                self._start(process)
+            if started:
+                self._open(started, cut, layout)
+        except BaseException:
+            for process in started:  # a stage that runs without its layers would never be opened
+                self._end(process)
+            raise
         try:
             ring = self._ring(cut, layout)
         except self._ray.exceptions.RayError as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.backends.base import BackendError, ExecutableLost
@@ -97,6 +97,13 @@ class Core:
         if self.engine.media.spans and largest > self.engine.limits.rows:
             most = f"this model evaluates at most {self.engine.limits.rows} tokens together"
             raise LocalLLMError(f"a picture of {largest} tokens that see each other: {most}; use a smaller picture")
+
+    @property
+    def recovering(self) -> float:
+        """Seconds since a part of the executable was lost, with all attempts to restore it; 0: it runs. For any thread.
+        """
+        recovery = self._recovery
+        return 0.0 if recovery is None else monotonic() - recovery.began
 
     def step(self) -> bool:
         """Admit requests, submit steps until enough are in flight, and sample from the results of the oldest. Return

@@ -21,6 +21,7 @@ class Recovery:
 
     def __init__(self, engine: Engine, lost: ExecutableLost) -> None:
         self._engine, self._lost = engine, lost
+        self.began = time.monotonic()
         self.error: LocalLLMError | None = None
         self._thread = threading.Thread(target=self._run, name="recovery", daemon=True)
         self._thread.start()

@@ -83,6 +83,11 @@ class Scheduler(Closing):
         waiting = max(0, self._open.count - len(running))
         return Load(running, waiting, tokens, blocks, free, self.engine.pool.blocks)
 
+    @property
+    def recovering(self) -> float:
+        """Seconds since a part of the executable was lost; 0: it runs."""
+        return self._stepper.core.recovering
+
     def forget(self) -> None:
         """Clear the prefix cache at the next step."""
         self.between(lambda _: self._running.prefixes.clear())

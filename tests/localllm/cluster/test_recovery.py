@@ -193,6 +193,25 @@ def test_requests_are_queued_and_cancelled_while_a_stage_comes_back(tmp_path: Pa
             assert first.tokens == new.tokens == truth
 
 
+def test_the_time_of_a_recovery_includes_the_pauses_between_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica reports it, so that its front sends it no request meanwhile."""
+    monkeypatch.setattr("localllm.generation.recovery._PAUSE", 0.1)
+    path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
+    with faulty(path, 2, "off") as (model, faults), Scheduler(model.new_core(SchedulerLimits())) as scheduler:
+        seen: list[float] = []
+        reconnect = model.executable._reconnect  # type: ignore[attr-defined]
+        model.executable._reconnect = lambda: (seen.append(scheduler.recovering), reconnect())[1]  # type: ignore[attr-defined]
+        faults.fatal = {faults.messages + 10}
+        faults.refused = [faults.connections + 1, faults.connections + 2]
+        assert ask(scheduler, Request([5, 6, 7], SamplingOptions(temperature=0), 24)).result().reason
+        assert len(seen) == 3
+        assert seen[1] > 0.1
+        assert seen[2] > seen[1] + 0.2
+        assert scheduler.recovering == 0
+
+
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1])
 def test_a_process_that_ends_stops_or_hangs_is_replaced(fault: signal.Signals, tmp_path: Path) -> None:
     """SIGUSR1 makes the handling of the next step hang, while the connections stay alive."""

@@ -355,23 +355,24 @@ def test_with_one_replica_it_waits_for_the_next(models: list[localllm.Model], fr
 
 
 def test_a_replica_that_waits_for_a_stage_gives_its_requests_away(
-    models: list[localllm.Model], front: Callable[..., Front]
+    models: list[localllm.Model], front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waiting: list[Scheduler] = []
+    monkeypatch.setattr(Scheduler, "recovering", property(lambda scheduler: float(scheduler in waiting)))
     here = front(2)
     request = request_of(models[2], 450)
     answer = here.ask(request)
     until(lambda: len(answer.tokens) > 10)
     holder = here.holder()
     [other] = [each for each in here.wire.replicas.values() if each is not holder]
-    holder._stages = SimpleNamespace(number=2, hop=0.0, restarted=0, recovering=1.0)
+    waiting.append(holder._scheduler)
     until(lambda: here.fleet.having(other.name))
     answer.result()
     assert told(answer.events) == told(undisturbed(models[2], request))
     assert (here.scheduler.moved, here.scheduler.lost, here.fleet.alive) == (1, 0, 1)
-    holder._stages.recovering = 0.0
+    waiting.clear()
     until(lambda: here.fleet.alive == 2)
-    for each in here.wire.replicas.values():  # without another replica, requests stay
-        each._stages = SimpleNamespace(number=2, hop=0.0, restarted=0, recovering=1.0)
+    waiting += [each._scheduler for each in here.wire.replicas.values()]  # without another replica, requests stay
     until(lambda: here.fleet.alive == 1)
     answer = here.ask(request)
     answer.result()
@@ -523,7 +524,7 @@ def test_without_a_replica_that_can_open_the_model_requests_end_with_the_reason(
 def test_stages_that_were_started_again_are_counted(models: list[localllm.Model], front: Callable[..., Front]) -> None:
     here = front(2)
     for replica, count in zip(here.wire.replicas.values(), (1, 2), strict=True):
-        replica._stages = SimpleNamespace(restarted=count, number=2, hop=0.0, recovering=0.0)  # type: ignore[assignment]
+        replica._stages = SimpleNamespace(restarted=count, number=2, hop=0.0)  # type: ignore[assignment]
 
     def restarted() -> int:
         found = here.scheduler.load().replicas
