@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from random import uniform
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import sleep
 from typing import Any
 
@@ -28,6 +29,7 @@ GROW_SECONDS, SHRINK_SECONDS = 3.0, 120.0  # of too many, or too few requests, b
 ENDING_SECONDS = 5.0  # for the requests of a replica that is no longer needed
 MOST_ENDING_SECONDS = 20.0  # for all replicas, before their cluster counts as gone
 CPUS = 0.1  # of Ray's processors per stage, so that other servers of the cluster find room
+DEPLOYING_SECONDS = 3.0  # for Serve to take another layout, before the front ends without waiting for it
 TRIES = 5  # to start Serve, while another front starts or ends it
 _TAKEN = "is already taken"  # the name of Serve's controller
 _ROOM = "to be scheduled"  # in Serve's message about replicas that wait
@@ -41,8 +43,9 @@ class Deployment(Closing):
     """The replicas of one front, from `start` to `close`."""
 
     def __init__(self, front: str, handle: Any, deploy: Callable[[ReplicaLayout], Any], layout: ReplicaLayout) -> None:
-        """`deploy` starts the replicas, or starts them again in another layout."""
+        """`deploy` starts the replicas in another layout, and does not wait for them."""
         self.front, self._handle, self._deploy, self._layout = front, handle, deploy, layout
+        self._closed, self._deploying = False, Lock()
         self.for_prompts: PromptReplicas | None = None  # end with it
 
     @classmethod
@@ -87,7 +90,7 @@ class Deployment(Closing):
         try:
             serve.start(proxy_location=ProxyLocation.Disabled)
             deploy = partial(_deploy, front, settings, replicas)
-            made = cls(front, handle := deploy(layout), deploy, layout)
+            made = cls(front, handle := deploy(layout), partial(deploy, wait=False), layout)
             opened: Opened = handle.opened.remote().result(timeout_s=OPEN_SECONDS)
             for name in fleet.names if opened.facts is not None else ():
                 asked: Opened = handle.opened.remote(Listen(front, name)).result(timeout_s=OPEN_SECONDS)
@@ -135,29 +138,40 @@ class Deployment(Closing):
         """If no machine that may have replicas is left, start them on the slower ones. Return a line that says so."""
         import ray
 
-        alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
-        if (layout := self._layout.last_resort(alive)) is None:
-            return ""
-        self._layout = layout
-        self._deploy(layout)
+        with self._deploying:
+            if self._closed:
+                return ""
+            alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+            if (layout := self._layout.last_resort(alive)) is None:
+                return ""
+            self._deploy(layout)
+            self._layout = layout
         return "the machines of the replicas are gone; a machine that was left out as slower takes them"
 
     def close(self) -> None:
         """End the replicas."""
         from ray import serve
 
+        self._closed = True
         if self.for_prompts is not None:
             self.for_prompts.close()
+        if self._deploying.acquire(timeout=DEPLOYING_SECONDS):  # else replicas would start after their end
+            self._deploying.release()
         _end(self.front, serve)
 
 
-def _deploy(front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout) -> Any:
-    """Start the replicas, and return Serve's handle once they run."""
+def _deploy(
+    front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout, wait: bool = True
+) -> Any:
+    """Start the replicas, and return Serve's handle, once they run if this waits."""
     import ray
     from ray import serve
 
+    settings = replace(settings, memory=layout.memory)
     deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, layout))
-    return serve.run(deployed.bind(settings, front), name=front, route_prefix=None)
+    target = serve.RunTarget(deployed.bind(settings, front), name=front, route_prefix=None)
+    [handle] = serve.run_many([target], wait_for_ingress_deployment_creation=wait, wait_for_applications_running=wait)
+    return handle
 
 
 @contextmanager

@@ -101,8 +101,7 @@ def _layout(
     with closing(Machines(ray)) as machines:
         measured = machines.measured(request_of(options))
         sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
-        both = (replicas[0] + prompts, replicas[1] + prompts)
-        found = replica_layout(measured, sizes, machines.hop(measured), stages, both)
+        found = replica_layout(measured, sizes, machines.hop(measured), stages, replicas, prompts)
         check_ports([each for each in measured if each.node in found.allowed], replicas[1], prompts)
         home = Home.of(file, machines.own.node)
         excluded = (*machines.unusable, *found.excluded)

@@ -26,10 +26,12 @@ class ReplicaLayout:
     stages: int
     allowed: tuple[str, ...]
     excluded: tuple[str, ...]
-    slower: tuple[str, ...] = ()  # excluded machines that could run a replica, if no other one is left
+    slower: Mapping[str, int] = field(default_factory=dict)  # excluded machines that could run a replica, if no other
+    # one is left, and the bytes that they have free
     lines: tuple[str, ...] = ()  # for the user
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
     per_node: int = 1  # most replicas on a machine: after a fault, they would gather on one, and be lost with it
+    replicas: int = 1  # most that run, without those for prompts
 
     @property
     def selector(self) -> dict[str, str]:
@@ -40,11 +42,17 @@ class ReplicaLayout:
         """Return a layout that admits the slower machines, if no other one of the machines `alive` may have a replica.
         None: that is not so.
         """
-        if set(alive) - set(self.excluded) or not set(alive) & set(self.slower):
+        left = {node: free for node, free in self.slower.items() if node in alive}
+        if set(alive) - set(self.excluded) or not left:
             return None
         excluded = tuple([node for node in self.excluded if node not in self.slower])
-        per_node = self.per_node * len(self.allowed)  # now all on the few that are left
-        return replace(self, allowed=self.allowed + self.slower, excluded=excluded, slower=(), per_node=per_node)
+        sharing = ceil(self.replicas * self.stages / len(left))  # stages of all replicas on one machine
+        free = left if self.stages == 1 else dict.fromkeys(left, self.stages * min(left.values()))
+        memory = {node: int(MEMORY_SHARE * bytes) // sharing for node, bytes in free.items()}
+        return replace(
+            self, allowed=(*self.allowed, *self.slower), excluded=excluded, slower={},
+            memory={**self.memory, **memory}, per_node=ceil(self.replicas / len(left)),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +64,15 @@ class _Replica:
 
 
 def replica_layout(
-    machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, replicas: tuple[int, int]
+    machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, replicas: tuple[int, int], prompts: int = 0
 ) -> ReplicaLayout:
-    """Place up to `replicas[1]` replicas, each in `stages` stages; 0: the number with the fastest tokens.
+    """Place up to `replicas[1]` replicas, each in `stages` stages; 0: the number with the fastest tokens. Then place
+    `prompts` replicas for prompts.
 
     Machines that a replica may use later, after a fault, are allowed too. Raises ClusterError if fewer than
-    `replicas[0]` replicas fit.
+    `replicas[0]` replicas fit beside those for prompts.
     """
-    least, most = replicas
+    least, most = replicas[0] + prompts, replicas[1] + prompts
     found: list[_Replica] = []
     while len(found) < most:
         try:
@@ -77,23 +86,23 @@ def replica_layout(
     slowest = min(machine.facts.bandwidth for machine in used.values())
     smallest = min(_needed(each, sizes) for each in found)
     lines = [f"the machines have memory for {len(found)} replicas"] if len(found) < most else []
-    excluded, slower = [], []
+    excluded, slower = list[str](), dict[str, int]()
     for machine in machines:
         if machine.node in used:
             continue
         if machine.facts.bandwidth < SLOWER * slowest:
             lines.append(left_out(machine, "it would not make a token faster"))
-            slower.append(machine.node)
+            slower[machine.node] = machine.facts.free
         elif machine.offer(1).memory < smallest:
             lines.append(left_out(machine, "it has too little memory"))
         else:
             continue
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
-    sharing = Counter(each.machines[0].node for each in found)
-    per_node = max(*sharing.values(), ceil(most / len(allowed)))
+    sharing = Counter(each.machines[0].node for each in found[: replicas[1]])  # Ray counts those for prompts apart
+    per_node = max(*sharing.values(), ceil(replicas[1] / len(allowed)))
     return ReplicaLayout(
-        len(found[0].machines), allowed, tuple(excluded), tuple(slower), tuple(lines), _shares(found), per_node
+        len(found[0].machines), allowed, tuple(excluded), slower, tuple(lines), _shares(found), per_node, replicas[1]
     )
 
 

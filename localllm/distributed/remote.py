@@ -36,6 +36,7 @@ from localllm.generation.request import Event, Failed, Finished, Request, Starte
 from localllm.generation.request_state import Ticket
 from localllm.generation.slots import Slots
 from localllm.generation.statistics import Usage
+from localllm.server.bridge import in_daemon
 
 if TYPE_CHECKING:
     from localllm.distributed.direct import Reports
@@ -116,6 +117,7 @@ class RemoteScheduler(Closing):
         self._killed: set[str] = set()
         self._recovering: set[str] = set()  # replicas that wait for lost stages
         self._broken: dict[str, str] = {}  # replicas that could not open the model, and why
+        self._unrevived = ""  # why replicas did not start elsewhere, as it was logged last
         self.origins: dict[str, Origin] = {}  # of the replicas that are heard
         self._stopped: Stopped | None = None
         self._loop = asyncio.new_event_loop()
@@ -431,9 +433,13 @@ class RemoteScheduler(Closing):
         await asyncio.sleep(REVIVE)
         if self.fleet.alive:
             return
-        with suppress(Exception):  # the cluster may be gone
-            if note := await asyncio.to_thread(self._wire.revive):
+        try:
+            if note := await in_daemon(self._wire.revive, lambda note: None):
                 log.warning("%s", note)
+        except Exception as error:  # the cluster may be gone; it is tried again
+            if (line := _line(error)) != self._unrevived:
+                self._unrevived = line
+                log.warning("the replicas do not start elsewhere: %s", line)
 
     def _look(self, name: str, silent: float) -> None:
         reports, pump = self._reports.get(name), self._pumps.get(name)

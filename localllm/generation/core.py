@@ -100,8 +100,7 @@ class Core:
 
     @property
     def recovering(self) -> float:
-        """Seconds since a part of the executable was lost, with all attempts to restore it; 0: it runs. For any thread.
-        """
+        """Seconds since the executable was lost, with all attempts to restore it; 0: it runs. For any thread."""
         recovery = self._recovery
         return 0.0 if recovery is None else monotonic() - recovery.began
 

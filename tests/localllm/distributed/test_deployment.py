@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from threading import Event
+from collections.abc import Callable
+from threading import Event, Thread
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,76 @@ def test_a_front_ends_although_its_cluster_is_gone(ray: Any, monkeypatch: pytest
     deployment._end("front", SimpleNamespace(delete=lambda name: over.wait(60)))
     assert monotonic() - began < 30  # the call itself lasts a minute
     over.set()
+
+
+LAST = ReplicaLayout(1, ("node",), ("slow",), {"slow": 1000}, memory={"node": 7})
+
+
+def last_resort(ray: Any, monkeypatch: pytest.MonkeyPatch, deploy: Callable[[ReplicaLayout], Any]) -> Deployment:
+    """Return replicas whose machines are gone, but for a slow one."""
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "slow", "Alive": True}])
+    monkeypatch.setattr(deployment, "_end", lambda front, serve: None)
+    return Deployment("front", None, deploy, LAST)
+
+
+def test_the_last_resort_is_tried_again_if_it_fails(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[ReplicaLayout] = []
+
+    def deploy(layout: ReplicaLayout) -> None:
+        tried.append(layout)
+        if len(tried) == 1:
+            raise RuntimeError("the controller of Serve starts again")
+
+    found = last_resort(ray, monkeypatch, deploy)
+    with pytest.raises(RuntimeError):
+        found.revive()
+    assert "takes them" in found.revive()
+    assert found.revive() == ""
+    assert [layout.memory for layout in tried] == [{"node": 7, "slow": 800}] * 2
+
+
+def test_nothing_is_deployed_after_the_end(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    found = last_resort(ray, monkeypatch, lambda layout: order.append("deployed"))
+    found.close()
+    assert found.revive() == ""
+    assert order == []
+    begun, over = Event(), Event()
+
+    def deploy(layout: ReplicaLayout) -> None:
+        begun.set()
+        over.wait(20)
+        order.append("deployed")
+
+    found = last_resort(ray, monkeypatch, deploy)
+    monkeypatch.setattr(deployment, "_end", lambda front, serve: order.append("ended"))
+    threads = [Thread(target=found.revive), Thread(target=found.close)]
+    threads[0].start()
+    assert begun.wait(20)
+    threads[1].start()
+    threads[1].join(0.2)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["deployed", "ended"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_replicas_plan_with_the_memory_of_their_layout(ray: Any, monkeypatch: pytest.MonkeyPatch, wait: bool) -> None:
+    from ray import serve
+
+    given: list[Any] = []
+
+    def run_many(targets: list[Any], **options: bool) -> list[str]:
+        given.extend([targets[0].target._bound_deployment.init_args[0].memory, set(options.values())])
+        return ["handle"]
+
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(serve, "run_many", run_many)
+    layout = LAST.last_resort(["slow"])
+    assert layout is not None
+    assert deployment._deploy("front", SETTINGS, (1, 2), layout, wait) == "handle"
+    assert given == [{"node": 7, "slow": 800}, {wait}]
 
 
 def test_several_servers_fit_in_a_small_cluster() -> None:

@@ -22,8 +22,8 @@ def machine(name: str, bandwidth: float, memory: int = PLENTY) -> Machine:
     return Machine(name, name, name, Facts("", "", name, free=free, bandwidth=bandwidth, backend="cpu"))
 
 
-def layout(*machines: Machine, stages: int = 0, replicas: tuple[int, int] = (1, 1)) -> ReplicaLayout:
-    return replica_layout(machines, SIZES, 0.001, stages, replicas)
+def layout(*machines: Machine, stages: int = 0, replicas: tuple[int, int] = (1, 1), prompts: int = 0) -> ReplicaLayout:
+    return replica_layout(machines, SIZES, 0.001, stages, replicas, prompts)
 
 
 def test_a_slow_machine_gets_no_replica() -> None:
@@ -43,6 +43,7 @@ def test_a_slow_machine_gets_a_replica_if_no_other_one_is_left() -> None:
     assert last is not None
     assert last.selector == {"ray.io/node-id": "!in(small)"}  # it has too little memory
     assert last.allowed == ("fast", "slow")
+    assert last.memory["slow"] == int(0.8 * machine("slow", 1e9).facts.free)
     assert last.last_resort(["slow"]) is None  # admitted already
 
 
@@ -85,6 +86,22 @@ def test_replicas_do_not_gather_on_one_machine() -> None:
     last = found.last_resort(["slow"])
     assert last is not None
     assert (found.per_node, last.per_node) == (2, 2)
+    assert layout(one, two, prompts=1).per_node == 1  # Ray does not count those for prompts
+    assert layout(one, replicas=(1, 1), prompts=2).per_node == 1
+
+
+def test_replicas_share_the_memory_of_the_last_machines() -> None:
+    fast, slow, slower = machine("fast", 40e9), machine("slow", 1e9), machine("slower", 0.5e9, PLENTY // 2)
+    found = layout(slow, slower, fast, replicas=(3, 3))
+    for alive, sharing in ((["slow", "slower"], 2), (["slower"], 3)):
+        last = found.last_resort(alive)
+        assert last is not None
+        assert last.per_node == sharing
+        shares = {each.node: int(0.8 * each.facts.free) // sharing for each in (slow, slower) if each.node in alive}
+        assert {node: last.memory[node] for node in alive} == shares
+    last = layout(slow, slower, fast, machine("other", 40e9), stages=2).last_resort(["slow", "slower"])
+    assert last is not None  # two stages, one on each machine
+    assert last.memory["slow"] == int(0.8 * 2 * slower.facts.free)
 
 
 def test_replicas_share_the_memory_of_a_machine() -> None:
