@@ -35,6 +35,8 @@ class Answer:
     reached: int = 0  # prompt tokens that this attempt has evaluated
     running: bool = False  # a replica has begun this attempt
     call: Any = None
+    held: int = 0  # bytes of its pictures and sounds in Ray's shared memory
+    media: tuple[tuple[int, bytes], ...] = ()  # the same, packed
     over: bool = False
 
     def fresh(self, event: Event) -> Event | None:

@@ -1,6 +1,6 @@
 """Pictures and sounds of a prompt on their way to a replica: the front prepares them, the replica encodes them.
 
-The preprocessed tensors travel as bytes, within `MOST_BYTES` for each request, and are read without pickle. The replica
+The preprocessed tensors travel as bytes, within `MOST_BYTES`, and are read without pickle. The replica
 computes keys and embeddings itself, with its own mmproj file.
 """
 
@@ -15,7 +15,7 @@ from localllm.engine import MediaSpan
 from localllm.loading.multimodal import Multimodal
 from localllm.loading.packed_media import DAMAGED, pack, unpack
 
-MOST_BYTES = OBJECTS // 2  # of a request: they pass through Ray's shared memory
+MOST_BYTES = OBJECTS // 2  # of a request, and of all open ones: Ray's shared memory keeps them until the answers end
 
 Placed = tuple[int, bytes]  # the number of text tokens before a picture or sound, and its bytes
 
@@ -25,14 +25,18 @@ def check_media(prompt: Sequence[int | MediaSpan]) -> None:
     spans = [each for each in prompt if isinstance(each, MediaSpan)]
     if any(span.source is None for span in spans):
         raise LocalLLMError("replicas encode pictures and sound themselves, and take no finished embeddings")
-    size = sum(span.source[0].nbytes for span in spans if span.source is not None)
-    if size > MOST_BYTES:
+    if (size := media_bytes(prompt)) > MOST_BYTES:
         problem = (
             f"the pictures and sounds of this prompt take {size >> 20} MiB prepared, and {MOST_BYTES >> 20} can be"
         )
         raise LocalLLMError(
             Notice(f"{problem} sent to a replica; send fewer or smaller ones, or set ", Setting("image_max_tokens"))
         )
+
+
+def media_bytes(prompt: Sequence[int | MediaSpan]) -> int:
+    """Return the bytes of the prepared pictures and sounds of a prompt."""
+    return sum(each.source[0].nbytes for each in prompt if isinstance(each, MediaSpan) and each.source is not None)
 
 
 def packed(prompt: Sequence[int | MediaSpan]) -> tuple[Placed, ...]:

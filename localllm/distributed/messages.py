@@ -38,12 +38,23 @@ class Ask:
     request: Request
     recipe: Recipe | None
     states: bool  # whether the front wants the hidden states
-    chunks: tuple[int, ...]  # hashes of the prompt's chunks, for the router
+    chunks: tuple[int, ...]  # hashes of the chunks of the prompt and the known answer, for the router
+    tokens: int  # of both, with those of pictures and sounds
     media: tuple[tuple[int, bytes], ...] = ()  # see `localllm.distributed.media.packed`
 
     @classmethod
-    def of(cls, front: str, number: int, request: Request, chunks: tuple[int, ...], known: Sequence[int]) -> Ask:
-        """Return the message for a request. The client already has the answer's first tokens, `known`."""
+    def of(
+        cls,
+        front: str,
+        number: int,
+        request: Request,
+        prompt: Sequence[int],
+        known: Sequence[int],
+        media: tuple[tuple[int, bytes], ...] = (),
+    ) -> Ask:
+        """Return the message for a request. The client already has the answer's first tokens, `known`. `prompt` is as
+        `media.routed` returns it, and `media` as `packed` does.
+        """
         made = request.constraint
         assert made is None or isinstance(made, Constrained), "a constraint without a recipe cannot be sent"
         plain = replace(
@@ -51,12 +62,8 @@ class Ask:
             processor=None, known=tuple(known),
         )  # fmt: skip
         recipe = None if made is None else made.recipe
-        media: tuple[tuple[int, bytes], ...] = ()
-        if len(plain.prompt) < len(request.prompt):
-            from localllm.distributed.media import packed  # imports the encoders
-
-            media = packed(request.prompt)
-        return cls(front, number, plain, recipe, request.states is not None, chunks, media)
+        text = [*prompt, *known]
+        return cls(front, number, plain, recipe, request.states is not None, chunks_of(text), len(text), media)
 
 
 @dataclass(frozen=True, slots=True)

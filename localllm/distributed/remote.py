@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,9 +26,10 @@ from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.cluster.errors import StageLost
+from localllm.distributed import media
 from localllm.distributed.answer import Answer, RemoteTicket
 from localllm.distributed.fleet import Fleet
-from localllm.distributed.media import check_media, routed
+from localllm.distributed.media import check_media, media_bytes, packed, routed
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States, chunks_of
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import Load, Observer, Replicas, SchedulerLimits
@@ -105,6 +107,7 @@ class RemoteScheduler(Closing):
         self._wire, self._front, self._observer = wire, front, observer
         self._open, self._numbers = OpenRequests(), count(1)
         self._answers: dict[int, Answer] = {}  # by the number of their newest attempt
+        self._queued: deque[Answer] = deque()  # with pictures or sounds that are not packed yet
         self._heard: dict[str, float] = {}  # when each replica was heard last
         self._loads: dict[str, Load] = {}
         self._restarted: dict[str, int] = {}  # stages of each replica that were started again
@@ -138,7 +141,7 @@ class RemoteScheduler(Closing):
             request = replace(request, sampling=request.sampling.changed({"seed": secrets.randbits(32)}))
         answer = Answer(request, listener)
         ticket = RemoteTicket(request, listener, gone=lambda: self._soon(self._cancelled, answer))
-        self._soon(self._send, answer)
+        self._soon(self._begin, answer)
         return ticket
 
     def load(self) -> Load:
@@ -211,6 +214,39 @@ class RemoteScheduler(Closing):
 
     # -- requests --------------------------------------------------------------------------------------------------
 
+    def _begin(self, answer: Answer) -> None:
+        """Send a new request. Its pictures and sounds are packed in another thread before, because that takes long."""
+        if not media_bytes(answer.request.prompt):
+            self._send(answer)
+            return
+        answer.number = next(self._numbers)
+        self._answers[answer.number] = answer
+        self._queued.append(answer)
+        self._pack_queued()
+
+    def _pack_queued(self) -> None:
+        """Pack requests in their order, as many as Ray's shared memory has room for."""
+        while self._queued:
+            answer = self._queued[0]
+            if not answer.over:
+                size, held = media_bytes(answer.request.prompt), sum(each.held for each in self._answers.values())
+                if held + size > media.MOST_BYTES:
+                    return
+                answer.held = size
+                self._start(self._packed(answer))
+            self._queued.popleft()
+
+    async def _packed(self, answer: Answer) -> None:
+        try:
+            answer.media = await in_daemon(partial(packed, answer.request.prompt), lambda unwanted: None)
+        except Exception as error:
+            log.warning("pictures cannot be packed: %s", _line(error))
+            self._fail(
+                answer, LocalLLMError("the pictures of this prompt could not be sent; see the log of the server")
+            )
+            return
+        self._send(answer)
+
     def _send(self, answer: Answer) -> None:
         """Send a request, for the first time or again."""
         if answer.over:
@@ -225,8 +261,8 @@ class RemoteScheduler(Closing):
             self._fail(answer, self._stopped or error)
             return
         self._answers[answer.number] = answer
-        chunks = chunks_of([*routed(answer.request.prompt), *answer.known])
-        ask = Ask.of(self._front, answer.number, answer.request, chunks, answer.known)
+        prompt = routed(answer.request.prompt)
+        ask = Ask.of(self._front, answer.number, answer.request, prompt, answer.known, answer.media)
         answer.call = self._wire.ask(ask)
         self._start(self._wait(answer, answer.number, answer.call))
 
@@ -278,6 +314,8 @@ class RemoteScheduler(Closing):
         self._answers.pop(answer.number, None)
         self.fleet.ended(answer.number, chunks_of([*routed(answer.request.prompt), *answer.known]))
         self._open.leave(answer.request.account)
+        answer.media = ()
+        self._pack_queued()
         with suppress(Exception):  # the event loop of the client is closed
             answer.listener(event)
 
@@ -336,7 +374,7 @@ class RemoteScheduler(Closing):
         elif name not in self._broken and (
             report.origin is not None or monotonic() - self._heard.get(name, 0.0) > SILENT
         ):
-            self.fleet.suspect(name, False)
+            self.fleet.suspect(name, name in self._recovering)  # it may wait for a stage, and is then told later
             # a request that was on its way there while its reports were not read has lost its first events
             for number in self.fleet.having(name) if report.origin is not None and name in self._lost else ():
                 self._move(number)

@@ -54,8 +54,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # untyped
             # in which Serve routes requests.
             names = [asked.replica] if asked.replica in running else names
         elif isinstance(asked, Ask) and self._fleet is not None:
-            tokens = len(asked.request.prompt) + len(asked.request.known)
-            names = self._fleet.ranked(running, asked.chunks, tokens)
+            names = self._fleet.ranked(running, asked.chunks, asked.tokens)
         if not names:  # Serve asks again at once, on the event loop that has to learn of new replicas
             await asyncio.sleep(LOOK)
         return [[running[name]] for name in names]

@@ -114,7 +114,8 @@ def test_what_no_encoder_takes_is_refused(given: EncoderInput, start: int, most:
 def test_a_prompt_is_the_same_in_the_replica(model: localllm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = model.media("a <__media__> b <__media__>", [png(seed=1), png(seed=2)])
     prompt = [each for chunk in chunks for each in chunk.prompt]
-    ask = Ask.of("front", 1, Request(prompt, SamplingOptions()), (), ())
+    ask = Ask.of("front", 1, Request(prompt, SamplingOptions()), routed(prompt), (7, 8), packed(prompt))
+    assert ask.tokens == sum(chunk.count for chunk in chunks) + 2 > len(ask.request.prompt) + 2
     assert all(isinstance(each, int) for each in ask.request.prompt)
     found = unpacked(ask.request.prompt, ask.media, model.multimodal)
     assert found == prompt  # spans are equal if their keys and layouts are

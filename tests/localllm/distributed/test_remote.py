@@ -98,7 +98,7 @@ class Local:
 
     async def _ask(self, ask: Ask) -> None:
         self.asks.append(ask)
-        while not (names := self.fleet.ranked(list(self.replicas), ask.chunks, len(ask.request.prompt))):
+        while not (names := self.fleet.ranked(list(self.replicas), ask.chunks, ask.tokens)):
             await asyncio.sleep(0.01)
         replica = self.replicas[names[0]]
         self.fleet.sent(ask.number, replica.name, ask.chunks)
