@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
 from localllm.cluster.errors import ClusterError
@@ -22,9 +22,10 @@ class _Head:
     """Watches the head. Its thread ends with the command."""
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
-        self.gone, self.problem = False, f"the Ray cluster at {address} is gone: its first computer does not answer"
+        self.gone = self.told = False
+        self.problem = f"the Ray cluster at {address} is gone: its first computer does not answer"
         self._address, self._tell = address, tell
-        self.over = threading.Event()
+        self.over, self.telling = threading.Event(), threading.Lock()
         threading.Thread(target=self._watch, name="head", daemon=True).start()
 
     def _watch(self) -> None:
@@ -46,10 +47,14 @@ class _Head:
             if self.over.wait(LEAVING):
                 break
         else:
-            self._tell(f"error: {self.problem}")
+            with self.telling, suppress(Exception):
+                if not self.over.is_set():
+                    self.told = True
+                    self._tell(f"error: {self.problem}")
         sleep(EXITING)  # Ray's functions at the exit wait for the cluster
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(Exception):  # it is closed, or nobody reads it
+                stream.flush()
         os._exit(1)
 
 
@@ -65,7 +70,10 @@ def watched(address: str, tell: Callable[[str], None]) -> Iterator[Callable[[], 
         if not head.gone:
             raise
     finally:
-        head.over.set()
+        with head.telling:
+            head.over.set()
+    if head.told:  # the command left its work late
+        raise SystemExit(1)
     if head.gone:
         raise ClusterError(head.problem)
 

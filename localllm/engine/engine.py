@@ -243,10 +243,10 @@ class Engine:
         failed, remove its tokens and raise the error.
         """
         with self.alone:
-            if self.closed:
-                raise LocalLLMError(CLOSED)
             assert pending.slices is not None
             try:
+                if self.closed:
+                    raise LocalLLMError(CLOSED)
                 if pending.slices.run_slice(seconds) is None:
                     return None
             except BaseException:

@@ -17,6 +17,7 @@ from localllm.media import EncoderInput
 from localllm.media.encoder_input import Flags
 
 MOST_TENSORS = 2  # of one input: the frames of a video
+MOST_TOKENS, MOST_START = 1 << 24, 1 << 31  # of an input, and before it
 HEADERS = 1 << 20  # bytes of everything but the tensors
 DAMAGED = "a picture or sound arrived damaged; use the same version of localllm on all machines"
 _NUMBERS = ("tokens", "columns", "rows", "positions")
@@ -57,9 +58,9 @@ def unpack(data: bytes, kinds: Sequence[str], most: int) -> tuple[EncoderInput, 
         raise LocalLLMError(DAMAGED) from error
     table = (piece.tokens, 4)
     fits = (
-        piece.kind in kinds and not arrays and 1 <= len(tensors) <= MOST_TENSORS and start >= 0
+        piece.kind in kinds and not arrays and 1 <= len(tensors) <= MOST_TENSORS and 0 <= start < MOST_START
         and all(each.dtype == np.float32 and each.ndim in (2, 3) and each.size for each in tensors)
-        and min(numbers) > 0
+        and min(numbers) > 0 and max(numbers) < MOST_TOKENS
         and (axes is None or (axes.dtype == np.int32 and axes.shape == table))
         and (absolute is None or (axes is not None and absolute.dtype == np.bool_ and absolute.shape == table))
     )  # fmt: skip

@@ -32,6 +32,12 @@ WORK = {
     "waits": "time.sleep(60)",
     "does not listen to signals": "[signal.signal(n, lambda *_: None) for n in (2, 15)]\n"
     "        for _ in range(60): time.sleep(1)",
+    "leaves its work late": "[signal.signal(n, lambda *_: None) for n in (2, 15)]\n"
+    "        while not is_gone(): time.sleep(0.01)\n"
+    "        until = time.monotonic() + 0.75\n"
+    "        while time.monotonic() < until: time.sleep(0.01)",
+    "cannot write": "sys.stderr.close()\n        [signal.signal(n, lambda *_: None) for n in (2, 15)]\n"
+    "        for _ in range(60): time.sleep(1)",
     "waits at its end": "atexit.register(time.sleep, 60); time.sleep(60)",
     "ends by itself": "signal.signal(2, lambda *_: None)\n        while not is_gone(): time.sleep(0.01)",
 }

@@ -16,11 +16,14 @@ import pytest
 import localllm
 from localllm.base.errors import LocalLLMError
 from localllm.constrained.request import Recipe
+from localllm.distributed import remote
 from localllm.distributed.answer import Answer as Answers
 from localllm.distributed.fleet import Fleet
+from localllm.distributed.media import MOST_BYTES
 from localllm.distributed.messages import Ask, Listen, Origin, Report
 from localllm.distributed.remote import MOST_TRIES, RemoteScheduler
 from localllm.distributed.replica import Replica
+from localllm.engine import MediaSpan
 from localllm.generation.errors import NotRepeated, QueueFull, Stopped
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Event, Failed, Finished, Logprob, Prefilled, Request, Started, Token
@@ -558,6 +561,108 @@ def test_the_load_is_that_of_all_replicas(models: list[localllm.Model], front: C
         assert answer.ticket is not None
         answer.ticket.cancel()
     until(lambda: not here.scheduler.load().running)
+
+
+class Unanswered(Local):
+    """The way to replicas that never answer."""
+
+    async def _ask(self, ask: Ask) -> None:
+        self.asks.append(ask)
+        await asyncio.sleep(60)
+
+
+@pytest.fixture
+def unanswered() -> Iterator[RemoteScheduler]:
+    fleet = Fleet("test", LIMITS.parallel)
+    with RemoteScheduler(Unanswered(fleet), "test", fleet, replace(LIMITS, waiting=20)) as scheduler:
+        yield scheduler
+
+
+def picture(size: int) -> MediaSpan:
+    """Return a picture whose prepared tensor has `size` bytes."""
+    source = SimpleNamespace(nbytes=size), 0
+    return MediaSpan(b"key of it", 9, np.arange(9, dtype=np.int32), 9, True, lambda: None, source)  # type: ignore[arg-type, return-value]
+
+
+def test_packing_a_picture_delays_no_other_client(unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, packs = threading.Event(), list[int]()
+
+    def packed(prompt: Any) -> Any:
+        packs.append(len(prompt))
+        assert go.wait(20)
+        return ((1, b"packed"),)
+
+    monkeypatch.setattr(remote, "packed", packed)
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    answers = [Answer() for _ in range(4)]
+    tickets = [unanswered.submit(Request([1, picture(9)], SamplingOptions()), each) for each in answers[:3]]
+    unanswered.submit(Request([1, 2], SamplingOptions()), answers[3])
+    until(lambda: len(asks) == 1)
+    assert asks[0].tokens == 2
+    tickets[0].cancel()
+    assert answers[0].result().reason == "cancelled"
+    go.set()
+    until(lambda: len(asks) == 3)
+    assert [(ask.media, ask.tokens) for ask in asks[1:]] == [(((1, b"packed"),), 10)] * 2
+    unanswered._soon(unanswered._move, asks[1].number)
+    until(lambda: len(asks) == 4)
+    assert asks[3].media == asks[1].media
+    assert packs == [2, 2, 2]  # and not again
+    unanswered.close()
+    assert isinstance(answers[1].error().error, Stopped)
+
+
+def test_pictures_wait_for_room_in_the_shared_memory(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "packed", lambda prompt: ((len(prompt), b""),))
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    large, small = MOST_BYTES // 2 + 1, MOST_BYTES // 4
+    prompts = [[1, picture(size)] for size in (large, large, small, small)]
+    answers = [Answer() for _ in prompts]
+    tickets = [
+        unanswered.submit(Request(prompt, SamplingOptions()), each)
+        for prompt, each in zip(prompts, answers, strict=True)
+    ]
+    unanswered.submit(Request([1, 2], SamplingOptions()), Answer())  # takes no room
+    until(lambda: len(asks) == 2)
+    time.sleep(0.1)
+    assert len(asks) == 2
+    tickets[2].cancel()  # one that waits
+    assert answers[2].result().reason == "cancelled"
+    tickets[0].cancel()
+    until(lambda: len(asks) == 4)  # the next large one, and the last one
+
+
+def test_the_last_resort_is_tried_again_and_does_not_delay_the_end(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "REVIVE", 0.0)
+    over, threads = threading.Event(), list[threading.Thread]()
+
+    def revive() -> str:
+        threads.append(threading.current_thread())
+        if len(threads) < 3:
+            raise RuntimeError("the controller starts again")
+        over.wait(60)
+        return ""
+
+    monkeypatch.setattr(unanswered._wire, "revive", revive)
+    until(lambda: len(threads) == 3)
+    assert all(thread.daemon for thread in threads)  # so the program can end meanwhile
+    unanswered.close()
+    over.set()
+    assert caplog.text.count("do not start elsewhere: RuntimeError: the controller starts again") == 1
+
+
+def test_a_replica_that_waits_for_a_stage_stays_left_out_after_a_silence(unanswered: RemoteScheduler) -> None:
+    unanswered.fleet.update(["one", "two"])
+    unanswered._recovering.add("one")
+    unanswered.fleet.suspect("one")
+    unanswered._heard["one"] = unanswered._heard["two"] = 0.0
+    for name in ("one", "two"):
+        unanswered._hear(name, Report(()))
+    assert unanswered.fleet.ranked(["one", "two"], [], 1) == ["two"]
 
 
 def test_slots_are_refused(models: list[localllm.Model], front: Callable[..., Front]) -> None:

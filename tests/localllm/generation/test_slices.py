@@ -308,3 +308,21 @@ def test_the_memory_of_slices_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(LocalLLMError, match="are left by weights and encoders"), opened("gemma3-12", tmp_path):
         pass
     assert counted == [1]
+
+
+def test_a_sliced_step_of_a_model_that_was_closed_leaves_no_tokens(tmp_path: Path) -> None:
+    with opened(FAMILIES[0], tmp_path, 1) as (model, pictures):
+        engine, picture, encoded = model.engine, pictures(3), pictures(3).encode()
+        media = engine.pool.media.of(picture.key, picture.tokens, picture.positions, picture.advance, picture.causal)
+        while not encoded.advance():
+            pass
+        one = engine.add()
+        engine.step([SequenceRows(one, TEXT)])
+        pending = engine.begin_sliced([SequenceRows(one, list(media.ids), media=encoded.embeddings)])
+        assert engine.advance(pending, 1e-9) is None
+        assert one.length > len(TEXT)
+        engine.closed = True
+        with pytest.raises(LocalLLMError, match="the model is closed"):
+            engine.advance(pending, 1e-9)
+        assert one.length == len(TEXT)
+        engine.closed = False
