@@ -53,7 +53,7 @@ class _Head:
                     self._tell(f"error: {self.problem}")
         sleep(EXITING)  # Ray's functions at the exit wait for the cluster
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # it is closed, or nobody reads it
+            with suppress(Exception):  # a closed stream or pipe
                 stream.flush()
         os._exit(1)
 

@@ -39,7 +39,7 @@ class Ask:
     recipe: Recipe | None
     states: bool  # whether the front wants the hidden states
     chunks: tuple[int, ...]  # hashes of the chunks of the prompt and the known answer, for the router
-    tokens: int  # of both, with those of pictures and sounds
+    tokens: int  # number of tokens of both, pictures and sounds included
     media: tuple[tuple[int, bytes], ...] = ()  # see `localllm.distributed.media.packed`
 
     @classmethod

@@ -70,7 +70,7 @@ def replica_layout(
     `prompts` replicas for prompts.
 
     Machines that a replica may use later, after a fault, are allowed too. Raises ClusterError if fewer than
-    `replicas[0]` replicas fit beside those for prompts.
+    `replicas[0]` replicas and the ones for prompts fit.
     """
     least, most = replicas[0] + prompts, replicas[1] + prompts
     found: list[_Replica] = []

@@ -225,7 +225,7 @@ class RemoteScheduler(Closing):
         self._pack_queued()
 
     def _pack_queued(self) -> None:
-        """Pack requests in their order, as many as Ray's shared memory has room for."""
+        """Pack requests in their order, while Ray's shared memory has room."""
         while self._queued:
             answer = self._queued[0]
             if not answer.over:
