@@ -135,8 +135,11 @@ class DraftModel(ModelDrafter[_Following]):
         count = sum(len(spelled[i][0]) for i in chosen)
         seconds = self._clock() - began
         self._passed(count, seconds)
-        newest = sum(min(len(spelled[i][0]), self._longest + 1) for i in chosen if parts[i][2])
-        self._reading += seconds * (1 - newest / count)
+        for i in chosen:
+            new, whole = len(spelled[i][0]), parts[i][2]
+            if new > 1:
+                prefill = max(new - self._longest - 1, 0) if whole else new
+                self._round.prefill.append((parts[i][0], seconds * prefill / count, whole))
         guessed = []
         for i, result in zip(chosen, results, strict=True):
             each, tokens, wanted = parts[i]

@@ -50,7 +50,7 @@ class Proposal:
     seconds: float = 0.0  # time spent on drafting
     rows: int = 0  # decode tokens without drafts
     verified: int = 0  # number of drafts that the step verifies
-    requests: int = 0  # number of requests with drafts from repetitions that are verified
+    requests: int = 0  # number of requests that share the cost: those with drafts
     draft_cost: float = 0.0  # time of verifying a draft, in plain tokens
     round: Round | None = None  # of the drafting model
 
@@ -171,7 +171,6 @@ class Drafts:
             worth = self._choose(decoding, limits)
         self._proposal.rows = len(decoding)
         self._proposal.verified = sum(one.verified for one in decoding)
-        self._proposal.requests = sum(one.verified > 0 and not one.modelled for one in decoding)
         self._stale = self._stale + 1 if self._proposal.verified else 0
         self._proposal.seconds = self._clock() - began
         self._tire(worth)
@@ -195,7 +194,8 @@ class Drafts:
         if self._model is not None:
             self._proposal.round = self._model.begin_round(plain)
             promised = self._model.promised(rows, worth)
-            chosen = [one for one in decoding if promised > self._promised(one, rows, worth)]
+            sharing = max(sum(bool(one.drafts) for one in decoding), 1)
+            chosen = [one for one in decoding if promised > self._promised(one, rows, worth, sharing)]
             if chosen:
                 self._with_model(chosen, rows, worth, limits.positions)
         return self._verify(decoding, rows, worth)
@@ -323,24 +323,28 @@ class Drafts:
             best = max(few, key=lambda number: won[number] * pace - added[number])
         return best, won[best] * worth - added[best]
 
-    def _promised(self, one: RequestState, rows: int, worth: float) -> float:
-        """Return the expected gain, in seconds, of the drafts of one request alone."""
+    def _promised(self, one: RequestState, rows: int, worth: float, requests: int) -> float:
+        """Return the expected gain, in seconds, of the drafts of one request alone, if `requests` have drafts."""
         if not one.drafts:
             return 0.0
-        return self._best(list(self._chances(one)), rows, worth, 1)[1]
+        return self._best(list(self._chances(one)), rows, worth, requests)[1]
 
     def _verify(self, ones: Sequence[RequestState], rows: int, worth: float) -> bool:
         """Choose the drafts to verify in a step that has `rows` tokens so far; return whether any are worth it.
 
         The drafts of all requests compete for the step; the most probable drafts come first. Those that the budget does
-        not allow are only compared with the sampled tokens, which shows when they are right again.
+        not allow are only compared with the sampled tokens, which updates the acceptance rates.
         """
         ranked = [(stands, number) for number, one in enumerate(ones) for stands in self._chances(one)]
         if not ranked:
             return False
         ranked.sort(key=lambda each: -each[0])
         chances = [stands for stands, _ in ranked]
-        found, _ = self._best(chances, rows, worth, sum(bool(one.drafts) for one in ones))
+        proposal = self._proposal
+        proposal.requests = sum(bool(one.drafts) for one in ones)
+        if (of := proposal.round) is not None and of.shared:  # the budget is settled with the same number
+            proposal.requests = of.shared = max(of.shared, proposal.requests)
+        found, _ = self._best(chances, rows, worth, proposal.requests)
         for _, number in ranked[:found]:
             ones[number].verified += 1
         return found > 0 or self._best(chances, rows, worth)[0] > 0

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -36,16 +36,19 @@ class Drafting:
     def __init__(self, one: RequestState) -> None:
         self.one = one
         self.room, self.stands = 0, 1.0
+        self.chargeable: float | None = None  # tokens of the budget that the rest of its prefill may take, once begun
 
 
 @dataclass(slots=True, eq=False)
 class Round:
     """The cost and the gain of drafting for one step."""
 
-    spent: float = 0.0  # seconds of drafting
-    reading: float = 0.0  # seconds of prefill, which also benefits later rounds
+    spent: float = 0.0  # seconds of drafting, without prefill
+    prefill: list[tuple[Drafting, float, bool]] = field(
+        default_factory=list
+    )  # request, seconds, whether it is complete
     won: float = 0.0  # accepted drafts, less the cost of their verification, in tokens
-    shared: int = 0  # requests with drafts
+    shared: int = 0  # requests that share the cost: those for which the drafter ran, even if it drafted nothing
     over: bool = False  # whether the step has been evaluated
 
 
@@ -67,7 +70,6 @@ class ModelDrafter(ABC, Generic[D]):
         self.acceptance, self.budget = self._judge.acceptance, Budget()
         self._round = Round()  # the newest
         self._rounds: deque[Round] = deque()  # of steps in flight, and of steps collected since the last draft
-        self._reading = 0.0  # prefill time in the last round, which also benefits later rounds
         self._passing = 0.0  # time of the forward passes in the last round
         self._expected = 0.0  # what its steps were expected to take
         self._besides = 0.0  # moving average of a step's time outside its forward pass
@@ -122,7 +124,7 @@ class ModelDrafter(ABC, Generic[D]):
             self._judge.rest()
             return
         worth = self._paced(len(found), rows, worth)
-        began, self._reading, self._passing, self._expected, self._steps = self._clock(), 0.0, 0.0, 0.0, 0
+        began, self._passing, self._expected, self._steps = self._clock(), 0.0, 0.0, 0
         try:
             self._draft(found, rows, worth)
         except (BackendError, LocalLLMError):  # for example, the KV cache is full
@@ -131,9 +133,9 @@ class ModelDrafter(ABC, Generic[D]):
         if self._steps:
             besides = min(max(seconds - self._passing, 0.0) / self._steps, self._seconds(1))
             self._besides += 0.1 * (besides - self._besides)
-        self._round.spent = min(seconds - self._reading, 2 * self._expected)
-        self._round.reading = self._reading
-        self._round.shared = sum(bool(each.one.drafts) for each in found)
+        prefill = sum(each for _, each, _ in self._round.prefill)
+        self._round.spent = min(seconds - prefill, 2 * self._expected)
+        self._round.shared = len(found) if self._steps else 0
 
     def begin_round(self, plain: float) -> Round:
         """Record the gains of the rounds that are over, and return a new round. `plain` is the time in seconds of a
@@ -144,10 +146,22 @@ class ModelDrafter(ABC, Generic[D]):
             if last.shared:
                 won = (last.won - last.spent / plain) / last.shared
                 self._judge.settle(won)
-                self.budget.settle(won - min(last.reading / plain / last.shared, max(self.budget.tokens, 0.0) / 2))
+                self.budget.settle(won - self._charged(last, plain))
         self._round = Round()
         self._rounds.append(self._round)
         return self._round
+
+    def _charged(self, last: Round, plain: float) -> float:
+        """Return the cost of a round's prefill to the budget, in tokens: at most half of it for a request's whole
+        prefill, which also benefits later rounds.
+        """
+        most, charged = max(self.budget.tokens, 0.0) / 2, 0.0
+        for each, seconds, complete in last.prefill:
+            left = most if each.chargeable is None else each.chargeable
+            found = min(seconds / plain / last.shared, left, most - charged)
+            charged += found
+            each.chargeable = None if complete else left - found
+        return charged
 
     def forget(self, round: Round) -> None:
         """Forget the round of a step that was not evaluated."""
@@ -259,6 +273,7 @@ class ModelDrafter(ABC, Generic[D]):
         one = each.one
         draft = one.drafts[-1]
         if one.sampler.valid([each.token for each in one.drafts]) < len(one.drafts):  # the grammar forbids it
+            self.acceptance.observe(draft.trust, 0.0)
             one.drafts.pop()
             return False
         each.stands *= self.acceptance.expect(draft.trust)

@@ -20,6 +20,7 @@ _ALONE = 32  # after this number of passes of one row in sequence, the cost of m
 _EASIER = 0.998  # by this factor per pass: it may have been measured at a busy moment, and is then tried again
 _SAME_AGAIN = 2  # passes of the most rows so far, after which half of their cost per row is expected of further rows
 _SURE = 4  # passes to observe before costs that were not measured are trusted
+_SHORTEST = 1e-6  # seconds; a clock with coarse steps measures 0 for short passes
 _LEARNT = 8  # after this number of passes of several rows, their changes are taken for changes of the load
 _REST, _LONGER, _LONGEST_REST = 12, 3, 512  # rounds without drafts after a loss, times 3 after every further loss
 _TRY = 0.7  # acceptance rate that is assumed at first, and when drafting is tried again
@@ -36,8 +37,10 @@ class Costs:
 
     def __init__(self, measured: dict[int, float], most: int = 0) -> None:
         """`measured`: number of rows -> seconds, including an entry for 1 row. `most` defaults to the most measured."""
-        self.most, self._one, self.known = max(most, *measured), measured[1], True
-        self._found = {rows: measured[rows] / self._one for rows in sorted(measured)}  # relative to a pass of one row
+        self.most, self._one, self.known = max(most, *measured), measured[1] or _SHORTEST, True
+        self._found = {  # relative to a pass of one row
+            rows: (measured[rows] or _SHORTEST) / self._one for rows in sorted(measured)
+        }
         self._seen = [0] * (self.most + 1)  # passes by number of rows
         self._passes = [1, 0]  # passes of one row, and of several
         self._alone = 0  # passes of one row since the last one of several
@@ -63,7 +66,7 @@ class Costs:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the duration of a forward pass, capped at twice the expected time in case the machine stalled."""
-        several = rows > 1
+        several, seconds = rows > 1, max(seconds, _SHORTEST)
         self._passes[several] += 1
         if not self.known:
             self._one, self.known = seconds / self._relative[rows], True
@@ -97,6 +100,7 @@ class Costs:
     def read(self, rows: int, seconds: float) -> None:
         """Record the duration of a pass that evaluated only a part of a prompt."""
         if rows >= self.most:
+            seconds = max(seconds, _SHORTEST)
             self._prompt_row = min(seconds / rows, self._prompt_row or seconds)
             self._interpolate()
 

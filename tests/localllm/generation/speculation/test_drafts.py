@@ -142,6 +142,24 @@ def test_costs_are_learnt_from_steps_of_answers_alone(model: localllm.Model) -> 
     assert costs.seen == [3]
 
 
+@pytest.mark.parametrize("wrong", [1, 8])
+def test_requests_share_the_budget_by_one_number(model: localllm.Model, wrong: int) -> None:
+    """One of eight requests has eight certain drafts, the others a weak one. They lose what was allowed, no more."""
+    drafts = Drafts(Fixed({1: 1.0, 8: 1.2, 16: 1.7}), 15)
+    ones = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 8)
+    drafts._guess = (  # type: ignore[method-assign]
+        lambda one, *_: [DraftToken(3, 1)] * 8 if one is ones[0] else [DraftToken(3, 0)]
+    )
+    drafts._acceptance = Acceptance([0.05, 0.99])
+    drafts.propose(ones, LIMITS)
+    assert ones[0].verified > 1
+    drafts.observe(8 + sum(one.verified for one in ones), 0, 1.7, drafts.depart())
+    for one in ones[:wrong]:
+        one.outcome = [(0, False)]
+        drafts.judge(one)
+    assert 1.7 - 0.85 <= drafts._budget.tokens < 1.7
+
+
 class Rising:
     """A grammar in which every token is 1 to 3 more than the previous token, modulo 40. No token may follow 200."""
 
