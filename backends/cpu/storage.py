@@ -99,7 +99,7 @@ class Storage:
         """Return the address of a place for the call with this number."""
         match place:
             case BufferOf(buffer):
-                return self.activations.address + self._buffers.offset(buffer)
+                return self.address_of(buffer)
             case CacheOf():
                 return self.cache.addresses[place]
             case ListOf():
@@ -126,9 +126,12 @@ class Storage:
                 return address(self.counters[call])
         raise AssertionError(f"no memory for {place}")
 
+    def address_of(self, buffer: Buffer) -> int:
+        return self.activations.address + self._buffers.offset(buffer)
+
     def rows(self, buffer: Buffer, rows: int, width: int) -> F32:
         """Return the float32 contents (rows, width) of a buffer."""
-        memory = self.activations.view(self.activations.address + self._buffers.offset(buffer), rows * buffer.stride)
+        memory = self.activations.view(self.address_of(buffer), rows * buffer.stride)
         return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
     def list(self, place: ListOf) -> NDArray[np.uint8]:

@@ -24,14 +24,13 @@ import localllm.backends.cpu.storage
 import localllm.backends.cpu.weights
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError
-from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.storage import Storage
 
 PAGE = mmap.PAGESIZE
 MODULES = (
     localllm.backends.cpu.storage,
-    localllm.backends.cpu.buffers,
     localllm.backends.cpu.cache_blocks,
     localllm.backends.cpu.weights,
 )  # modules whose `Arena` is replaced
@@ -113,8 +112,7 @@ def install() -> None:
     for module in MODULES:
         assert hasattr(module, "Arena"), module
         module.Arena = FencedArena  # type: ignore[attr-defined]
-    Buffers.commit = _commit  # type: ignore[method-assign,assignment]
-    Buffers.address = _address  # type: ignore[method-assign]
+    Storage.address_of = _address  # type: ignore[method-assign]
     for name in ("dense_vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
     localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows that kernels read as stored
@@ -127,15 +125,10 @@ def _then_moved(function: Callable[..., NDArray[Any]]) -> Callable[..., NDArray[
     return lambda *words: moved(function(*words))
 
 
-def _commit(self: Buffers) -> FencedArena:
-    self._fences: dict[int, int] = {}  # type: ignore[attr-defined]
-    return FencedArena(0, "the activations")
-
-
-def _address(self: Buffers, buffer: Buffer) -> int:
-    fences: dict[int, int] = self._fences  # type: ignore[attr-defined]
+def _address(self: Storage, buffer: Buffer) -> int:
+    fences: dict[int, int] = self.activations.__dict__.setdefault("fences", {})  # each step's memory has its own
     if buffer.number not in fences:
-        size = self.bytes(buffer)
+        size = self._buffers.bytes(buffer)
         fences[buffer.number] = found = fenced(size)
         at(found, min(size, 1 << 22))[:] = 0xFF  # NaN
     return fences[buffer.number]
