@@ -82,12 +82,15 @@ def _iq3_s_steps(f: Function, block: Block, strided: bool = False) -> Iterator[S
     return signed_steps(f, "IQ3S", 32, index, lambda group: words(f, block, 74 + 4 * group), strided)
 
 
-# Group scales are odd: value = d * factor * (2 s + 1) * q, with a factor that depends on the format.
+def odd_scales(
+    factor: float,
+    s: Callable[[Function, Block, int], Value],
+    d: Callable[[Function, Block], Value] = lambda f, block: half(f, block, 0),
+) -> SuperScales:
+    """Return the scales of formats whose group scales are odd: value = d * factor * (2 s + 1) * q."""
 
-
-def _scales(factor: float, s: Callable[[Function, Block, int], Value]) -> SuperScales:
     def whole(f: Function, block: Block) -> Scales:
-        return half(f, block, 0) * factor, None
+        return d(f, block) * factor, None
 
     def of_group(f: Function, block: Block, group: int) -> Scales:
         return (s(f, block, group) << 1) | 1, None
@@ -123,24 +126,24 @@ def _in_turn(first: int, signs: int, points: int, rest: int = 0) -> tuple[int, .
 
 IQ2_XXS = _panel(
     "IQ2_XXS", ((2, 1), (4, 16)), 32, _iq2_xxs_steps,
-    _scales(0.125, lambda f, block, group: word32(f, block, 2 + 8 * group + 4) >> 28),
+    odd_scales(0.125, lambda f, block, group: word32(f, block, 2 + 8 * group + 4) >> 28),
 )  # fmt: skip
 IQ2_XS = _panel(
     "IQ2_XS", ((2, 1), (4, 16), (1, 8)), 16, _iq2_xs_steps,
-    _scales(0.125, lambda f, block, group: _nibble(f, block, 66, group)), direct_rows=3,
+    odd_scales(0.125, lambda f, block, group: _nibble(f, block, 66, group)), direct_rows=3,
 )  # fmt: skip
 IQ2_S = _panel(
     "IQ2_S",
     ((2, 1), (4, 18), (1, 8)),
     16,
     _iq2_s_steps,
-    _scales(0.125, lambda f, block, group: _nibble(f, block, 74, group)),
+    odd_scales(0.125, lambda f, block, group: _nibble(f, block, 74, group)),
     order=_in_turn(2, 34, points=4, rest=66),
     direct_rows=3,
 )
 IQ3_XXS = _panel(
     "IQ3_XXS", ((2, 1), (4, 24)), 32, _iq3_xxs_steps,
-    _scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28), strided=_iq3_xxs_steps,
+    odd_scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28), strided=_iq3_xxs_steps,
     order=_in_turn(2, 66, points=8),
 )  # fmt: skip
 IQ3_S = _panel(
@@ -148,7 +151,7 @@ IQ3_S = _panel(
     ((2, 1), (4, 26), (1, 4)),
     32,
     _iq3_s_steps,
-    _scales(1.0, lambda f, block, group: _nibble(f, block, 106, group)),
+    odd_scales(1.0, lambda f, block, group: _nibble(f, block, 106, group)),
     strided=_iq3_s_steps,
     order=_in_turn(2, 74, points=8, rest=66),
 )

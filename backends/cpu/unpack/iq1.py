@@ -16,17 +16,16 @@ from localllm.backends.cpu.panels import (
     Block,
     Conversion,
     IntegerPanel,
-    Scales,
     Step,
     SuperScales,
     byte,
-    half,
     i32x16,
     short,
     u8x64,
     word32,
 )
 from localllm.backends.cpu.simd import I8, I16, I32, I64, Function, Value
+from localllm.backends.cpu.unpack.codebook import odd_scales
 from localllm.quant.formats.grids import levels_of
 
 ZERO = 16  # the byte for zero. Values are eighths, within +-9.
@@ -71,16 +70,7 @@ def _steps(f: Function, block: Block, first: int, group: int, down: Callable[[in
             yield k // group, k % group // 4, f.bits((moved & 0x18181818) | lowest(k // RUN), u8x64)
 
 
-def _scales(d: Callable[[Function, Block], Value], s: Callable[[Function, Block, int], Value]) -> SuperScales:
-    """Group scales are odd: value = d / 8 * (2 s + 1) * eighths."""
-
-    def whole(f: Function, block: Block) -> Scales:
-        return d(f, block) * 0.125, None
-
-    def of_group(f: Function, block: Block, group: int) -> Scales:
-        return (s(f, block, group) << 1) | 1, None
-
-    return SuperScales(whole, of_group)
+# Values are eighths, so the factor of the scales is an eighth.
 
 
 def _panel(
@@ -128,7 +118,7 @@ def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
 
 IQ1_S = _panel(
     "IQ1_S", ((2, 1), (4, WORDS), (1, 4)), 32, _iq1_s_steps,
-    _scales(lambda f, block: half(f, block, 0), partial(_iq1_s_nibble, bits=7)), Conversion(50, _iq1_s_elements),
+    odd_scales(0.125, partial(_iq1_s_nibble, bits=7)), Conversion(50, _iq1_s_elements),
     in_order=False, direct_rows=4,
 )  # fmt: skip
 
@@ -167,6 +157,6 @@ def _iq1_m_s(f: Function, block: Block, group: int) -> Value:
 
 
 IQ1_M = _panel(
-    "IQ1_M", ((4, 1), (4, WORDS), (2, 4)), 16, _iq1_m_steps, _scales(_iq1_m_d, _iq1_m_s),
+    "IQ1_M", ((4, 1), (4, WORDS), (2, 4)), 16, _iq1_m_steps, odd_scales(0.125, _iq1_m_s, _iq1_m_d),
     Conversion(56, _iq1_m_elements), in_order=True, direct_rows=2,
 )  # fmt: skip
