@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.base.errors import LocalLLMError
-from localllm.base.notices import said
-from localllm.base.printable import printable
 from localllm.constrained.request import answer_constraint, prompt_tail
 from localllm.engine import ContextFull, Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
-from localllm.loading.media_parts import Located, MediaParts, Medium, has_media
+from localllm.loading.media_parts import Located, MediaParts, has_media
 from localllm.loading.numbered import NumberedSpans
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
 from localllm.reply import Piece, Reply, pieces_of
 from localllm.sandbox import Confined
-from localllm.saved.attachments import Attachments, described, left_out, restored
+from localllm.saved.attachments import Attachments, ContextCheck, described, left_out, restored
 from localllm.saved.chat_files import keep_in_file, take_up
 from localllm.saved.prompt_cache import Kept, content_of, read_prompt_cache
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 
 USUAL = AnswerOptions()
 _TAIL = 200  # tokens at the end of a prompt that are checked for the start of reasoning
-_MOST_FAILED = 4  # pictures and sounds of a file that fail before the others are not tried
 _HELD_BACK = 64  # maximum tokens at the end of an answer whose text may be held back
 
 
@@ -255,28 +252,9 @@ class Conversation:
     def _with_media(
         self, told: Sequence[dict[str, str]], located: Sequence[Located], problems: Sequence[str]
     ) -> tuple[MediaParts, list[dict[str, str]]]:
-        """Return saved messages with markers in place of the names at `located`, and the media of the markers.
-
-        The newest pictures come first. Once they fill the context, or several cannot be decoded, the others stay names
-        and are not decoded. A hostile file thus takes no more time than the pictures of one full context, which may be
-        minutes, and Ctrl-C stops it.
-        """
-        media, room, failed = MediaParts(), self._context, list[str]()
-
-        def check(medium: Medium) -> None:
-            nonlocal room
-            what, encoders = printable(medium.what, 100), self._model.encoders
-            if len(failed) == _MOST_FAILED:
-                raise LocalLLMError(f"{what}: not decoded, because {_MOST_FAILED} others failed; {failed[0]}")
-            try:
-                room -= encoders.tokens(medium) if room > 0 else 0
-            except LocalLLMError as error:
-                failed.append(said(error))
-                raise
-            if room <= 0:
-                room = 0
-                raise LocalLLMError(f"{what}: newer pictures and sounds fill the context of {self._context} tokens")
-
+        """Return saved messages with markers in place of the names at `located`, and the media of the markers."""
+        media = MediaParts()
+        check = ContextCheck(lambda medium: self._model.encoders.tokens(medium), self._context)
         messages, refused = media.put_back(told, located, check)
         if found := [*problems, *refused]:
             self._tell(left_out(found))

@@ -20,6 +20,7 @@ MOST_BYTES = 256 << 20  # maximum size of all contents of a conversation
 MOST_FILE = 64 << 20  # maximum size of one
 MOST_ROWS = 4096
 _MOST_FRAMES = 2
+_MOST_FAILED = 4  # failures after which further pictures and sounds of a file are not decoded
 _SHOWN = 3  # maximum number of reasons in a note
 HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -104,6 +105,31 @@ def restored(
             source = Absent(tuple(row["files"]), said(error))
         found.append(Located(each.message, each.start, Medium(each.medium.kind, source, each.medium.name)))
     return found, problems
+
+
+class ContextCheck:
+    """Decodes the pictures and sounds of a file, the newest first, and counts their tokens.
+
+    It refuses further ones, without decoding them, once they fill the context or several have failed. So a hostile file
+    takes no more time than the pictures of one full context. That may be minutes, and Ctrl-C stops it.
+    """
+
+    def __init__(self, tokens: Callable[[Medium], int], context: int) -> None:
+        self._tokens, self._context, self._room = tokens, context, context
+        self._failed: list[str] = []
+
+    def __call__(self, medium: Medium) -> None:
+        what = printable(medium.what, 100)
+        if len(self._failed) == _MOST_FAILED:
+            raise LocalLLMError(f"{what}: not decoded, because {_MOST_FAILED} others failed; {self._failed[0]}")
+        try:
+            self._room -= self._tokens(medium) if self._room > 0 else 0
+        except LocalLLMError as error:
+            self._failed.append(said(error))
+            raise
+        if self._room <= 0:
+            self._room = 0
+            raise LocalLLMError(f"{what}: newer pictures and sounds fill the context of {self._context} tokens")
 
 
 def left_out(problems: Sequence[str]) -> Notice:

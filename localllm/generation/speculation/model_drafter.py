@@ -44,9 +44,8 @@ class Round:
     """The cost and the gain of drafting for one step."""
 
     spent: float = 0.0  # seconds of drafting, without prefill
-    prefill: list[tuple[Drafting, float, bool]] = field(
-        default_factory=list
-    )  # request, seconds, whether it is complete
+    # of each request: its prefill in this round in seconds, and whether it is complete
+    prefill: list[tuple[Drafting, float, bool]] = field(default_factory=list)
     won: float = 0.0  # accepted drafts, less the cost of their verification, in tokens
     shared: int = 0  # requests that share the cost: those for which the drafter ran, even if it drafted nothing
     over: bool = False  # whether the step has been evaluated
