@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,11 +25,11 @@ from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.base.printable import printable
 from localllm.cluster.errors import StageLost
-from localllm.distributed import media
 from localllm.distributed.answer import Answer, RemoteTicket
 from localllm.distributed.fleet import Fleet
-from localllm.distributed.media import check_media, media_bytes, packed, routed
+from localllm.distributed.media import check_media, media_bytes, routed
 from localllm.distributed.messages import Ask, Listen, Origin, Report, States, chunks_of
+from localllm.distributed.packing import Packing
 from localllm.generation.errors import Stopped
 from localllm.generation.interfaces import Load, Observer, Replicas, SchedulerLimits
 from localllm.generation.open_requests import OpenRequests
@@ -107,7 +106,7 @@ class RemoteScheduler(Closing):
         self._wire, self._front, self._observer = wire, front, observer
         self._open, self._numbers = OpenRequests(), count(1)
         self._answers: dict[int, Answer] = {}  # by the number of their newest attempt
-        self._queued: deque[Answer] = deque()  # with pictures or sounds that are not packed yet
+        self._packing = Packing(self._answers.values, self._start, self._send, self._fail)
         self._heard: dict[str, float] = {}  # when each replica was heard last
         self._loads: dict[str, Load] = {}
         self._restarted: dict[str, int] = {}  # stages of each replica that were started again
@@ -215,37 +214,13 @@ class RemoteScheduler(Closing):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _begin(self, answer: Answer) -> None:
-        """Send a new request. Its pictures and sounds are packed in another thread before, because that takes long."""
+        """Send a new request, once its pictures and sounds are packed."""
         if not media_bytes(answer.request.prompt):
             self._send(answer)
             return
         answer.number = next(self._numbers)
         self._answers[answer.number] = answer
-        self._queued.append(answer)
-        self._pack_queued()
-
-    def _pack_queued(self) -> None:
-        """Pack requests in their order, while Ray's shared memory has room."""
-        while self._queued:
-            answer = self._queued[0]
-            if not answer.over:
-                size, held = media_bytes(answer.request.prompt), sum(each.held for each in self._answers.values())
-                if held + size > media.MOST_BYTES:
-                    return
-                answer.held = size
-                self._start(self._packed(answer))
-            self._queued.popleft()
-
-    async def _packed(self, answer: Answer) -> None:
-        try:
-            answer.media = await in_daemon(partial(packed, answer.request.prompt), lambda unwanted: None)
-        except Exception as error:
-            log.warning("pictures cannot be packed: %s", _line(error))
-            self._fail(
-                answer, LocalLLMError("the pictures of this prompt could not be sent; see the log of the server")
-            )
-            return
-        self._send(answer)
+        self._packing.add(answer)
 
     def _send(self, answer: Answer) -> None:
         """Send a request, for the first time or again."""
@@ -315,7 +290,7 @@ class RemoteScheduler(Closing):
         self.fleet.ended(answer.number, chunks_of([*routed(answer.request.prompt), *answer.known]))
         self._open.leave(answer.request.account)
         answer.media = ()
-        self._pack_queued()
+        self._packing.advance()
         with suppress(Exception):  # the event loop of the client is closed
             answer.listener(event)
 

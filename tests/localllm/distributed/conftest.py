@@ -1,6 +1,7 @@
-"""A Ray cluster of two nodes on this machine, which all tests of this folder share.
+"""A Ray cluster of two nodes on this machine, which all tests of this folder share, and replicas without Ray.
 
-Tests that use it need `pytestmark = pytest.mark.xdist_group("ray")`, so that one process of pytest-xdist runs them all.
+Tests that use the cluster need `pytestmark = pytest.mark.xdist_group("ray")`, so that one process of pytest-xdist runs
+them all.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+import localllm
 from localllm.quant.codecache import default_folder
 from tests.localllm.distributed.servers import Server, end, listening, started, until
+
+if TYPE_CHECKING:
+    from localllm.distributed.remote import RemoteScheduler
+    from tests.localllm.distributed.local_replicas import Front
 
 
 class TwoNodes(NamedTuple):
@@ -148,3 +155,40 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("plain") / "log"
     with listening(log, started(log)) as found:
         yield found
+
+
+# -- replicas in this process ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[list[localllm.Model]]:
+    found = [localllm.load("demo", ctx_size=512, threads=1, sequences=3, spec="off") for _ in range(3)]
+    yield found
+    for model in found:
+        model.close()
+
+
+@pytest.fixture
+def front(models: list[localllm.Model], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+    from tests.localllm.distributed import local_replicas as local  # needs pyzmq
+
+    monkeypatch.setattr(local.LocalReplica, "_where", local.LocalReplica.where)
+    made: list[Front] = []
+
+    def start(count: int = 2, **limits: int) -> Front:
+        made.append(local.Front(models, replace(local.LIMITS, **limits), count))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.scheduler.close()
+        for replica in each.wire.replicas.values():
+            replica._scheduler.close()
+
+
+@pytest.fixture
+def unanswered() -> Iterator[RemoteScheduler]:
+    from tests.localllm.distributed import local_replicas as local
+
+    with local.unanswered() as scheduler:
+        yield scheduler
