@@ -106,7 +106,7 @@ async def see(client: httpx.AsyncClient, size: int, seed: int) -> tuple[float, f
 def _png(size: int, seed: int) -> str:
     from PIL import Image
 
-    pixels = picture(size)
+    pixels = picture(str(size))
     pixels[:8, :8] = seed  # another picture each time, so that it is in no cache
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG", compress_level=1)

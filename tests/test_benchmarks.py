@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -209,6 +210,14 @@ def test_the_page_on_pictures_shows_the_stored_encoders(monkeypatch) -> None:  #
     assert shown("docs/media.md", "turns") == encoders.turn_table(rows)
     for name in ("encoders", "compare"):
         sys.modules.pop(name, None)
+
+
+def test_pictures_in_flight_differ() -> None:
+    from benchmarks import picture_flight
+
+    png = [base64.b64decode(picture_flight._png(16, seed)) for seed in (1, 1, 2)]
+    assert png[0] == png[1] != png[2]
+    assert png[0].startswith(b"\x89PNG")
 
 
 def test_the_page_on_pictures_shows_the_stored_times_between_tokens() -> None:
