@@ -215,7 +215,7 @@ class RemoteScheduler(Closing):
 
     def _begin(self, answer: Answer) -> None:
         """Send a new request, once its pictures and sounds are packed."""
-        if not media_bytes(answer.request.prompt):
+        if self._stopped is not None or not media_bytes(answer.request.prompt):
             self._send(answer)
             return
         answer.number = next(self._numbers)
@@ -238,7 +238,11 @@ class RemoteScheduler(Closing):
         self._answers[answer.number] = answer
         prompt = routed(answer.request.prompt)
         ask = Ask.of(self._front, answer.number, answer.request, prompt, answer.known, answer.media)
-        answer.call = self._wire.ask(ask)
+        try:
+            answer.call = self._wire.ask(ask)
+        except Exception as error:  # Ray cannot take it now
+            answer.call = self._loop.create_future()
+            answer.call.set_exception(error)
         self._start(self._wait(answer, answer.number, answer.call))
 
     async def _wait(self, answer: Answer, number: int, call: Any) -> None:
@@ -430,6 +434,8 @@ class RemoteScheduler(Closing):
             late, looked = monotonic() - looked - LOOK, monotonic()
             if late > LOOK:  # this process was held up, so reports may wait to be read
                 self._heard = {name: heard + late for name, heard in self._heard.items()}
+                for reports in self._reports.values():
+                    reports.held_up(late)
             names = set(self.fleet.names)
             for name in names - set(self._pumps):
                 self._heard[name] = looked + FIRST_SILENT - SILENT

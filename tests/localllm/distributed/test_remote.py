@@ -1,12 +1,10 @@
-"""The front's scheduler with replicas in this process: events, cancellation, limits and pictures."""
+"""The front's scheduler with replicas in this process: events, cancellation and limits."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,6 @@ import pytest
 
 import localllm
 from localllm.base.errors import LocalLLMError
-from localllm.distributed import packing
-from localllm.distributed.media import MOST_BYTES
-from localllm.distributed.remote import RemoteScheduler
-from localllm.engine import MediaSpan
 from localllm.generation.errors import QueueFull, Stopped
 from localllm.generation.request import Failed, Finished, Prefilled, Request, Started, Token
 from localllm.options import SamplingOptions
@@ -152,76 +146,6 @@ def test_the_load_is_that_of_all_replicas(models: list[localllm.Model], front: C
         assert answer.ticket is not None
         answer.ticket.cancel()
     until(lambda: not here.scheduler.load().running)
-
-
-def picture(size: int) -> MediaSpan:
-    """Return a picture whose prepared tensor has `size` bytes."""
-    source = SimpleNamespace(nbytes=size), 0
-    return MediaSpan(b"key of it", 9, np.arange(9, dtype=np.int32), 9, True, lambda: None, source)  # type: ignore[arg-type, return-value]
-
-
-def test_packing_a_picture_delays_no_other_client(unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, packs = threading.Event(), list[int]()
-
-    def packed(prompt: Any) -> Any:
-        packs.append(len(prompt))
-        assert go.wait(20)
-        return ((1, b"packed"),)
-
-    monkeypatch.setattr(packing, "packed", packed)
-    asks = unanswered._wire.asks  # type: ignore[attr-defined]
-    answers = [Answer() for _ in range(4)]
-    tickets = [unanswered.submit(Request([1, picture(9)], SamplingOptions()), each) for each in answers[:3]]
-    unanswered.submit(Request([1, 2], SamplingOptions()), answers[3])
-    until(lambda: len(asks) == 1)
-    assert asks[0].tokens == 2
-    tickets[0].cancel()
-    assert answers[0].result().reason == "cancelled"
-    go.set()
-    until(lambda: len(asks) == 3)
-    assert [(ask.media, ask.tokens) for ask in asks[1:]] == [(((1, b"packed"),), 10)] * 2
-    unanswered._soon(unanswered._move, asks[1].number)
-    until(lambda: len(asks) == 4)
-    assert asks[3].media == asks[1].media
-    assert packs == [2, 2, 2]  # and not again
-    unanswered.close()
-    assert isinstance(answers[1].error().error, Stopped)
-
-
-def test_pictures_wait_for_room_in_the_shared_memory(
-    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "packed", lambda prompt: ((len(prompt), b""),))
-    asks = unanswered._wire.asks  # type: ignore[attr-defined]
-    large, small = MOST_BYTES // 2 + 1, MOST_BYTES // 4
-    prompts = [[1, picture(size)] for size in (large, large, small, small)]
-    answers = [Answer() for _ in prompts]
-    tickets = [
-        unanswered.submit(Request(prompt, SamplingOptions()), each)
-        for prompt, each in zip(prompts, answers, strict=True)
-    ]
-    unanswered.submit(Request([1, 2], SamplingOptions()), Answer())  # takes no room
-    until(lambda: len(asks) == 2)
-    time.sleep(0.1)
-    assert len(asks) == 2
-    tickets[2].cancel()  # one that waits
-    assert answers[2].result().reason == "cancelled"
-    tickets[0].cancel()
-    until(lambda: len(asks) == 4)  # the next large one, and the last one
-
-
-def test_the_pictures_of_one_client_do_not_wait_behind_many_of_another(
-    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "packed", lambda prompt: ((len(prompt), b""),))
-    asks = unanswered._wire.asks  # type: ignore[attr-defined]
-    requests = [Request([1, picture(MOST_BYTES // 2)], SamplingOptions(), client="greedy") for _ in range(4)]
-    requests.append(Request([1, 2, picture(MOST_BYTES // 2)], SamplingOptions(), client="other"))
-    tickets = [unanswered.submit(request, Answer()) for request in requests]
-    until(lambda: len(asks) == 2)
-    tickets[0].cancel()
-    until(lambda: len(asks) == 3)
-    assert asks[2].request.account == "other"
 
 
 def test_slots_are_refused(models: list[localllm.Model], front: Callable[..., Front]) -> None:

@@ -1,0 +1,188 @@
+"""Pictures on their way to replicas: packed in another thread, as many at a time as there is room for, and in turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.distributed import packing
+from localllm.distributed.answer import Answer as Open
+from localllm.distributed.media import MOST_BYTES
+from localllm.distributed.remote import RemoteScheduler
+from localllm.engine import MediaSpan
+from localllm.generation.errors import Stopped
+from localllm.generation.request import Request
+from localllm.generation.request_state import Ticket
+from localllm.options import SamplingOptions
+from tests.localllm.generation.support import Answer
+
+pytest.importorskip("zmq", reason="replicas send events through pyzmq")
+from tests.localllm.distributed.local_replicas import until
+
+
+def picture(size: int) -> MediaSpan:
+    """Return a picture whose prepared tensor has `size` bytes."""
+    source = SimpleNamespace(nbytes=size), 0
+    return MediaSpan(b"key of it", 9, np.arange(9, dtype=np.int32), 9, True, lambda: None, source)  # type: ignore[arg-type, return-value]
+
+
+def test_packing_a_picture_delays_no_other_client(unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, packs = threading.Event(), list[int]()
+
+    def packed(prompt: Any) -> Any:
+        packs.append(len(prompt))
+        assert go.wait(20)
+        return ((1, b"packed"),)
+
+    monkeypatch.setattr(packing, "packed", packed)
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    answers = [Answer() for _ in range(4)]
+    tickets = [unanswered.submit(Request([1, picture(9)], SamplingOptions()), each) for each in answers[:3]]
+    unanswered.submit(Request([1, 2], SamplingOptions()), answers[3])
+    until(lambda: len(asks) == 1)
+    assert asks[0].tokens == 2
+    tickets[0].cancel()
+    assert answers[0].result().reason == "cancelled"
+    go.set()
+    until(lambda: len(asks) == 3)
+    assert [(ask.media, ask.tokens) for ask in asks[1:]] == [(((1, b"packed"),), 10)] * 2
+    unanswered._soon(unanswered._move, asks[1].number)
+    until(lambda: len(asks) == 4)
+    assert asks[3].media == asks[1].media
+    assert packs == [2, 2, 2]  # and not again
+    unanswered.close()
+    assert isinstance(answers[1].error().error, Stopped)
+
+
+def test_pictures_wait_for_room_in_the_shared_memory(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "packed", lambda prompt: ((len(prompt), b""),))
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    large, small = MOST_BYTES // 2 + 1, MOST_BYTES // 4
+    prompts = [[1, picture(size)] for size in (large, large, small, small)]
+    answers = [Answer() for _ in prompts]
+    tickets = [
+        unanswered.submit(Request(prompt, SamplingOptions()), each)
+        for prompt, each in zip(prompts, answers, strict=True)
+    ]
+    unanswered.submit(Request([1, 2], SamplingOptions()), Answer())  # takes no room
+    until(lambda: len(asks) == 2)
+    time.sleep(0.1)
+    assert len(asks) == 2
+    tickets[2].cancel()  # one that waits
+    assert answers[2].result().reason == "cancelled"
+    tickets[0].cancel()
+    until(lambda: len(asks) == 4)  # the next large one, and the last one
+
+
+def test_the_pictures_of_one_client_do_not_wait_behind_many_of_another(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "packed", lambda prompt: ((len(prompt), b""),))
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    requests = [Request([1, picture(MOST_BYTES // 2)], SamplingOptions(), client="greedy") for _ in range(4)]
+    requests.append(Request([1, 2, picture(MOST_BYTES // 2)], SamplingOptions(), client="other"))
+    tickets = [unanswered.submit(request, Answer()) for request in requests]
+    until(lambda: len(asks) == 2)
+    tickets[0].cancel()
+    until(lambda: len(asks) == 3)
+    assert asks[2].request.account == "other"
+
+
+@pytest.fixture
+def submit(unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ticket]:
+    """Submit a request of a client with one picture, whose packing takes no time."""
+    monkeypatch.setattr(packing, "packed", lambda prompt: ((len(prompt), b""),))
+
+    def send(client: str, size: int = MOST_BYTES) -> Ticket:
+        return unanswered.submit(Request([1, picture(size)], SamplingOptions(), client=client), Answer())
+
+    return send
+
+
+def test_clients_take_turns(unanswered: RemoteScheduler, submit: Callable[..., Ticket]) -> None:
+    """Each picture takes all the room, so every client holds nothing when the next one is chosen."""
+    asks = unanswered._wire.asks  # type: ignore[attr-defined]
+    tickets = [(client, submit(client)) for client in ("greedy", "greedy", "greedy", "greedy", "other", "other")]
+    for number in range(1, 7):
+        until(lambda: len(asks) == number)  # noqa: B023
+        client = asks[-1].request.account
+        if number == 2:  # a client that comes later does not pass those that wait, nor does one that comes again
+            tickets += [("late", submit("late")), ("greedy", submit("greedy"))]
+        tickets.remove(mine := next(each for each in tickets if each[0] == client))
+        mine[1].cancel()
+    assert [ask.request.account for ask in asks[:6]] == ["greedy", "other", "greedy", "late", "other", "greedy"]
+    until(lambda: len(asks) == 7)
+    until(lambda: [*unanswered._packing._turns] == ["greedy"])
+    for _, ticket in tickets:
+        ticket.cancel()
+    until(lambda: not unanswered._answers)
+    unanswered._soon(unanswered._packing.advance)
+    until(lambda: not unanswered._packing._turns)  # accounts that have left are forgotten
+
+
+def test_a_client_that_leaves_while_its_picture_is_packed_frees_the_room_afterwards(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one client could fill the memory: the thread that packs cannot be stopped."""
+    go, packs = threading.Event(), list[Any]()
+
+    def packed(prompt: Any) -> Any:
+        packs.append(prompt)
+        assert go.wait(20)
+        if len(packs) == 2:
+            raise MemoryError
+        return ((1, b"packed"),)
+
+    monkeypatch.setattr(packing, "packed", packed)
+    requests = [Request([1, picture(MOST_BYTES)], SamplingOptions()) for _ in range(3)]
+    tickets = [unanswered.submit(request, Answer()) for request in requests]
+    until(lambda: packs)
+    [left, *_] = unanswered._answers.values()
+    tickets[0].cancel()
+    until(lambda: left.over)
+    time.sleep(0.1)
+    assert len(packs) == 1
+    tickets[1].cancel()
+    go.set()
+    until(lambda: len(unanswered._wire.asks) == 1 or len(packs) == 2)  # type: ignore[attr-defined]
+    until(lambda: not unanswered._answers)  # the third one failed
+    assert len(packs) == 2
+    assert left.media == ()
+
+
+def test_a_request_that_ray_does_not_take_is_sent_again(
+    unanswered: RemoteScheduler, submit: Callable[..., Ticket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire, refused = unanswered._wire, list[Any]()
+    ask = wire.ask
+
+    def full(given: Any) -> Any:
+        if len(refused) < 2:
+            refused.append(given)
+            raise RuntimeError("the object store is full")
+        return ask(given)
+
+    monkeypatch.setattr(wire, "ask", full)
+    submit("one")
+    until(lambda: wire.asks)  # type: ignore[attr-defined]
+    assert unanswered.moved == 2
+
+
+def test_a_picture_that_comes_after_the_end_is_not_packed(
+    unanswered: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request was submitted just before, in another thread."""
+    monkeypatch.setattr(packing, "packed", lambda prompt: pytest.fail("packed"))
+    unanswered._stopped = Stopped("the server is shutting down")
+    client = Answer()
+    unanswered._open.enter("", 9)
+    unanswered._soon(unanswered._begin, Open(Request([1, picture(9)], SamplingOptions()), client))
+    assert isinstance(client.error().error, Stopped)
