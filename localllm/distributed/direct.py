@@ -109,7 +109,7 @@ class Reports:
         self._heard, self._take, self._next = heard, take, 1
         self._early: dict[int, Report] = {}
         self._by_ray = self._directly = 0  # number of the newest report on each way; each way keeps the order
-        self._quiet_since = monotonic()  # no report came on the direct connection
+        self._quiet_since = monotonic()  # one is missing, and none came on the direct connection
         self._damaged = False
 
     async def read(self, stream: Any, receiver: DirectReceiver) -> None:
@@ -131,8 +131,15 @@ class Reports:
 
     def add(self, report: Report) -> None:
         """Take a report that came through Ray."""
+        complete = self._by_ray < self._next
         self._by_ray = max(self._by_ray, report.number, report.before)
         self._put(report)
+        if complete and self._by_ray >= self._next:  # after a pause, the direct connection begins to be late only now
+            self._quiet_since = monotonic()
+
+    def held_up(self, seconds: float) -> None:
+        """Allow for a time in which this process did not read."""
+        self._quiet_since += seconds
 
     def _put(self, report: Report) -> None:
         self._heard(report)

@@ -104,10 +104,13 @@ def test_reports_are_taken_in_the_order_of_their_numbers() -> None:
     directly(7)
     assert not reports.lost
     assert taken[-2:] == [7, 8]
+    reports._quiet_since -= 2 * QUIET  # the replica had nothing to do
     by_ray(10)
-    assert not reports.lost
+    assert not reports.lost  # 9 is on its way
     reports._quiet_since -= 2 * QUIET
     assert reports.lost  # 9 was sent directly, but nothing comes any more
+    reports.held_up(3 * QUIET)
+    assert not reports.lost  # this process did not read meanwhile
     reports._add_bytes(b"damaged")
     by_ray(9)
     assert reports.lost

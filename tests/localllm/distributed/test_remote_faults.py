@@ -109,8 +109,7 @@ def test_with_one_replica_it_waits_for_the_next(models: list[localllm.Model], fr
     until(lambda: len(answers[0].tokens) > 10)
     here.wire.end("replica0")
     late = here.ask(request)
-    assert here.scheduler.load().waiting >= 0
-    time.sleep(0.2)
+    until(lambda: here.scheduler.load().waiting == 7)
     here.start(1)
     for answer in [*answers, late]:
         answer.result()
@@ -282,6 +281,14 @@ def test_a_replica_that_waits_for_a_stage_stays_left_out_after_a_silence(unanswe
     for name in ("one", "two"):
         unanswered._hear(name, Report(()))
     assert unanswered.fleet.ranked(["one", "two"], [], 1) == ["two"]
+
+
+def test_a_front_that_was_held_up_reads_before_it_judges(unanswered: RemoteScheduler) -> None:
+    late = list[float]()
+    unanswered._reports["one"] = SimpleNamespace(held_up=late.append, lost=False)  # type: ignore[assignment]
+    unanswered._soon(time.sleep, 0.5)
+    until(lambda: late)
+    assert 0.3 < late[0] < 5
 
 
 def test_what_the_client_knows_of_its_prompt_is_not_sent_again() -> None:
