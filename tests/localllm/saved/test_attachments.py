@@ -350,9 +350,11 @@ def test_files_without_pictures_have_the_format_of_before(tmp_path: Path) -> Non
         versions = [struct.unpack_from("<8sI", (tmp_path / name).read_bytes())[1] for name in ("text.kv", "picture.kv")]
         assert versions == [prompt_cache.VERSION, prompt_cache.WITH_CONTENTS]
         data = (tmp_path / "picture.kv").read_bytes()
-        for damaged in (data[:-40], data[:-100] + bytes(1) + data[-99:]):
+        talk.load(tmp_path / "picture.kv")
+        changed = data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]  # in the picture
+        for damaged, problem in ((data[:-40], "truncated or damaged"), (changed, "does not match its digest")):
             (tmp_path / "damaged.kv").write_bytes(damaged)
-            with pytest.raises(prompt_cache.CacheFileError, match=r"truncated or damaged|does not match its digest"):
+            with pytest.raises(prompt_cache.CacheFileError, match=problem):
                 talk.load(tmp_path / "damaged.kv")
 
 
