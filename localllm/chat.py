@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localllm.backends.base import Progress
 from localllm.base.errors import LocalLLMError
 from localllm.constrained.request import answer_constraint, prompt_tail
 from localllm.engine import ContextFull, Placed, align_tokens
@@ -25,7 +26,7 @@ from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
 from localllm.reply import Piece, Reply, pieces_of
 from localllm.sandbox import Confined
-from localllm.saved.attachments import Attachments, ContextCheck, described, left_out, restored
+from localllm.saved.attachments import Attachments, ContextCheck, described, left_out, restored, unread
 from localllm.saved.chat_files import keep_in_file, take_up
 from localllm.saved.prompt_cache import Kept, content_of, read_prompt_cache
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
@@ -167,7 +168,7 @@ class Conversation:
         if not isinstance(parts, list | tuple) or not has_media([{"content": parts}]):
             raise LocalLLMError(f"say expects a text, or parts with media, got {parts!r:.60}; see also model.chat")
         encoders = self._model.encoders
-        [message] = self._media.flattened([{"role": "user", "content": parts}], encoders.parts)
+        [message] = self._media.flattened([{"role": "user", "content": parts}], encoders.parts, "the message")
         content: str = message["content"]
         return content
 
@@ -204,14 +205,18 @@ class Conversation:
         return dropped
 
     def resume(
-        self, messages: list[dict[str, str]], located: Sequence[Located] = (), problems: Sequence[str] = ()
+        self,
+        messages: list[dict[str, str]],
+        located: Sequence[Located] = (),
+        problems: Sequence[str] = (),
+        progress: Progress | None = None,
     ) -> None:
         """Replace the conversation with `messages`, which the next turn evaluates. A leading system message replaces
-        the system prompt. `located` are the pictures and sounds among them. A note names those that the model does not
-        get, and the `problems` of others.
+        the system prompt. `located` are the pictures and sounds among them; `progress` is told while they are decoded.
+        A note names those that the model does not get, and the `problems` of others.
         """
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
-        media, told = self._with_media(messages, located, problems)
+        media, told = self._with_media(messages, located, problems, progress)
         self._media, self.messages, self._answered = media, [*begun, *told], []
 
     def save(self, path: Path, force: bool = False) -> int:
@@ -219,16 +224,20 @@ class Conversation:
         `localllm.saved.prompt_cache`.
         """
         self.forget_rest()
-        return keep_in_file(path, self._model, self.tokens, self.told, force, self.attachments())[1]
+        written = keep_in_file(path, self._model, self.tokens, self.told, force, self.attachments())[1]
+        if reasons := unread(self.located[1]):
+            self._tell(left_out(reasons, f"not in {path}"))
+        return written
 
-    def load(self, path: Path) -> Kept:
+    def load(self, path: Path, progress: Progress | None = None) -> Kept:
         """Replace this conversation with one from a file. After an error or Ctrl-C, this conversation is unchanged.
 
-        If the result's `problem` is set, the file's cache is unusable and the next turn evaluates the text.
+        `progress` is told while pictures and sounds are decoded, which may take minutes. If the result's `problem` is
+        set, the file's cache is unusable and the next turn evaluates the text.
         """
         kept = read_prompt_cache(path, self._model)
         located, problems = restored(kept.messages, kept.attachments, lambda key: content_of(kept, key))
-        media, messages = self._with_media(kept.messages, located, problems)
+        media, messages = self._with_media(kept.messages, located, problems, progress)
         tokens = take_up(kept, self._model)
         self._restored, self.tokens = kept.media, tokens
         self._media, self.messages, self._answered, self._added = media, messages, [], ""
@@ -250,11 +259,15 @@ class Conversation:
         return [{"role": "system", "content": told}] if told else []
 
     def _with_media(
-        self, told: Sequence[dict[str, str]], located: Sequence[Located], problems: Sequence[str]
+        self,
+        told: Sequence[dict[str, str]],
+        located: Sequence[Located],
+        problems: Sequence[str],
+        progress: Progress | None,
     ) -> tuple[MediaParts, list[dict[str, str]]]:
         """Return saved messages with markers in place of the names at `located`, and the media of the markers."""
         media = MediaParts()
-        check = ContextCheck(lambda medium: self._model.encoders.tokens(medium), self._context)
+        check = ContextCheck(lambda each: self._model.encoders.tokens(each), self._context, len(located), progress)
         messages, refused = media.put_back(told, located, check)
         if found := [*problems, *refused]:
             self._tell(left_out(found))

@@ -24,7 +24,7 @@ from localllm.generation.stream import AHEAD
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.drafters import find_drafter
 from localllm.loading.loaded_model import refuse_serving
-from localllm.loading.media_parts import MARKER, MediaParts, Medium, of_marked, source_kind
+from localllm.loading.media_parts import MARKER, MediaParts, of_marked, placed_media
 from localllm.loading.mmproj import OFF, open_multimodal
 from localllm.loading.resolve import resolve
 from localllm.loading.splitting import Splitter
@@ -247,7 +247,7 @@ class Model(Templated):
         encoders = self.encoders
         count = prompt.count(MARKER)
         sources = list(data) if isinstance(data, list) and count != 1 else [data]
-        media = [Medium(source_kind(source), source) for source in sources]
+        media = placed_media(sources, "the prompt")
         return encoders.chunks(of_marked(prompt, media), self.prompt_part, self.media_marks)
 
     def conversation(

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from localllm.base.errors import LocalLLMError
+from localllm.base.files.media_kinds import START, kind_of
 from localllm.base.files.regular import open_regular, read_regular
 from localllm.base.notices import said
 from localllm.base.printable import printable
@@ -24,6 +26,7 @@ from localllm.template.origin import Text, marked
 
 Kind = Literal["image", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "audio")
+WORDS = {"image": "picture", "audio": "sound"}
 MARKER = "<__media__>"  # replaces a picture or a sound in prompts without messages, as in llama.cpp
 
 
@@ -34,6 +37,7 @@ class Medium:
     kind: Kind
     source: Any
     name: str = ""  # in messages
+    place: str = ""  # "picture 2 of the request", for errors about one without a name
     parts: tuple[Any, ...] | None = None  # marker texts and pieces, once `Multimodal.prepared` has made them
     _files: dict[int, tuple[bytes, ...]] = field(default_factory=dict, repr=False)  # of `files`, by rate
 
@@ -48,7 +52,7 @@ class Medium:
             data = read_regular(source, MediaLimits().file_bytes)
         except (OSError, ValueError):
             return self  # the decoder names what is wrong
-        return Medium(self.kind, data, self.name or printable(Path(source).name, None))
+        return replace(self, source=data, name=self.name or printable(Path(source).name, None))
 
     def files(self, rate: int) -> tuple[bytes, ...]:
         """Return the content as files; two frames are two. An array of a sound has `rate` samples per second.
@@ -71,12 +75,18 @@ class Medium:
         if isinstance(source, bytes | bytearray | memoryview):
             return bytes(source)
         if self.kind == "image":
-            return picture_file(source, self.what)
-        return wav((source, rate) if isinstance(source, np.ndarray) else source, self.what)
+            return picture_file(source, self.called)
+        return wav((source, rate) if isinstance(source, np.ndarray) else source, self.called)
 
     @property
     def what(self) -> str:
-        return self.name or ("picture" if self.kind == "image" else "sound")
+        """The name in the text of a message."""
+        return self.name or WORDS[self.kind]
+
+    @property
+    def called(self) -> str:
+        """The name in an error."""
+        return self.name or self.place or WORDS[self.kind]
 
 
 class Absent(NamedTuple):
@@ -116,22 +126,29 @@ class MediaParts:
         return f"<__media_{self._number}_{len(self._media) - 1}__>"
 
     def flattened(
-        self, messages: Sequence[Mapping[str, Any]], check: Callable[[Medium], object] = lambda medium: None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        check: Callable[[Medium], object] = lambda medium: None,
+        whole: str = "the messages",
     ) -> list[Mapping[str, Any]]:
         """Return the messages with a text as content wherever the content has a picture or a sound.
 
-        `check` raises an error for a medium that cannot be used.
+        `check` raises an error for a medium that cannot be used. `whole` is what a medium without a name is part of.
         """
-        return [self._flat(message, check) for message in messages]
+        seen = Counter[str]()
+        return [self._flat(message, check, whole, seen) for message in messages]
 
-    def _flat(self, message: Mapping[str, Any], check: Callable[[Medium], object]) -> Mapping[str, Any]:
+    def _flat(
+        self, message: Mapping[str, Any], check: Callable[[Medium], object], whole: str, seen: Counter[str]
+    ) -> Mapping[str, Any]:
         parts = message.get("content")
         if not isinstance(parts, list | tuple) or not any(_is_medium(part) for part in parts):
             return message
         texts = []
         for part in parts:
             if _is_medium(part):
-                medium = medium_of(part).loaded()
+                seen[part["type"]] += 1
+                medium = medium_of(part, place_of(part["type"], seen[part["type"]], whole)).loaded()
                 check(medium)
                 texts.append((self.mark(medium), True))
             elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
@@ -153,7 +170,7 @@ class MediaParts:
             at = match.end()
         for number in self._in(messages):
             if number not in seen:
-                what = self._media[number].what
+                what = self._media[number].called
                 raise LocalLLMError(f"the chat template leaves out a message with {what}; give another template")
         return [*found, whole[at:]]
 
@@ -224,16 +241,32 @@ def joined_texts(texts: Iterable[tuple[str, bool]]) -> str:
     return whole
 
 
-def medium_of(part: Mapping[str, Any]) -> Medium:
+def place_of(kind: Kind, number: int, whole: str) -> str:
+    """Return the place of a picture or a sound for errors, such as "picture 2 of the request"."""
+    return f"{WORDS[kind]} {number} of {whole}"
+
+
+def placed_media(sources: Iterable[Any], whole: str, kinds: Iterable[Kind] | None = None) -> list[Medium]:
+    """Return pictures and sounds without names, of these kinds, or of those that their contents have."""
+    found, seen = list[Medium](), Counter[str]()
+    sources = list(sources)
+    for source, kind in zip(sources, map(source_kind, sources) if kinds is None else kinds, strict=True):
+        seen[kind] += 1
+        found.append(Medium(kind, source, place=place_of(kind, seen[kind], whole)))
+    return found
+
+
+def medium_of(part: Mapping[str, Any], place: str = "") -> Medium:
     """Return the picture or sound of {"type": "image", "image": SOURCE}, and the same with "audio".
 
     SOURCE is a path, the bytes of a file, an array, or for pictures a PIL image; a sound in memory is (samples, rate).
+    `place` is its name in errors if it has none.
     """
     kind: Kind = part["type"]
     given = [part[key] for key in (kind, "path", "data") if part.get(key) is not None]
     if len(given) != 1:
         raise LocalLLMError(f'expected {{"type": "{kind}", "{kind}": a path, bytes or an array}}, got {part!r:.80}')
-    return given[0] if isinstance(given[0], Medium) else Medium(kind, given[0], str(part.get("name") or ""))
+    return given[0] if isinstance(given[0], Medium) else Medium(kind, given[0], str(part.get("name") or ""), place)
 
 
 def part_of(each: str | Medium) -> dict[str, Any]:
@@ -256,19 +289,25 @@ def of_marked(text: str, media: Sequence[Medium]) -> Iterator[str | Medium]:
 
 
 def source_kind(source: Any) -> Kind:
-    """Return what a source is, from an array or the beginning of a file."""
+    """Return what a source is, from an array or the beginning of a file; "image" if that does not tell."""
     if isinstance(source, tuple):
         return "audio"
     if isinstance(source, np.ndarray):
         return "audio" if source.dtype.kind == "f" else "image"
-    start = b""
     if isinstance(source, bytes | bytearray | memoryview):
-        start = bytes(source[:16])
-    elif isinstance(source, str | os.PathLike) and Path(source).is_file():
-        with open_regular(source) as file:
-            start = file.read(16)
-    sound = start[:4] in (b"fLaC", b"OggS") or start[:3] == b"ID3" or start[8:12] in (b"WAVE", b"AIFF")
-    return "audio" if sound or (start[:1] == b"\xff" and start[1:2] >= b"\xe0") else "image"
+        return kind_of(bytes(source[:START])) or "image"
+    return file_kind(source) or "image" if isinstance(source, str | os.PathLike) else "image"
+
+
+def file_kind(path: str | os.PathLike[str]) -> Kind | None:
+    """Return whether a file has a picture or a sound; None if its first bytes do not tell, or it cannot be read."""
+    try:
+        if not Path(path).is_file():
+            return None
+        with open_regular(path) as file:
+            return kind_of(file.read(START))
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _is_medium(part: Any) -> bool:

@@ -197,7 +197,7 @@ class Multimodal(Closing):
         """
         if medium.kind not in self.kinds:
             other = "no pictures" if medium.kind == "image" else "no sound"
-            raise MediaError(f"{medium.what}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
+            raise MediaError(f"{medium.called}: this model reads {' and '.join(_READ[k] for k in self.kinds)}, {other}")
         if medium.parts is not None:
             return list(medium.parts)
         medium = medium.loaded()
@@ -208,7 +208,7 @@ class Multimodal(Closing):
             if digest is not None and (kept := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return kept
-        found = self._prepared(medium.kind, source, medium.what, place)
+        found = self._prepared(medium.kind, source, medium.called, place)
         if digest is not None:
             with self._lock:
                 self._kept[digest] = found

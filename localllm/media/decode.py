@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.base.closing import Closing
+from localllm.base.files.media_kinds import START, kind_of
 from localllm.base.files.regular import read_regular
 from localllm.base.printable import printable
 from localllm.media.errors import INSTALL, MediaError
@@ -24,6 +25,7 @@ from localllm.sandbox import BLOB, Confined, ConfinedError, ConfinedLate, Confin
 
 Data = bytes | bytearray | memoryview
 _NEEDS = {"image": ("PIL", "pictures need Pillow"), "audio": ("soundfile", "sound needs soundfile")}
+_KINDS = {"image": "a picture", "audio": "a sound"}
 _SECONDS = 1800.0  # maximum duration of a sound
 _MEMORY = 900 << 20  # bytes of the child
 
@@ -114,6 +116,8 @@ class Decoder(Closing):
 
     def _ask(self, request: dict[str, Any], limits: ResourceLimits, name: str) -> dict[str, Any]:
         module, needs = _NEEDS[request["kind"]]
+        if (found := kind_of(bytes(request[BLOB][:START]))) not in (None, request["kind"]):
+            raise MediaError(f"{name}: is {_KINDS[found]}, not {_KINDS[request['kind']]}; give it as {_KINDS[found]}")
         if find_spec(module) is None:
             raise MediaError(f"{name}: {needs}; run: {INSTALL}")
         try:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from localllm.backends.base import Progress
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, said
 from localllm.base.printable import printable
@@ -111,33 +112,51 @@ class ContextCheck:
     """Decodes the pictures and sounds of a file, the newest first, and counts their tokens.
 
     It refuses further ones, without decoding them, once they fill the context or several have failed. So a hostile file
-    takes no more time than the pictures of one full context. That may be minutes, and Ctrl-C stops it.
+    takes no more time than the pictures of one full context. That may be minutes: `progress` is told, and Ctrl-C stops
+    it.
     """
 
-    def __init__(self, tokens: Callable[[Medium], int], context: int) -> None:
+    def __init__(
+        self, tokens: Callable[[Medium], int], context: int, count: int, progress: Progress | None = None
+    ) -> None:
+        """`count` is the number of pictures and sounds in the file."""
         self._tokens, self._context, self._room = tokens, context, context
         self._failed: list[str] = []
+        self._count, self._done, self._progress = count, 0, progress
 
     def __call__(self, medium: Medium) -> None:
         what = printable(medium.what, 100)
+        if self._progress is not None:
+            self._progress("decoding pictures and sounds", self._done, self._count)
+        self._done += 1
         if len(self._failed) == _MOST_FAILED:
             raise LocalLLMError(f"{what}: not decoded, because {_MOST_FAILED} others failed; {self._failed[0]}")
+        full = f"{what}: newer pictures and sounds fill the context of {self._context} tokens"
+        if self._room <= 0:
+            raise LocalLLMError(full)
         try:
-            self._room -= self._tokens(medium) if self._room > 0 else 0
+            tokens = self._tokens(medium)
         except LocalLLMError as error:
             self._failed.append(said(error))
             raise
+        self._room -= tokens
         if self._room <= 0:
-            self._room = 0
-            raise LocalLLMError(f"{what}: newer pictures and sounds fill the context of {self._context} tokens")
+            alone = f"{what}: has {tokens} tokens, and the context has {self._context}"
+            raise LocalLLMError(alone if tokens >= self._context else full)
 
 
-def left_out(problems: Sequence[str]) -> Notice:
-    """Return one line about pictures and sounds that the model does not get."""
+def unread(located: Sequence[Located]) -> list[str]:
+    """Return why the contents of pictures and sounds cannot be copied to another file."""
+    media = [each.medium for each in located]
+    return [f"{printable(each.what, 100)}: {each.source.reason}" for each in media if isinstance(each.source, Absent)]
+
+
+def left_out(problems: Sequence[str], how: str = "kept as a name only") -> Notice:
+    """Return one line about pictures and sounds that the model does not get, or that a file does not have."""
     what = "one picture or sound is" if len(problems) == 1 else f"{len(problems)} pictures and sounds are"
     more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     shown = [part for problem in problems[:_SHOWN] for part in ("; ", problem)]
-    return Notice(f"{what} kept as a name only: ", *shown[1:], more)
+    return Notice(f"{what} {how}: ", *shown[1:], more)
 
 
 def _row(messages: Sequence[Mapping[str, str]], row: Any, place: tuple[int, int]) -> Located | None:

@@ -14,13 +14,13 @@ from typing import Any
 from weakref import WeakSet
 
 from localllm.base.notices import said
-from localllm.loading.media_parts import Medium, source_kind
+from localllm.loading.media_parts import Medium, placed_media
 from localllm.media import EncoderInput, MediaError
 from localllm.model import Model
 from localllm.server.accounts import ACCOUNT
 from localllm.server.errors import BadRequest, TooManyRequests
 from localllm.server.lanes import Lane
-from localllm.server.turn import Completion, Json, Turn
+from localllm.server.turn import REQUEST, Completion, Json, Turn
 from localllm.server.uploads import replaced
 
 MOST_HELD = 2 << 30  # maximum bytes of prepared pictures and sounds of all requests; an account may have half
@@ -38,7 +38,9 @@ class Preparing:
         """Return a turn with its media prepared. Raises ContextFull at once if they exceed the context."""
 
         async def prepared(parts: Sequence[Json]) -> list[Medium]:
-            return await self._all([Medium(part["type"], part[part["type"]]) for part in parts], "messages")
+            kinds = [part["type"] for part in parts]
+            media = placed_media([part[part["type"]] for part in parts], REQUEST, kinds)
+            return await self._all(media, "messages")
 
         return await replaced(turn, bytes, prepared) if self._useful else turn
 
@@ -46,7 +48,7 @@ class Preparing:
         """Return a completion with its media prepared."""
         if not (completion.media and self._useful):
             return completion
-        media = await self._all([Medium(source_kind(data), data) for data in completion.media], "prompt")
+        media = await self._all(placed_media(completion.media, REQUEST), "prompt")
         return replace(completion, media=media)
 
     @property

@@ -10,11 +10,11 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, Setting, said
 from localllm.constrained.request import prompt_tail
 from localllm.engine import MediaSpan
-from localllm.loading.media_parts import MediaParts, Medium, has_media, of_marked, source_kind
+from localllm.loading.media_parts import MediaParts, Medium, has_media, of_marked, placed_media
 from localllm.media import MediaError
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
-from localllm.server.turn import Completion, Continued, Turn
+from localllm.server.turn import REQUEST, Completion, Continued, Turn
 from localllm.template import ChatEncoder, ChatTemplate
 from localllm.template.format import AnswerFormat
 from localllm.template.formats import find_format
@@ -112,7 +112,7 @@ class Prompts:
         media = MediaParts()
         if has_media(turn.messages):
             self._check_reads("messages")
-        messages = [dict(message) for message in media.flattened(turn.messages)]
+        messages = [dict(message) for message in media.flattened(turn.messages, whole=REQUEST)]
         continued = turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
         last = messages.pop() if continued else {}
         self.check_length(*(str(message.get("content") or "") for message in messages))
@@ -182,7 +182,7 @@ class Prompts:
         self._check_reads("prompt")
         model = self._model
         try:
-            listed = [each if isinstance(each, Medium) else Medium(source_kind(each), each) for each in media]
+            listed = [each for each in media if isinstance(each, Medium)] or placed_media(media, REQUEST)
             sections = list(of_marked(prompt, listed))
             ids = model.encoders.prompt(sections, model.prompt_part, model.media_marks)
         except LocalLLMError as error:

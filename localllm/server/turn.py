@@ -20,6 +20,7 @@ Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]
 Continued = Literal["", "content", "reasoning_content"]
 SlotAction = Literal["save", "restore", "erase"]
+REQUEST = "the request"  # in errors: picture 2 of the request
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,15 @@ from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from localllm.base.files.regular import read_regular
-from localllm.base.notices import Notice, Setting
+from localllm.base.notices import Notice, Setting, said
 from localllm.base.printable import printable
+from localllm.loading.media_parts import placed_media
 from localllm.media import MediaError
 from localllm.server.accounts import ACCOUNT
 from localllm.server.bridge import in_daemon
 from localllm.server.errors import BadRequest
 from localllm.server.media_urls import fetch
-from localllm.server.turn import Completion, Json, Turn
+from localllm.server.turn import REQUEST, Completion, Json, Turn
 
 AT_ONCE = 8  # maximum number of files that are fetched at the same time
 AT_ONCE_EACH = 2  # and of one account, so that slow URLs of one client do not delay the others
@@ -66,23 +67,32 @@ class Uploads:
 
     async def of_turn(self, turn: Turn) -> Turn:
         """Return a turn with the bytes of its pictures and sounds. Raises BadRequest for an unusable file."""
-        return await replaced(turn, Upload, self._all)
+        return await replaced(turn, Upload, self._of_parts)
 
     async def of_completion(self, completion: Completion) -> Completion:
         """Return a completion with the bytes of its pictures and sounds."""
         if not completion.media:
             return completion
-        parts = [each.part for each in completion.media]
-        return replace(completion, media=tuple(await self._all(parts)))
+        uploads = list(completion.media)
+        names = [f"file {number} of {REQUEST}" for number in range(1, len(uploads) + 1)]  # its content is the kind
+        return replace(completion, media=tuple(await self._all(uploads, names)))
 
-    async def _all(self, parts: Sequence[Json]) -> list[bytes]:
-        if len(parts) > MOST:
-            raise BadRequest(f"the request has {len(parts)} pictures and sounds; the limit is {MOST}", "messages")
+    async def _of_parts(self, parts: Sequence[Json]) -> list[bytes]:
+        uploads = [part[part["type"]] for part in parts]
+        named = placed_media(uploads, REQUEST, [part["type"] for part in parts])
+        return await self._all(uploads, [each.place for each in named])
+
+    async def _all(self, uploads: Sequence[Upload], names: Sequence[str]) -> list[bytes]:
+        if len(uploads) > MOST:
+            raise BadRequest(f"the request has {len(uploads)} pictures and sounds; the limit is {MOST}", "messages")
         found, left = list[bytes](), self._rules.bytes
-        for part in parts:
+        for upload, name in zip(uploads, names, strict=True):
             if left <= 0:
                 raise BadRequest(f"the files of the request have more than {self._rules.bytes} bytes", "messages")
-            found.append(await self._bytes(part[part["type"]].given, left))
+            try:
+                found.append(await self._bytes(upload.given, left))
+            except BadRequest as error:
+                raise BadRequest(Notice(f"{name}: ", said(error)), error.param) from None
             left -= len(found[-1])
         return found
 
@@ -150,7 +160,7 @@ def decoded(given: str) -> bytes:
         shown = printable(given[:30], None)
         raise BadRequest(f"expected base64 or a data URL, got {shown!r}", "url") from None
     if not found:
-        raise BadRequest("the picture or sound is empty; send the content of a file", "url")
+        raise BadRequest("is empty; send the content of a file", "url")
     return found
 
 

@@ -208,7 +208,7 @@ def test_a_marker_for_each_picture(model: Model) -> None:
 
 
 def test_sound_is_not_for_a_model_of_pictures(model: Model) -> None:
-    with pytest.raises(LocalLLMError, match=r"^sound: this model reads pictures, no sound$"):
+    with pytest.raises(LocalLLMError, match=r"^sound 1 of the prompt: this model reads pictures, no sound$"):
         model.media("<__media__>", wav())
 
 
@@ -313,7 +313,7 @@ def test_a_template_that_leaves_out_a_picture_is_refused(tmp_path: Path) -> None
     with localllm.load(path, **USUAL) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         messages = [*asks(png()), {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
-        with pytest.raises(LocalLLMError, match="the chat template leaves out a message with picture; give another"):
+        with pytest.raises(LocalLLMError, match="leaves out a message with picture 1 of the messages; give another"):
             model.chat(messages)
 
 
@@ -321,9 +321,12 @@ def test_a_template_that_leaves_out_a_picture_is_refused(tmp_path: Path) -> None
     ("part", "problem"),
     [
         ({"type": "image"}, "expected .*'type': 'image'|expected "),
-        ({"type": "image", "image": 7}, "picture: expected a path, the bytes of a file, or an array, got int"),
+        (
+            {"type": "image", "image": 7},
+            "picture 2 of the messages: expected a path, the bytes of .* or an array, got int",
+        ),
         ({"type": "image", "image": "none.png"}, "none.png: No such file"),
-        ({"type": "image", "image": b"nonsense"}, "picture: it is not a picture that can be read"),
+        ({"type": "image", "image": b"nonsense"}, "picture 2 of the messages: it is not a picture that can be read"),
         ({"type": "video"}, "content has parts of type text, image or audio"),
     ],
 )

@@ -32,7 +32,7 @@ from localllm.cli.terminal.quiet import Quiet
 from localllm.cli.terminal.wrapping import width_of
 from localllm.engine import ContextFull
 from localllm.generation.statistics import Usage
-from localllm.loading.media_parts import Kind, Medium, part_of
+from localllm.loading.media_parts import WORDS, Kind, Medium, file_kind, part_of
 from localllm.model import Model
 from localllm.plan import summarize
 from localllm.reply import Reply
@@ -226,6 +226,8 @@ class Talk:
     def _attach(self, kind: Kind, name: str) -> None:
         """Put a picture or a sound before the next message. A file that cannot be read is refused at once."""
         path = files.path_of(name)
+        if (found := file_kind(path)) not in (None, kind):
+            raise LocalLLMError(f"{name}: is a {WORDS[found]}; write /{found} {name}")
         medium = Medium(kind, str(path), name if Path(name).expanduser() == path else str(path)).loaded()
         model, parts = self.model, self.model.encoders.parts(medium)
         tokens = sum(len(model.media_marks(part)) if isinstance(part, str) else part.tokens for part in parts)

@@ -72,7 +72,8 @@ def _talk(name: str, going_on: Talked | None, model: Model, confined: Confined, 
     cache = PromptCache(asked.keeping, model)
     cache.go_on(conversation)
     if going_on is not None:
-        conversation.resume(going_on.messages, *going_on.attached())
+        with LoadProgress() as progress:
+            conversation.resume(going_on.messages, *going_on.attached(), progress)
         turns = sum(message["role"] == "user" for message in going_on.messages)
         when = age(time() - going_on.path.stat().st_mtime)
         say(f"continuing the conversation of {when}: {turns} turn{'s' * (turns != 1)}")

@@ -28,7 +28,7 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.constrained.request import text_constraint
 from localllm.generation.request import Request
 from localllm.generation.speculation.errors import NoDrafts
-from localllm.loading.media_parts import MARKER, Medium, of_marked, part_of
+from localllm.loading.media_parts import MARKER, WORDS, Medium, file_kind, of_marked, part_of
 from localllm.loading.numbered import NumberedSpans
 from localllm.reply import Reply, pieces_of
 
@@ -60,11 +60,12 @@ def run(name: str, asked: Asking[RunOptions]) -> None:
     from localllm.template import renderer
 
     check_place(asked.keeping)
+    media = media_of(asked.own)
     with renderer() as confined:
         if not asked.own.raw:
             confined.start()  # start while the model loads
         with splitting(asked.opening.machines) as split, _loaded(name, asked, split) as model:
-            if media_of(asked.own):
+            if media:
                 _ = model.encoders  # raises an error for a model without encoders
             if model.diffuses:
                 from localllm.cli.commands.run_diffusion import run_diffusion
@@ -134,6 +135,10 @@ def ask(
 
 def media_of(own: PromptOptions) -> list[Medium]:
     """Return the pictures and sounds on the command line."""
+    for kind, names in (("image", own.image), ("audio", own.audio)):
+        for name in names:
+            if (found := file_kind(name)) not in (None, kind):
+                raise UsageError(f"--{kind} {name}: is a {WORDS[found]}; use --{found} {name}")
     return [*(Medium("image", name, name) for name in own.image), *(Medium("audio", name, name) for name in own.audio)]
 
 

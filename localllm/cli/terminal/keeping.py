@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localllm.base.files.outputs import OutputError, check_target
 from localllm.cli.options import KeepingOptions
-from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
 from localllm.saved.attachments import NOTHING, Attachments
@@ -93,7 +93,8 @@ class PromptCache:
 
 def take_up(conversation: Conversation, path: Path) -> None:
     """Load a conversation from a file, to continue it."""
-    kept = conversation.load(path)
+    with LoadProgress() as progress:
+        kept = conversation.load(path, progress)
     say(f"{path}: {_turns(kept.messages)}, {len(kept.tokens)} tokens")
     _tell_problem(kept)
 

@@ -247,8 +247,11 @@ def test_pictures_beyond_the_context_stay_names(tmp_path: Path, monkeypatch: pyt
         )
         decoded.clear()
         monkeypatch.setattr(talk, "_context", 2 * each + 1)
+        steps = list[tuple[int, int]]()
         messages = [{"role": "user", "content": "[a.png]"}] * 9
-        talk.resume(messages, [Located(n, 0, Medium("image", data, "a.png")) for n, data in enumerate(pictures)])
+        located = [Located(n, 0, Medium("image", data, "a.png")) for n, data in enumerate(pictures)]
+        talk.resume(messages, located, progress=lambda what, done, total: steps.append((done, total)))
+        assert steps == [(done, 9) for done in range(9)]
         assert decoded == pictures[:5:-1]
         assert [talk._media.readable(talk.messages)[n]["content"] == "[a.png]" for n in range(9)] == [True] * 7 + [
             False
@@ -257,6 +260,9 @@ def test_pictures_beyond_the_context_stay_names(tmp_path: Path, monkeypatch: pyt
         assert notes[0].startswith(
             "7 pictures and sounds are kept as a name only: a.png: newer pictures and sounds fill"
         )
+        monkeypatch.setattr(talk, "_context", each)
+        talk.resume(messages[:1], [Located(0, 0, Medium("image", pictures[0], "a.png"))])
+        assert notes.pop().endswith(f"a.png: has {each} tokens, and the context has {each}")
         decoded.clear()
         bad = [Located(n, 0, Medium("image", b"\x89PNG\r\n\x1a\nhostile%d" % n, "a.png")) for n in range(9)]
         talk.resume(messages, bad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import random
 import threading
 import tracemalloc
@@ -110,6 +111,50 @@ def test_all_apis_make_the_same_prompt(service: Service) -> None:
     assert cached["prompt_tokens_details"]["cached_tokens"] == tokens - 1
 
 
+def doubled(value: Any, wrong: str) -> Any:
+    """Return a request with a second picture behind its picture, whose base64 is `wrong`."""
+    text, data = json.dumps(value), encoded(PICTURE)
+    if data not in text or not isinstance(value, dict | list):
+        return value
+    if isinstance(value, dict):
+        return {name: doubled(each, wrong) for name, each in value.items()}
+    if any(isinstance(each, list) for part in value if isinstance(part, dict) for each in part.values()):
+        return [doubled(each, wrong) for each in value]
+    return [*value[:1], json.loads(json.dumps(value[0]).replace(data, wrong)), *value[1:]]
+
+
+NONSENSE, SOUND = encoded(b"nonsense"), encoded(wav())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (NONSENSE, "picture 2 of the request: it is not a picture that can be read"),
+        (SOUND, "picture 2 of the request: is a sound, not a picture; give it as a sound"),
+        ("AAAA=AAAA", "2 of the request: "),
+    ],
+)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_errors_say_which_picture(service: Service, name: str, wrong: str, problem: str) -> None:
+    path, body, _ = REQUESTS[name]
+    answer = call(service, path, doubled(body, wrong))
+    assert answer.status_code == 400
+    assert problem in answer.text
+    assert "\n" not in answer.text.strip()
+
+
+def test_errors_say_which_file_of_a_prompt(service: Service) -> None:
+    for wrong, problem in (
+        (NONSENSE, "picture 2 of the request: it is not a picture"),
+        (SOUND, "sound 1 of the request: this model reads pictures, no sound"),
+        ("!!", "file 2 of the request: expected base64"),
+    ):
+        prompt = {"prompt_string": "<__media__> <__media__>", "multimodal_data": [encoded(PICTURE), wrong]}
+        answer = call(service, "/completion", {"prompt": prompt})
+        assert answer.status_code == 400
+        assert problem in answer.text
+
+
 def test_llama_cpp_s_prompts_have_a_marker_for_each_file(service: Service) -> None:
     prompt = {"prompt_string": "a <__media__> b", "multimodal_data": [encoded(PICTURE)]}
     body = {"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True}
@@ -152,7 +197,7 @@ def test_the_server_says_what_a_model_reads(service: Service) -> None:
         (image_url("data:image/png,plain"), "expected a data URL such as data:image/png;base64,..."),
         (image_url("!!"), "expected base64 or a data URL"),
         (image_url("data:image/png;base64,!!"), "the base64 text of the data URL is damaged; send all of it"),
-        (image_url(""), "the picture or sound is empty"),
+        (image_url(""), "picture 1 of the request: is empty"),
         (image_url("http://93.184.216.34/a.png"), "this server fetches no URLs; send the file itself as a data URL"),
         (image_url("file:../tiny-Q8_0.gguf"), "no such file in the server's media folder"),
         (image_url("file:///etc/passwd"), "no such file in the server's media folder"),
@@ -282,7 +327,7 @@ def test_large_base64_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 def test_there_is_a_limit_of_pictures() -> None:
     async def run() -> None:
         with pytest.raises(BadRequest, match="257 pictures and sounds; the limit is 256"):
-            await Uploads()._all([Upload("image", "aGVsbG8=").part] * 257)
+            await Uploads()._of_parts([Upload("image", "aGVsbG8=").part] * 257)
 
     asyncio.run(run())
 
@@ -297,10 +342,10 @@ def test_the_files_of_a_request_have_a_limit_together(tmp_path: Path, monkeypatc
     async def run() -> None:
         uploads = Uploads(UploadRules(urls=True, folder=tmp_path, bytes=100))
         file, url = Upload("image", "file:a").part, Upload("image", "http://a/").part
-        assert await uploads._all([file, url, file, url]) == [b"y" * 10, b"x" * 40] * 2
+        assert await uploads._of_parts([file, url, file, url]) == [b"y" * 10, b"x" * 40] * 2
         assert asked == [90, 40]
         with pytest.raises(BadRequest, match="the files of the request have more than 100 bytes"):
-            await uploads._all([url, url, file, file, file])
+            await uploads._of_parts([url, url, file, file, file])
 
     monkeypatch.setattr("localllm.server.uploads.fetch", fetched)
     (tmp_path / "a").write_bytes(b"y" * 10)

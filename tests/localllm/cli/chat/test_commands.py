@@ -17,7 +17,7 @@ import pytest
 from localllm.cli.chat.commands import COMMANDS
 from localllm.cli.chat.journal import MOST, Journal, last
 from localllm.cli.main import main
-from tests.localllm.media_models import png, write_pair
+from tests.localllm.media_models import png, wav, write_pair
 from tests.localllm.support import Terminal, localllm, write_model
 
 QUICK = ("-n", "6", "--temp", "0", "-c", "256", "-t", "1")
@@ -268,11 +268,13 @@ def test_run_without_a_prompt_is_a_chat_with_its_options(tiny: Path, tmp_path: P
 def test_pictures_go_before_the_next_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, picture = write_pair(tmp_path), tmp_path / "a b.png"
+    path, picture, sound = write_pair(tmp_path), tmp_path / "a b.png", tmp_path / "c.wav"
     picture.write_bytes(png())
+    sound.write_bytes(wav())
     typed = (
         f"/image {picture}", "what?", "and?", "/undo", "/undo", "/audio x.wav", f"/image {path}", "/tokens aaa",
-        f"/image '{picture}'", "/image " + str(picture).replace(" ", "\\ "), "/image 'x",
+        f"/image '{picture}'", "/image " + str(picture).replace(" ", "\\ "), f"/audio {picture}", f"/image {sound}",
+        "/image 'x",
     )  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
     assert main(["chat", str(path), *QUICK, "--no-stats"]) == 0
@@ -286,6 +288,8 @@ def test_pictures_go_before_the_next_message(
     assert any(line.startswith(f"error: {path}: it is not a picture") for line in said)
     assert "4 tokens" in said  # the conversation goes on
     assert said.count(f"{picture}: {16 + marks} tokens, added before your next message") == 3  # as terminals drop paths
+    assert f"error: {picture}: is a picture; write /image {picture}" in said
+    assert f"error: {sound}: is a sound; write /audio {sound}" in said
     assert said[-1] == "error: 'x: No such file or directory"
 
 
@@ -338,15 +342,18 @@ def test_a_continued_chat_has_its_pictures(tmp_path: Path) -> None:
     assert "removed: and?" in loaded.stderr
     content = next(kept.parent.glob("*.media/*"))
     content.unlink()
-    again = localllm("chat", "--continue", *QUICK, stdin="/bye\n", environ=state)
+    again = localllm("chat", "--continue", *QUICK, stdin=f"/save {tmp_path}/y.kv\n", environ=state)
+    assert f"note: one picture or sound is not in {tmp_path}/y.kv: {picture}: its content is missing\n" in again.stderr
     assert f"note: one picture or sound is kept as a name only: {picture}: its content is missing\n" in again.stderr
 
 
 def test_run_takes_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, picture = write_pair(tmp_path), tmp_path / "a.png"
+    path, picture, sound, unknown = write_pair(tmp_path), *(tmp_path / name for name in ("a.png", "b.wav", "c.wav"))
     picture.write_bytes(png())
+    sound.write_bytes(wav())
+    unknown.write_bytes(b"nonsense")
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
     def prompt_of(*words: str) -> int:
@@ -363,10 +370,12 @@ def test_run_takes_pictures(
     assert prompt_of("hi", "--image", str(picture)) > prompt_of("hi") + 16
     for words, problem in (
         (["--image", str(tmp_path / "none.png")], "none.png: No such file or directory"),
-        (["--audio", str(picture)], "this model reads pictures, no sound"),
+        (["--audio", str(unknown)], "this model reads pictures, no sound"),
+        (["--audio", str(picture)], f"--audio {picture}: is a picture; use --image {picture}"),
+        (["--image", str(picture), "--image", str(sound)], f"--image {sound}: is a sound; use --audio {sound}"),
         (["--mmproj", "off", "--image", str(picture)], "loaded without encoders of pictures and sound"),
     ):
-        assert main(["run", str(path), "hi", *QUICK, *words]) == 1
+        assert main(["run", str(path), "hi", *QUICK, *words]) in (1, 2)
         err = capsys.readouterr().err
         assert problem in err
         assert "Traceback" not in err
