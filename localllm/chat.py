@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.backends.base import Progress
 from localllm.base.errors import LocalLLMError
 from localllm.constrained.request import answer_constraint, prompt_tail
 from localllm.engine import ContextFull, Placed, align_tokens
@@ -26,7 +25,7 @@ from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
 from localllm.reply import Piece, Reply, pieces_of
 from localllm.sandbox import Confined
-from localllm.saved.attachments import Attachments, ContextCheck, described, left_out, restored, unread
+from localllm.saved.attachments import Attachments, ContextCheck, Progress, described, left_out, restored, unread
 from localllm.saved.chat_files import keep_in_file, take_up
 from localllm.saved.prompt_cache import Kept, content_of, read_prompt_cache
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
@@ -212,7 +211,7 @@ class Conversation:
         progress: Progress | None = None,
     ) -> None:
         """Replace the conversation with `messages`, which the next turn evaluates. A leading system message replaces
-        the system prompt. `located` are the pictures and sounds among them; `progress` is told while they are decoded.
+        the system prompt. `located` are the pictures and sounds among them; `progress` shows how many are decoded.
         A note names those that the model does not get, and the `problems` of others.
         """
         begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
@@ -232,7 +231,7 @@ class Conversation:
     def load(self, path: Path, progress: Progress | None = None) -> Kept:
         """Replace this conversation with one from a file. After an error or Ctrl-C, this conversation is unchanged.
 
-        `progress` is told while pictures and sounds are decoded, which may take minutes. If the result's `problem` is
+        `progress` shows how many pictures and sounds are decoded, which may take minutes. If the result's `problem` is
         set, the file's cache is unusable and the next turn evaluates the text.
         """
         kept = read_prompt_cache(path, self._model)

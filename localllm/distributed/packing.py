@@ -20,9 +20,8 @@ log = logging.getLogger("localllm")
 class Packing:
     """Packs the pictures of waiting requests in another thread, because that takes long. Used on the scheduler's loop.
 
-    While there is room, the next request is one of the account that holds the least, and of several such accounts, of
-    the one that has waited the longest since it held some. So the pictures of one client do not wait behind many of
-    another.
+    While there is room, the account with the least room comes next. Of several such accounts, that is the one without
+    room for the longest time. So the pictures of one client do not wait behind many of another.
     """
 
     def __init__(

@@ -133,7 +133,8 @@ class MediaParts:
     ) -> list[Mapping[str, Any]]:
         """Return the messages with a text as content wherever the content has a picture or a sound.
 
-        `check` raises an error for a medium that cannot be used. `whole` is what a medium without a name is part of.
+        `check` raises an error for a medium that cannot be used. `whole` completes the name of an unnamed medium in
+        errors: picture 2 of the messages.
         """
         seen = Counter[str]()
         return [self._flat(message, check, whole, seen) for message in messages]
@@ -247,7 +248,7 @@ def place_of(kind: Kind, number: int, whole: str) -> str:
 
 
 def placed_media(sources: Iterable[Any], whole: str, kinds: Iterable[Kind] | None = None) -> list[Medium]:
-    """Return pictures and sounds without names, of these kinds, or of those that their contents have."""
+    """Return unnamed pictures and sounds. Their contents decide the kinds if `kinds` is missing."""
     found, seen = list[Medium](), Counter[str]()
     sources = list(sources)
     for source, kind in zip(sources, map(source_kind, sources) if kinds is None else kinds, strict=True):
@@ -260,7 +261,7 @@ def medium_of(part: Mapping[str, Any], place: str = "") -> Medium:
     """Return the picture or sound of {"type": "image", "image": SOURCE}, and the same with "audio".
 
     SOURCE is a path, the bytes of a file, an array, or for pictures a PIL image; a sound in memory is (samples, rate).
-    `place` is its name in errors if it has none.
+    `place` is the name in errors of an unnamed one.
     """
     kind: Kind = part["type"]
     given = [part[key] for key in (kind, "path", "data") if part.get(key) is not None]

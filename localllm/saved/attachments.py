@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localllm.backends.base import Progress
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import Notice, said
 from localllm.base.printable import printable
 from localllm.loading.media_parts import KINDS, Absent, Located, Medium
 
+Progress = Callable[[str, int, int], None]  # arguments: phase, number done, total
 MOST_BYTES = 256 << 20  # maximum size of all contents of a conversation
 MOST_FILE = 64 << 20  # maximum size of one
 MOST_ROWS = 4096
@@ -112,8 +112,8 @@ class ContextCheck:
     """Decodes the pictures and sounds of a file, the newest first, and counts their tokens.
 
     It refuses further ones, without decoding them, once they fill the context or several have failed. So a hostile file
-    takes no more time than the pictures of one full context. That may be minutes: `progress` is told, and Ctrl-C stops
-    it.
+    takes no more time than the pictures of one full context. That may be minutes: `progress` shows how many are
+    decoded, and Ctrl-C stops it.
     """
 
     def __init__(

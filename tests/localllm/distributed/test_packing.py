@@ -1,4 +1,4 @@
-"""Pictures on their way to replicas: packed in another thread, as many at a time as there is room for, and in turn."""
+"""Pictures for replicas: another thread packs them within the room, and clients take turns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_pictures_wait_for_room_in_the_shared_memory(
     until(lambda: len(asks) == 2)
     time.sleep(0.1)
     assert len(asks) == 2
-    tickets[2].cancel()  # one that waits
+    tickets[2].cancel()  # a waiting one
     assert answers[2].result().reason == "cancelled"
     tickets[0].cancel()
     until(lambda: len(asks) == 4)  # the next large one, and the last one
@@ -114,7 +114,7 @@ def test_clients_take_turns(unanswered: RemoteScheduler, submit: Callable[..., T
     for number in range(1, 7):
         until(lambda: len(asks) == number)  # noqa: B023
         client = asks[-1].request.account
-        if number == 2:  # a client that comes later does not pass those that wait, nor does one that comes again
+        if number == 2:  # neither a new client nor one that returns passes the waiting ones
             tickets += [("late", submit("late")), ("greedy", submit("greedy"))]
         tickets.remove(mine := next(each for each in tickets if each[0] == client))
         mine[1].cancel()
