@@ -114,7 +114,7 @@ def test_clients_take_turns(unanswered: RemoteScheduler, submit: Callable[..., T
     for number in range(1, 7):
         until(lambda: len(asks) == number)  # noqa: B023
         client = asks[-1].request.account
-        if number == 2:  # neither a new client nor one that returns passes the waiting ones
+        if number == 2:  # new and returning clients go behind the waiting ones
             tickets += [("late", submit("late")), ("greedy", submit("greedy"))]
         tickets.remove(mine := next(each for each in tickets if each[0] == client))
         mine[1].cancel()
