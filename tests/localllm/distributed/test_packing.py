@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -156,6 +158,66 @@ def test_a_client_that_leaves_while_its_picture_is_packed_frees_the_room_afterwa
     until(lambda: not unanswered._answers)  # the third one failed
     assert len(packs) == 2
     assert left.media == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_room_is_kept_and_everyone_is_served(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of any size come, leave, fail and end in any order."""
+    chance, opened, sent, failed = random.Random(seed), list[Open](), list[Open](), list[Open]()
+    threads = list[tuple[Open, asyncio.Future[Any]]]()
+
+    async def in_daemon(call: Any, unwanted: Any) -> Any:
+        [answer] = [each for each in [*opened, *left] if each.request.prompt is call.args[0]]
+        threads.append((answer, asyncio.get_running_loop().create_future()))
+        return await threads[-1][1]
+
+    left, tasks = list[Open](), set[asyncio.Task[None]]()
+    monkeypatch.setattr(packing, "in_daemon", in_daemon)
+
+    def end(answer: Open) -> None:
+        answer.over = True
+        opened.remove(answer)
+        left.append(answer)
+        packs.advance()
+
+    def fail(answer: Open, error: Exception) -> None:
+        failed.append(answer)
+        end(answer)
+
+    def start(work: Any) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(work))
+
+    packs = packing.Packing(lambda: opened, start, sent.append, fail)
+
+    async def run() -> None:
+        for step in range(600):
+            if step < 300 and chance.random() < 0.5:
+                size = chance.choice((1, MOST_BYTES // 9, MOST_BYTES // 2, MOST_BYTES))
+                request = Request([step, picture(size)], SamplingOptions(), client=chance.choice("abc"))
+                opened.append(Open(request, lambda event: None))
+                packs.add(opened[-1])
+            elif threads and chance.random() < 0.6:
+                _, future = threads.pop(chance.randrange(len(threads)))
+                future.set_exception(MemoryError()) if chance.random() < 0.1 else future.set_result(((0, b"x"),))
+            elif opened:
+                end(
+                    chance.choice(
+                        opened if step < 300 and chance.random() < 0.3 else [*set(opened) & set(sent)] or opened
+                    )
+                )
+            for _ in range(4):
+                await asyncio.sleep(0)
+            held = [each for each in opened if each.held] + [each for each, _ in threads if each.over]
+            assert sum(each.held for each in held) <= MOST_BYTES
+        assert not opened
+        assert not packs._waiting
+        assert not packs._busy
+        assert all(not each.media for each in left if each not in sent)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert len(sent) > 50
+    assert failed
 
 
 def test_a_request_that_ray_does_not_take_is_sent_again(
