@@ -55,7 +55,7 @@ def peak(backend: CpuBackend) -> float:
     data, sink, counters = np.full(LANES, 1e-9, np.float32), np.zeros(64, np.uint8), np.zeros((1, 8), np.int64)
     arguments = PeakArguments(data=address(data), turns=TURNS, sink=address(sink)).pack()
     code = backend.library.address("float_products")
-    entry = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0).pack()[None]
+    entry = Entry.whole(code, address(arguments))[None]
     return max(2 * LANES * CHAINS * TURNS / timed(backend, entry, counters) for _ in range(20))
 
 

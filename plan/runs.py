@@ -1,14 +1,14 @@
 """Encoders of pictures and sound: plans, runs of plans, and the layout of the rows in a run.
 
 An encoder is a generator: it yields runs, receives their results, and returns the embeddings. Between runs it
-rearranges rows with NumPy.
+rearranges rows with NumPy, in bands, after which it yields None: then others may run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,17 @@ class Run:
     stage: int | None = None
 
 
-Encoding: TypeAlias = Generator[Run, list[F32], F32]
+T = TypeVar("T")
+Arranging: TypeAlias = Generator["Run | None", list[F32], T]  # yields only None if it needs no runs
+Encoding: TypeAlias = Arranging[F32]
+BAND = 1 << 20  # bytes
+
+
+def bands(rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yield runs of rows of about `BAND` bytes, which take less than a millisecond to copy."""
+    step = max(BAND // max(row_bytes, 1), 1)
+    for first in range(0, rows, step):
+        yield slice(first, min(first + step, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +79,6 @@ class EncoderModel(Protocol):
     parts: dict[str, Part]
     width: int
 
-    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding: ...
+    def encode(self, inputs: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
+        """Yield the runs, and None where other work may run. Return the embeddings."""
+        ...

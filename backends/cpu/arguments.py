@@ -211,6 +211,11 @@ class Struct:
             else:
                 packed[slot] = given
 
+    @classmethod
+    def slot(cls, name: str) -> int:
+        """Return the first slot of a field, which may be a struct."""
+        return cls._fields[name].slot
+
     # -- in a kernel -------------------------------------------------------------------------------------------------
 
     @classmethod

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import matrix
 from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
+from localllm.backends.cpu.pieces import divided
 from localllm.backends.cpu.pool import ThreadPool
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.roofs import clocked_products, read_rates
@@ -34,6 +36,7 @@ from localllm.backends.cpu.storage import Storage
 from localllm.backends.lookups import Lookups
 from localllm.backends.shell import RopeTables, Shell
 from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
+from localllm.plan.runs import bands
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
@@ -118,10 +121,7 @@ class CpuExecutable(Shell):
             call.arguments.pack(partial(storage.locate, call=number)) for number, call in enumerate(program.calls)
         ]
         entries = [
-            Entry(
-                kernel=self._library.address(call.kernel), arguments=address(arguments), barrier=int(call.barrier),
-                ticks=0, waited=0,
-            ).pack()
+            Entry.whole(self._library.address(call.kernel), address(arguments), call.barrier)
             for call, arguments in zip(program.calls, self._arguments, strict=True)
         ]  # fmt: skip
         self.entries = np.array(entries, np.int64).reshape(-1, Entry.size)
@@ -140,6 +140,7 @@ class CpuExecutable(Shell):
         self.thread_counts = AdaptiveThreads(threads), AdaptiveThreads(threads)  # for steps of few rows, and of many
         self._work = [(self.entries[s.work], storage.counters[s.work]) for s in program.stages]
         self._slices: Slices | None = None  # of a stage that was begun in slices
+        self._receiving: Iterator[None] | None = None  # the same, while it receives its input
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in self._plan.operations
@@ -165,38 +166,53 @@ class CpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _take_in(self, batch: Batch) -> None:
-        self._slices = None
+        self._slices = self._receiving = None
         self._lookups.fetch(batch)
         batches = self._storage.inputs.fill(batch)
         for work, sharing in self._storage.sharing.items():
             sharing.fill(batches[work.rows], self._last_position)
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
-        self._receive(number, received)
+        for _ in self._receive(number, received):
+            pass
         entries, counters = self._work[number]
         if len(entries):  # no entries if all additions of the stage are fused into earlier linears
             self._run(number, entries, counters)
         return self._sent(number)
 
     def _run_slice(self, number: int, seconds: float, received: Sequence[F32]) -> list[F32] | None:
-        rows = self._counts["batch"]
+        until, rows = perf_counter() + seconds, self._counts["batch"]
         chosen = self.thread_counts[rows > FEW_ROWS]
         if self._slices is None:
-            self._receive(number, received)
-            self._slices = Slices(self.pool, *self._work[number], chosen.threads)
-        if not self._slices.run(seconds):
+            self._receiving = self._receiving or self._receive(number, received)
+            for _ in self._receiving:
+                if perf_counter() >= until:
+                    return None
+            self._receiving = None
+            self._slices = self._sliced(number, chosen.threads)
+        if not self._slices.run(until - perf_counter()):
             return None
         done, self._slices = self._slices, None
         if done.seconds:
             chosen.observe((number, rows, "slices"), done.seconds, done.late / done.seconds)
         return self._sent(number)
 
-    def _receive(self, number: int, received: Sequence[F32]) -> None:
-        """Copy the input of a stage to its buffers."""
+    def _sliced(self, number: int, threads: int) -> Slices:
+        """Divide the work of a stage into pieces for slices."""
+        work = self._program.stages[number].work
+        calls, arguments = self._program.calls[work], self._arguments[work]
+        pieces = divided(calls, self.entries[work], arguments, self._counts, threads)
+        return Slices(self.pool, pieces, self._storage.counters[work], threads)
+
+    def _receive(self, number: int, received: Sequence[F32]) -> Iterator[None]:
+        """Copy the input of a stage to its buffers. Yield between bands of rows."""
         stage = self._stages[number]
         looked_up = [self._lookups[value] for value, _ in stage.looked_up]
         for (_, into), rows in zip((*stage.received, *stage.looked_up), (*received, *looked_up), strict=True):
-            into[: len(rows)] = rows
+            for band in bands(len(rows), rows.shape[1] * rows.itemsize):
+                into[band] = rows[band]
+                if band.stop < len(rows):
+                    yield
 
     def _sent(self, number: int) -> list[F32]:
         return [rows[: self._counts[value.rows]] for value, rows in self._stages[number].sent]

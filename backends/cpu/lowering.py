@@ -90,9 +90,11 @@ class Lowering:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def call(self, kernel: PlanKernel[Arguments], arguments: Arguments, domain: Domain, label: str) -> None:
+    def call(
+        self, kernel: PlanKernel[Arguments], arguments: Arguments, domain: Domain, label: str, products: int = 0
+    ) -> None:
         self.kernels[kernel.name] = kernel
-        self.calls.append(KernelCall(kernel.name, arguments, domain, label))
+        self.calls.append(KernelCall(kernel.name, arguments, domain, label, products))
 
     def list(self, size: int) -> ListOf:
         """Reserve `size` bytes for one operation."""

@@ -28,6 +28,7 @@ class KernelCall:
     arguments: Struct
     domain: Domain
     label: str
+    products: int = 0  # multiplications of a task per row, if the kernel is a product whose rows can be divided
     barrier: bool = False
     reads: set[Shared] = field(default_factory=set)
     writes: set[Shared] = field(default_factory=set)

@@ -25,7 +25,7 @@ def read_rates(library: Library, pool: ThreadPool, start: int, size: int, passes
         start=start, pieces=pieces, piece=piece, counter=address(counters), sink=address(sink)
     ).pack()
     library.load([bandwidth.read_memory()])
-    read = Entry(kernel=library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
+    read = Entry.whole(library.address("read"), address(arguments))
     return [pieces * piece / seconds for seconds, _ in _timed(pool, read, counters, passes)]
 
 
@@ -44,14 +44,16 @@ def clocked_products(library: Library, pool: ThreadPool, turns: int, passes: int
     sink, counters = np.zeros(peak.SINK * pool.threads, np.uint8), np.zeros((1, 8), np.int64)
     arguments = peak.PeakArguments(data=address(data), turns=turns, sink=address(sink)).pack()
     code = library.address("byte_products")
-    multiply = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0)
+    multiply = Entry.whole(code, address(arguments))
     operations = pool.threads * turns * peak.OPERATIONS
     return [(operations / seconds, cycles / seconds) for seconds, cycles in _timed(pool, multiply, counters, passes)]
 
 
-def _timed(pool: ThreadPool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[tuple[float, int]]:
+def _timed(
+    pool: ThreadPool, entry: NDArray[np.int64], counters: NDArray[np.int64], passes: int
+) -> list[tuple[float, int]]:
     """Return the seconds and the clock cycles of each pass."""
-    entries, times = entry.pack()[None], []
+    entries, times = entry[None], []
     for _ in range(passes):
         entries[0, Entry.ticks] = 0
         start = perf_counter()

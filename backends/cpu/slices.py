@@ -1,7 +1,7 @@
 """`Slices`: a stage of a plan in slices of time, between which other programs may use the threads.
 
-Threads take no further task once the time of a slice is over. The counters of tasks remember how far they are, so the
-next slice continues within the same kernel. Kernels that are divided by rows are short, and run whole.
+A slice ends between two pieces of a kernel (`pieces.py`), or within one: threads take no further task once its time is
+over. The counters of tasks remember how far they are, so the next slice continues within the same piece.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.cpu.kernels.common import TaskLine
-from localllm.backends.cpu.kernels.executor import Entry
+from localllm.backends.cpu.pieces import Pieces
 from localllm.backends.cpu.pool import ThreadPool
 
-LEAST = 1e-4  # seconds of a slice in which a kernel is begun
+LEAST = 1e-4  # seconds of a slice in which a piece is begun
 
 
 class Slices:
-    """The entries of a stage and the number of finished ones. All slices use the same threads."""
+    """The pieces of a stage and the number of finished ones. All slices use the same threads."""
 
-    def __init__(self, pool: ThreadPool, entries: NDArray[np.int64], counters: NDArray[np.int64], threads: int) -> None:
+    def __init__(self, pool: ThreadPool, pieces: Pieces, counters: NDArray[np.int64], threads: int) -> None:
+        """`counters` has a row per call of the stage."""
         self._pool, self._counters, self._threads = pool, counters, threads
-        self._entries = entries.copy()
-        self._entries[:, Entry.barrier] = 1  # each entry is a batch
+        self._pieces, self._entries = pieces, pieces.entries
         self._at, self._paused = 0, False
         self.seconds = self.late = 0.0  # of all slices; `late` is the time that a thread waited for others too long
 
@@ -40,8 +40,8 @@ class Slices:
         return self._at == len(self._entries)
 
     def _run_entry(self, seconds: float) -> bool:
-        """Begin or continue a kernel. Return whether it is done."""
-        entry, counters = self._entries[self._at : self._at + 1], self._counters[self._at]
+        """Begin or continue a piece. Return whether it is done."""
+        entry, counters = self._entries[self._at : self._at + 1], self._counters[self._pieces.calls[self._at]]
         if not self._paused:
             counters[:] = 0
         rate = self._pool.cycles_per_second

@@ -5,7 +5,8 @@ A segment is a stage of a plan. On the CPU a stage, too, can be divided into sli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from localllm.backends.base import Backend, BackendError, CacheTypes, Limits, Memory
 from localllm.backends.shell import Shell
 from localllm.plan import BLOCK, F32, Batch
-from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run
+from localllm.plan.runs import EncoderModel, Encoding, Layout, Part, Run, bands
 
 EXACT = CacheTypes("f32", "f32")
 WHOLE = 3600.0  # seconds of a slice that ends with its segment
@@ -69,7 +70,7 @@ class Running:
         self._within = False  # whether a slice of the stage has run
         self._values: Sequence[F32] = ()
         self._run: Run | None = None
-        self._resume(None)
+        self._between: Iterator[None] | None = self._continued(None)  # what happens between two runs
 
     @property
     def result(self) -> F32:
@@ -80,12 +81,24 @@ class Running:
     def advance(self, seconds: float = 0.0) -> bool:
         """Run the next segment, or as much as `seconds` allow. Return whether the embeddings are complete."""
         if not seconds:
+            self._arrange()
             self._advance(0.0)
-            return self._run is None
+            self._arrange()
         until = perf_counter() + seconds
-        while self._run is not None and (left := until - perf_counter()) > 0:
-            self._advance(left)
-        return self._run is None
+        while self._result is None and (left := until - perf_counter()) > 0:
+            if self._between is None:
+                self._advance(left)
+            else:
+                self._arrange(until)
+        return self._result is not None
+
+    def _arrange(self, until: float = inf) -> None:
+        """Take results and prepare the next run until this time, at least one piece of it."""
+        if self._between is not None:
+            for _ in self._between:
+                if perf_counter() >= until:
+                    return
+            self._between = None
 
     def _advance(self, seconds: float) -> None:
         """Run the next segment, or a slice of it if `seconds` are given."""
@@ -108,13 +121,23 @@ class Running:
         self._values = found
         self._stage += 1
         if self._stage == count:
-            self._resume([np.array(value) for value in self._values])
+            self._between = self._continued(found)
 
-    def _resume(self, results: list[F32] | None) -> None:
-        """Continue to the next run, or to the result."""
+    def _continued(self, results: Sequence[F32] | None) -> Iterator[None]:
+        """Copy the results of a run, and continue to the next run, or to the embeddings, in short pieces."""
+        copies: list[F32] | None = None
+        if results is not None:
+            copies = [np.empty(value.shape, np.float32) for value in results]
+            for value, into in zip(results, copies, strict=True):
+                for band in bands(len(value), into.strides[0]):
+                    into[band] = value[band]
+                    yield
         try:
-            self._run = next(self._encoding) if results is None else self._encoding.send(results)
-            self._stage, self._values = 0, self._run.received
+            run = next(self._encoding) if copies is None else self._encoding.send(copies)
+            while run is None:
+                yield
+                run = next(self._encoding)
+            self._run, self._stage, self._values = run, 0, run.received
         except StopIteration as end:
             self._run, self._values, self._result = None, (), np.ascontiguousarray(end.value, np.float32)
 

@@ -115,7 +115,7 @@ class GraniteVisionEncoder(VisionEncoder):
 
     def _tile(self, picture: F32) -> Encoding:
         grid = self._grid(picture)
-        received = *self._patches([picture]), self._base_of(grid)
+        received = yield from self._received([picture], grid, grid.index)
         results = yield Run("layers", received, (Layout((len(grid.y),)),))
         side, new, windows, streams = self._side, self._new, (self._side // self._span) ** 2, []
         back = np.argsort(grids.by_cells(new, new, self._query).index)

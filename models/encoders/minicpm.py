@@ -61,7 +61,7 @@ class ResamplerEncoder(VisionEncoder):
         """Yield the runs of a picture (height, width, 3)."""
         grid = self._grid(pictures[0])
         count, queries = len(grid.y), self._queries
-        received = *self._patches(pictures), self._base_of(grid)
+        received = yield from self._received(pictures, grid, grid.index)
         (x,) = yield Run("layers", received, (Layout((count,)),))
         layouts = Layout((count,), border=count), Layout((len(queries),), border=count)
         (y,) = yield Run("head", (x, _waves(grid, queries.shape[1])), layouts, (queries,))
@@ -120,7 +120,7 @@ class MergingEncoder(VisionEncoder):
         if not self._merges:
             return (yield from super().encode(pictures, flags))
         grid, side = self._grid(pictures[0]), self.sizes.side
-        received = tuple([each[grid.index] for each in (*self._patches(pictures), self._base_of(grid))])
+        received = yield from self._received(pictures, grid, grid.index)
         count = len(grid.y)
         whole, cells = Layout((count,)), Layout((4,) * (count // 4))
         (x,) = yield Run("layers", received, (whole,) * self._early + (cells,))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.models.encoders import grids
+from localllm.models.encoders import banded, grids
 from localllm.models.encoders.grids import Grid, Ints
 from localllm.models.encoders.keys import length, read_sizes
 from localllm.models.encoders.layers import Layers
@@ -21,7 +21,7 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Value
-from localllm.plan.runs import Encoding, Layout, Part, Run
+from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run
 
 MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
 
@@ -199,16 +199,37 @@ class VisionEncoder:
         windows: tuple[int, ...] = (len(order),)
         if self._window and len(self._global) < self._layer_count:
             order, windows = grid.windows(self._window)
-        index = grid.index[order]
-        received = [self._with_learned(rows[index], None) for rows in self._patches(pictures)]
-        if self._added:
-            received.append(self._with_learned(self._base_of(grid)[index], self._learned))
-        x, *taps = yield from self._attended(tuple(received), grid, order, windows)
+        index, row = grid.index[order], self.row
+        received = yield from self._received(pictures, grid, index)
+        x, *taps = yield from self._attended(received, grid, order, windows)
         inputs = []
         for each in (x, *taps):
-            inputs.append((yield from self._prepared(self._cells(self._without_learned(each), grid, order), grid)))
+            own, side = self._without_learned(each), self.sizes.side
+            cells = yield from banded.cells(own, grid, index, side, row.channels_first, row.padded)
+            inputs.append((yield from self._prepared(cells, grid)))
         (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
         return (yield from self._finished(y, grid, flags))
+
+    def _received(self, pictures: Sequence[F32], grid: Grid, index: Ints) -> Arranging[tuple[F32, ...]]:
+        """Return the patches of each kernel and what is added to them, in this order.
+
+        A single picture is read by all kernels. Patches have zeros in the place of learned rows.
+        """
+        row, size, found = self.row, self.sizes.patch, list[F32]()
+        for picture in pictures[: row.kernels]:
+            rows, own, learned = self._room(len(index), 3 * size * size)
+            learned[:] = 0.0
+            yield from banded.patches(picture, size, index, own, row.signed, row.pixels_last)
+            found.append(rows)
+        found *= row.kernels // len(found)
+        if self._added:
+            rows, own, learned = self._room(len(index), self.sizes.shape.width)
+            learned[:] = self._learned
+            if len(learned) and self._shares_table and self._positions is not None:
+                learned += self._split(self._positions)[0]
+            yield from banded.taken(self._base_of(grid), index, own)
+            found.append(rows)
+        return tuple(found)
 
     def _attended(
         self, received: tuple[F32, ...], grid: Grid, order: Ints, windows: tuple[int, ...]
@@ -233,13 +254,6 @@ class VisionEncoder:
         if rows * columns > self.most:
             raise ModelError(f"picture: {rows} x {columns} patches are more than {self.most}; use a smaller picture")
         return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
-
-    def _patches(self, pictures: Sequence[F32]) -> list[F32]:
-        """Return the patches of each kernel in row-major order. A single picture is read by all kernels."""
-        row = self.row
-        own = [picture * 2 - 1 if row.signed else picture for picture in pictures]
-        found = [grids.patch_rows(each, self.sizes.patch, row.pixels_last) for each in own[: row.kernels]]
-        return found * (row.kernels // len(found))
 
     def _base_of(self, grid: Grid) -> F32:
         """Return `_base`, computed again only if the size changes: that takes a while, in which other requests wait."""
@@ -279,14 +293,12 @@ class VisionEncoder:
             return positions[:count], positions[count:]
         return positions[-count:], positions[:-count]
 
-    def _with_learned(self, rows: F32, learned: F32 | None) -> F32:
-        """Return rows of patches with the learned rows before or after them, or zeros in their place."""
-        if not len(self._learned):
-            return rows
-        own = np.zeros((len(self._learned), rows.shape[1]), np.float32) if learned is None else learned
-        if learned is not None and self._shares_table and self._positions is not None:
-            own = learned + self._split(self._positions)[0]
-        return np.concatenate([own, rows] if self.row.cls == "first" else [rows, own])
+    def _room(self, count: int, width: int) -> tuple[F32, F32, F32]:
+        """Return memory for rows of patches with the learned rows before or after them, and both parts of it."""
+        rows, learned = np.empty((count + len(self._learned), width), np.float32), len(self._learned)
+        if self.row.cls == "first":
+            return rows, rows[learned:], rows[:learned]
+        return rows, rows[:count], rows[count:]
 
     def _without_learned(self, rows: F32) -> F32:
         count = len(self._learned)
@@ -303,12 +315,6 @@ class VisionEncoder:
         whole = Layout((len(order) + len(self._learned),), axes)
         parts = Layout(windows, axes)
         return tuple([whole if n in self._global else parts for n in range(self._layer_count)]) or (whole,)
-
-    def _cells(self, x: F32, grid: Grid, order: Ints) -> F32:
-        """Return the cells of rows of patches, which are in the given order of the grid."""
-        row, place = self.row, np.empty(len(order), np.int64)
-        place[grid.index[order]] = np.arange(len(order))
-        return grids.cells(x[place], grid.rows, grid.columns, self.sizes.side, row.channels_first, row.padded)
 
     def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         """Return the embeddings with the learned rows between lines and at both ends."""

@@ -56,7 +56,9 @@ def _linear(low: Lowering, op: Linear, out: Value, x: Buffer, residual: Buffer |
         bias=VectorOf(op.bias, 2 * LANES) if op.bias else 0, residual=added, scale=op.scale,
         rows=CountOf(op.x.rows), counter=COUNTER,
     )  # fmt: skip
-    low.call(linear.linear(op.weight.format), arguments, "tasks", op.weight.name)
+    chunk = (panels.tile_chunk if op.weight.format in INTEGER_PANELS else panels.chunk)(low.threads)
+    of_row = min(chunk, panels.panels) * LANES * op.x.width
+    low.call(linear.linear(op.weight.format), arguments, "tasks", op.weight.name, of_row)
 
 
 def head_linear(low: Lowering, op: HeadLinear) -> None:

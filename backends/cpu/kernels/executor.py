@@ -1,4 +1,4 @@
-"""The replay loop. A plan is an array of (kernel, arguments, barrier, two clocks); the threads run it in compiled code.
+"""The replay loop. A plan is an array of kernel calls (`Entry`); the threads run it in compiled code.
 
 Threads wait for each other at the barrier of an entry. A waiting thread spins for a short time, then sleeps in the
 operating system. This frees a core for a thread that lost its core to another program. Between batches a worker spins
@@ -7,7 +7,9 @@ for a while, then returns to Python to sleep. A batch may use only the first few
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
 
 from localllm.backends.cpu.arguments import SLOT, Apart, Int64, Struct
 from localllm.backends.cpu.isa import Isa
@@ -21,8 +23,16 @@ class Entry(Struct):
     kernel: Int64  # address of the compiled kernel
     arguments: Int64  # address of the kernel's argument struct
     barrier: Int64  # 1: all threads wait for each other after this call
+    piece: Int64  # which of `pieces` this call computes; other entries compute the rest
+    pieces: Int64  # 1: all. Only kernels that divide rows between the threads have pieces: each is their share
     ticks: Int64  # time-stamp cycles that thread 0 spent here, including the barrier, summed over steps
     waited: Int64  # part of `ticks` spent waiting for other threads
+
+    @classmethod
+    def whole(cls, kernel: int, arguments: int, barrier: bool = True) -> NDArray[np.int64]:
+        """Return the slots of a call that computes everything."""
+        own = cls(kernel=kernel, arguments=arguments, barrier=int(barrier), piece=0, pieces=1, ticks=0, waited=0)
+        return own.pack()
 
 
 class Own(Struct):
@@ -110,7 +120,7 @@ def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value
     before = f.var(f.clock())
     with f.loop(0, count) as i:
         entry = Entry.at(plan + i * (SLOT * Entry.size))
-        f.call(entry.kernel, entry.arguments, thread, threads)
+        f.call(entry.kernel, entry.arguments, entry.piece * threads + thread, entry.pieces * threads)
         done = f.clock()
         with f.when(entry.barrier.differs(0)):
             target.set(target.get() + threads)

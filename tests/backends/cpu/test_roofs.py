@@ -34,7 +34,7 @@ def test_every_thread_does_every_product(cpu: CpuBackend) -> None:
     cpu.library.load([peak.byte_products()])
     arguments = peak.PeakArguments(data=address(data), turns=turns, sink=address(sink)).pack()
     code = cpu.library.address("byte_products")
-    entry = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0).pack()[None]
+    entry = Entry.whole(code, address(arguments))[None]
     cpu.pool.run(entry, np.zeros((1, 8), np.int64))
     assert (sink == sum(chain + 24 * turns for chain in range(peak.CHAINS))).all()
     assert peak.OPERATIONS == 2 * 64 * peak.CHAINS
