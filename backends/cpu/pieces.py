@@ -25,6 +25,7 @@ from localllm.plan import Rows
 
 BYTES = 1 << 20  # of the rows that a thread reads and writes in a piece of a row-wise kernel
 PRODUCTS = 1 << 26  # multiplications of a task of a product, which take about two milliseconds in float32
+WRITTEN = 4 << 20  # bytes of the rows that a piece of a product writes: its first task touches all of their pages
 LEAST_ROWS = 64  # of a piece of a product, whose tasks read and unpack the weights once per piece
 
 
@@ -70,9 +71,10 @@ def row_pieces(call: KernelCall, counts: Mapping[Rows, int], threads: int) -> in
     return max(1, min(needed, -(-rows // threads)))
 
 
-def product_pieces(products: int, rows: int) -> int:
-    """Return the number of pieces of a product with so many multiplications of a task per row."""
-    return max(1, min(-(-rows * products // PRODUCTS), rows // LEAST_ROWS))
+def product_pieces(products: int, row_bytes: int, rows: int) -> int:
+    """Return the number of pieces of a product with so many multiplications of a task and written bytes per row."""
+    needed = max(-(-rows * products // PRODUCTS), -(-rows * row_bytes // WRITTEN))
+    return max(1, min(needed, rows // LEAST_ROWS))
 
 
 def _of_product(
@@ -81,7 +83,7 @@ def _of_product(
     """Return the entries of a product, and the memory that they point to."""
     of = LinearArguments
     rows = _read(int(packed[of.slot("rows")]))
-    number = product_pieces(call.products, rows)
+    number = product_pieces(call.products, int(packed[of.slot("y") + RowsOf.stride]), rows)
     borders = np.arange(number + 1) * rows // number
     arguments, counts = np.repeat(packed[None], number, axis=0), np.diff(borders)
     for name in ("x", "y", "residual"):
