@@ -79,17 +79,21 @@ class Running:
         return self._result
 
     def advance(self, seconds: float = 0.0) -> bool:
-        """Run the next segment, or as much as `seconds` allow. Return whether the embeddings are complete."""
+        """Run the next segment, or as much as `seconds` allow, but something. Return whether the embeddings are
+        complete.
+        """
         if not seconds:
             self._arrange()
             self._advance(0.0)
             self._arrange()
-        until = perf_counter() + seconds
-        while self._result is None and (left := until - perf_counter()) > 0:
+            return self._result is not None
+        until, left = perf_counter() + seconds, seconds
+        while self._result is None and left > 0:
             if self._between is None:
                 self._advance(left)
             else:
                 self._arrange(until)
+            left = until - perf_counter()
         return self._result is not None
 
     def _arrange(self, until: float = inf) -> None:

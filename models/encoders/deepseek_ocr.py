@@ -72,7 +72,7 @@ class DeepSeekOcrEncoder:
         side = len(picture) // PATCH // 4
         # Here llama.cpp resizes the table of positions for tiles with channels and positions as the two axes, and takes
         # the position of the class row from a wrong place. The model resizes the grid of positions of each channel.
-        own = grids.resized(self._positions[1:], side, side, grids.cubic)
+        own = yield from grids.resized(self._positions[1:], side, side, grids.cubic)
         rows = np.concatenate([self._class + self._positions[:1], x + own])
         (y,) = yield Run("clip", (rows,), (Layout((len(rows),)),))
         (y,) = yield Run("head", (np.concatenate([y[1:], x], axis=1),), (Layout((len(x),)),))

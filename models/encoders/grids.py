@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.plan import F32
+from localllm.plan.runs import Arranging
 
 Ints = NDArray[np.int64]
 
@@ -86,30 +87,34 @@ Weights = NDArray[np.float64]
 Resize = Callable[[int, int], Weights]  # (size of the table, size of the grid) -> weights (grid, table)
 
 
-def resized(table: F32, rows: int, columns: int, weights: Resize) -> F32:
-    """Return a square table (side * side, width) for a grid, in row-major order, (rows * columns, width)."""
+def resized(table: F32, rows: int, columns: int, weights: Resize) -> Arranging[F32]:
+    """Return a square table (side * side, width) for a grid, in row-major order, (rows * columns, width).
+
+    Sums have a fixed order. In a matrix product of NumPy, the order depends on the processor.
+    """
     side = math.isqrt(len(table))
     if (rows, columns) == (side, side) and weights is not enlarged:
         return table
-    grid = table.reshape(side, side, -1).astype(np.float64)
-    down = _weighted(weights(side, rows), grid)  # (rows, side, width)
-    both = [_weighted(weights(side, columns), row) for row in down]
-    return np.concatenate(both).astype(np.float32)
+    grid, found = table.reshape(side, side, -1), np.empty((rows, columns, table.shape[1]), np.float32)
+    across, factors = _terms(weights(side, columns))
+    for row, (lines, own) in enumerate(zip(*_terms(weights(side, rows)), strict=True)):
+        line = np.zeros(grid.shape[1:])
+        for n, factor in zip(lines, own, strict=True):
+            line += grid[n].astype(np.float64) * factor
+        both = np.zeros((columns, line.shape[1]))
+        for n in range(across.shape[1]):
+            both += line[across[:, n]] * factors[:, n, None]
+        found[row] = both
+        yield None
+    return found.reshape(rows * columns, -1)
 
 
-def _weighted(weights: Weights, values: Weights) -> Weights:
-    """Return weighted sums of values (table, ...). Most weights (grid, table) are 0.
-
-    The sum has a fixed order. In a matrix product of NumPy, the order depends on the processor.
-    """
+def _terms(weights: Weights) -> tuple[Ints, Weights]:
+    """Return which entries of the table each place of the grid takes, and by which factors. Most weights are 0."""
     most = int((weights != 0).sum(axis=1).max())
     places = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]  # weights that are not 0 come first
     index = np.sort(places, axis=1)
-    found = np.zeros((len(weights), *values.shape[1:]))
-    for n in range(most):
-        own = np.take_along_axis(weights, index[:, n : n + 1], axis=1)
-        found += values[index[:, n]] * own.reshape(-1, *[1] * (values.ndim - 1))
-    return found
+    return index, np.take_along_axis(weights, index, axis=1)
 
 
 def _spread(side: int, count: int, positions: Weights) -> Weights:

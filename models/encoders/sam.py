@@ -127,13 +127,14 @@ class Sam:
         """Yield the runs of a square picture, and return one row per 4 x 4 patches."""
         x, side = None, len(picture) // PATCH
         pixels = grids.patch_rows(picture, PATCH)
+        positions = yield from grids.resized(self._positions, side, side, grids.cubic)
         spans = {self._span(layer, side) for layer in range(self._layers)}
         places = {span: _places(side, span, self._heads) for span in spans}
         for layer in range(self._layers):
             span = self._span(layer, side)
             order, layout, own = places[span]
             inside = (order >= 0).astype(np.float32)[:, None]
-            first = (pixels, grids.resized(self._positions, side, side, grids.cubic)) if x is None else (x,)
+            first = (x,) if x is not None else (pixels, positions)
             taken = tuple([each[order] * inside for each in first])
             (y,) = yield Run(f"sam {layer} {span}", (*taken, inside, own), (layout,))
             x = np.empty((side * side, self._width), np.float32)

@@ -21,7 +21,7 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Value
-from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run
+from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run, bands
 
 MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
 
@@ -227,7 +227,7 @@ class VisionEncoder:
             learned[:] = self._learned
             if len(learned) and self._shares_table and self._positions is not None:
                 learned += self._split(self._positions)[0]
-            yield from banded.taken(self._base_of(grid), index, own)
+            yield from banded.taken((yield from self._base_of(grid)), index, own)
             found.append(rows)
         return tuple(found)
 
@@ -255,13 +255,14 @@ class VisionEncoder:
             raise ModelError(f"picture: {rows} x {columns} patches are more than {self.most}; use a smaller picture")
         return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
 
-    def _base_of(self, grid: Grid) -> F32:
-        """Return `_base`, computed again only if the size changes: that takes a while, in which other requests wait."""
-        if self._sized is None or self._sized[0] != (grid.rows, grid.columns):
-            self._sized = (grid.rows, grid.columns), self._base(grid)
-        return self._sized[1]
+    def _base_of(self, grid: Grid) -> Arranging[F32]:
+        """Return `_base`, computed again only if the size changes, because that takes a while."""
+        size, sized = (grid.rows, grid.columns), self._sized
+        if sized is None or sized[0] != size:
+            self._sized = sized = size, (yield from self._base(grid))
+        return sized[1]
 
-    def _base(self, grid: Grid) -> F32:
+    def _base(self, grid: Grid) -> Arranging[F32]:
         """Return what is added to the patches, in row-major order: positions and, with learned rows, the bias."""
         count = grid.rows * grid.columns
         positions, row = self._positions, self.row
@@ -273,13 +274,22 @@ class VisionEncoder:
                 raise ModelError(
                     f"picture: {grid.rows} x {grid.columns} patches; the position table has {half} per side"
                 )
-            found = positions[flat_grid.x] + positions[half + flat_grid.y]
+            found = np.empty((count, positions.shape[1]), np.float32)
+            for band in bands(count, found.strides[0]):
+                found[band] = positions[flat_grid.x[band]] + positions[half + flat_grid.y[band]]
+                yield None
         else:
             own = self._split(positions)[1] if self._shares_table else positions
-            found = grids.resized(own, grid.rows, grid.columns, row.resize) if callable(row.resize) else own
+            found = own
+            if callable(row.resize):
+                found = yield from grids.resized(own, grid.rows, grid.columns, row.resize)
             if len(found) != count:
                 raise ModelError(f"picture: {count} patches, and the position table has {len(found)}")
-        return found + self._bias
+        both = np.empty_like(found)
+        for band in bands(count, both.strides[0]):
+            both[band] = found[band] + self._bias
+            yield None
+        return both
 
     @property
     def _shares_table(self) -> bool:
