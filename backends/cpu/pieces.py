@@ -45,7 +45,7 @@ def divided(
     counts: Mapping[Rows, int],
     threads: int,
 ) -> Pieces:
-    """Return the pieces of these calls for a step with so many rows of the batch, and with logits."""
+    """Return the pieces of these calls. `counts` are the rows of the step."""
     found, kept = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for call, entry, packed in zip(calls, entries, arguments, strict=True):
         if call.products:
@@ -72,7 +72,7 @@ def row_pieces(call: KernelCall, counts: Mapping[Rows, int], threads: int) -> in
 
 
 def product_pieces(products: int, row_bytes: int, rows: int) -> int:
-    """Return the number of pieces of a product with so many multiplications of a task and written bytes per row."""
+    """Return the number of pieces of a product. A task has `products` multiplications per row."""
     needed = max(-(-rows * products // PRODUCTS), -(-rows * row_bytes // WRITTEN))
     return max(1, min(needed, rows // LEAST_ROWS))
 

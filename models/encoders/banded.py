@@ -1,4 +1,4 @@
-"""Patches, tables and cells rearranged in bands of rows, after each of which an encoder lets other work run."""
+"""Rearranges patches, tables and cells in bands of rows. Between two bands, an encoder lets other work run."""
 
 from __future__ import annotations
 

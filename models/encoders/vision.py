@@ -211,7 +211,7 @@ class VisionEncoder:
         return (yield from self._finished(y, grid, flags))
 
     def _received(self, pictures: Sequence[F32], grid: Grid, index: Ints) -> Arranging[tuple[F32, ...]]:
-        """Return the patches of each kernel and what is added to them, in this order.
+        """Return the patches of each kernel, then their positions if there are any. `index` is the order of patches.
 
         A single picture is read by all kernels. Patches have zeros in the place of learned rows.
         """
