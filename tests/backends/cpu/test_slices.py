@@ -13,7 +13,7 @@ from localllm.backends.base import Limits
 from localllm.backends.cpu import slices
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
 from localllm.backends.cpu.kernels.common import TaskLine
-from localllm.plan import Batch, Recorder, Weight
+from localllm.plan import Batch, Recorder, Weight, runs
 from tests.models.support import MemoryWeight
 
 ROWS, OUTPUTS = 5, 640  # 40 panels of 16 outputs
@@ -52,6 +52,23 @@ def test_a_slice_ends_between_two_tasks(executable: CpuExecutable, monkeypatch: 
     np.testing.assert_array_equal(found[0], truth)
     assert taken[:3] == [2, 4, 6]  # each of two threads takes one task
     assert taken == list(range(2, 21, 2))  # 20 tasks of two panels
+
+
+def test_the_input_is_taken_in_bands(executable: CpuExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(1).standard_normal((ROWS, 64), np.float32)
+    executable.begin(batch())
+    [truth] = [each.copy() for each in executable.run([x])]
+    monkeypatch.setattr(runs, "BAND", 512)  # two rows
+    executable.begin(batch())
+    (_, into) = executable._stages[0].received[0]
+    into[:] = 0.0
+    for rows in (2, 4):
+        assert executable.run_slice(1e-9, [x]) is None
+        assert (into[:ROWS] == x).all(axis=1).tolist() == [n < rows for n in range(ROWS)]
+    executable.begin(batch())  # forgets the rest
+    while (found := executable.run_slice(1e-9, [x])) is None:
+        pass
+    np.testing.assert_array_equal(found[0], truth)
 
 
 def test_a_new_batch_forgets_a_stage_in_slices(executable: CpuExecutable, monkeypatch: pytest.MonkeyPatch) -> None:

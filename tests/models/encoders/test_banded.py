@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from localllm.backends.cpu.backend import CpuBackend
+from localllm.engine.encoder import Running
 from localllm.models.encoders import banded, encoder_of, grids
 from localllm.models.encoders.grids import Grid
 from localllm.plan import F32, runs
-from localllm.plan.runs import Arranging, Run
+from localllm.plan.runs import Arranging, Encoding, Run
 from tests.models.encoders import small
-from tests.models.encoders.support import bound
 
 T = TypeVar("T")
 NAMES = ("qwen2.5vl", "qwen3vl", "gemma4v", "minicpmv-2.6", "granite4_vision", "internvl", "ldp")
@@ -109,19 +107,21 @@ def test_the_input_of_the_layers_is_arranged_in_bands(name: str, monkeypatch: py
         np.testing.assert_array_equal(a, b)
 
 
-def test_results_are_taken_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_copied_in_bands(narrow: None) -> None:
     """Between two bands of the results of a run, other work may run."""
-    backend = CpuBackend(threads=1)
-    with bound(backend, *small.loaded("qwen3vl"), "vision") as encoder:
-        inputs: Sequence[F32] = [small.input_of("qwen3vl")]
-        truth = encoder.encode(inputs)
-        counts = []
-        for size in (1 << 20, 256):
-            monkeypatch.setattr(runs, "BAND", size)
-            running, count = encoder.begin(inputs), 0
-            while not running.advance(1e-9):
-                count += 1
-            np.testing.assert_array_equal(running.result, truth)
-            counts.append(count)
-    backend.close()
-    assert counts[1] - counts[0] > truth.nbytes // 256
+
+    def encoding() -> Encoding:
+        (x,) = yield Run("layers", (), ())
+        yield None
+        return x
+
+    x, running = values(30, 10), Running({}, encoding())
+    running._arrange()
+    running._between = running._continued([x])
+    calls = 0
+    while running._result is None:
+        running._arrange(0.0)  # until a time that is over
+        calls += 1
+    assert calls == 2 + 1 + 1  # two bands of 15 rows, the pause of the encoder, and the end
+    np.testing.assert_array_equal(running.result, x)
+    assert not np.shares_memory(running.result, x)
