@@ -32,7 +32,9 @@ def _complaint(log: str) -> str:
 
 
 class OpenClDevice(Explaining):
-    """An OpenCL device with one queue."""
+    """An OpenCL device with one queue. `options` are those of its compiler."""
+
+    options = OPTIONS
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cl = cl = package()
@@ -97,10 +99,10 @@ class OpenClDevice(Explaining):
         if program is None and self.generic:
             program = self._programs[source] = self._from_source(source)
         if program is None:
-            key = (source, self.facts.name, self.facts.api, *OPTIONS)
+            key = (source, self.facts.name, self.facts.api, *self.options)
             binary = self.store.get(key, lambda: self._binary(source))
             try:
-                program = cl.Program(self._context, [self._device], [binary]).build(list(OPTIONS))
+                program = cl.Program(self._context, [self._device], [binary]).build(list(self.options))
             except cl.Error:  # the driver no longer accepts this binary
                 program = self._from_source(source)
             self._programs[source] = program
@@ -111,7 +113,7 @@ class OpenClDevice(Explaining):
 
     def _from_source(self, source: str) -> Any:
         try:
-            return self._cl.Program(self._context, source).build(list(OPTIONS), cache_dir=False)
+            return self._cl.Program(self._context, source).build(list(self.options), cache_dir=False)
         except self._cl.RuntimeError as error:
             raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: {_complaint(str(error))}") from None
 

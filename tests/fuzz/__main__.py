@@ -45,12 +45,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so much time")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder for files of cases that fail")
     parser.add_argument("--patience", type=float, default=2.0, help="seconds that http's second client may wait")
+    parser.add_argument("--shared", action="store_true", help="use the user's cache of compiled code")
     parser.add_argument("--tally", action="store_true", help="show how cases ended, messages without their numbers")
     asked = parser.parse_args()
     if asked.kind == "files":
         return max([_share(asked, kind, share) for kind, share in SHARES.items()])
-    shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
-    os.environ["XDG_CACHE_HOME"] = str(shelf)  # keep kernels of odd shapes out of the user's cache
+    if not asked.shared:  # keep kernels of odd shapes out of the user's cache
+        shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
+        os.environ["XDG_CACHE_HOME"] = str(shelf)
     if asked.kind == "http":
         from tests.fuzz import http
 

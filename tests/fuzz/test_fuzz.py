@@ -35,7 +35,7 @@ CASES = {
 def test_a_small_part(kind: str, tmp_path: Path) -> None:
     """With seed 1, every case of every kind succeeds or ends with a one-line localllm error."""
     command = [sys.executable, "-m", "tests.fuzz", kind, "--cases", str(CASES[kind]), "--keep", str(tmp_path)]
-    command += ["--patience", "60"]  # other tests run at the same time
+    command += ["--patience", "60", "--shared"]  # other tests run at the same time, and compile the same kernels
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{CASES[kind]} cases" in ran.stdout

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.gpu.backend import GpuBackend
-from localllm.backends.opencl.backend import OPTIONS, OpenClBackend, OpenClDevice
+from localllm.backends.opencl.backend import OpenClBackend, OpenClDevice
 from localllm.backends.opencl.devices import SIMULATOR, opencl_devices
+from tests.backends.gpu.conftest import UNOPTIMIZED
 from tests.backends.gpu.small import PLANS, check
 
 # Injected bugs: a snippet of kernel source -> its replacement, the plan that runs, and the expected report.
@@ -38,6 +39,7 @@ class Simulator(OpenClDevice):
 
         (found,) = (p.get_devices()[0] for p in pyopencl.get_platforms() if SIMULATOR in p.name.lower())
         super().__init__(found, cache=None)
+        self.options = UNOPTIMIZED
         self._mutant = mutant
         self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, with the data the host wrote
 
@@ -57,7 +59,7 @@ class Simulator(OpenClDevice):
         if source not in self._programs:
             text = source.replace(*self._mutant) if self._mutant else source
             program = self._cl.Program(self._context, text)
-            self._programs[source] = program.build([*OPTIONS, "-cl-opt-disable"], cache_dir=False)
+            self._programs[source] = program.build(list(self.options), cache_dir=False)
         return self._programs[source], kernel
 
 

@@ -15,19 +15,23 @@ from time import time
 import pytest
 
 from localllm.backends.base import Backend, BackendError
-from localllm.backends.opencl.backend import OpenClBackend
+from localllm.backends.opencl.backend import OPTIONS, OpenClBackend
 from localllm.backends.opencl.devices import opencl_devices
 from tests.pocl import needed
 
+UNOPTIMIZED = (*OPTIONS, "-cl-opt-disable")
 
-def pocl() -> OpenClBackend:
+
+def pocl(optimized: bool = True) -> OpenClBackend:
     """Provide PoCL, a test dependency. Tests fail without it, and are skipped if it cannot compile for this
-    processor.
+    processor. Without optimization it compiles a kernel in a quarter of the time.
     """
     found = [number for number, device in enumerate(opencl_devices()) if "pocl" in device.version.lower()]
     assert found, "PoCL is missing: pip install 'pyopencl[pocl]'"
     needed()
-    return OpenClBackend(found[0], cache=None)
+    backend = OpenClBackend(found[0], cache=None)
+    backend.device.options = OPTIONS if optimized else UNOPTIMIZED
+    return backend
 
 
 def others() -> dict[str, int]:
@@ -70,6 +74,18 @@ CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Provide PoCL and the GPUs that `-m gpu` finds. Skip the tests of an unusable device, with the reason."""
     backend = pocl() if request.param == "pocl" else of_card(request.param)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
+def plain_gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Provide the devices of `gpu`, with PoCL's kernels unoptimized, for comparisons with the reference.
+
+    Tests that compare bits use `gpu`, because an optimizer may change them. `test_device_check.py` compares every
+    kernel, format and cache type optimized.
+    """
+    backend = pocl(optimized=False) if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
 

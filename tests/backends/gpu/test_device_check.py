@@ -34,9 +34,10 @@ from localllm.backends.opencl.devices import opencl_devices
 from localllm.cli.main import main
 from localllm.plan import BLOCK, Recorder, Value
 from tests.backends.attending import Heads
-from tests.backends.gpu.conftest import pocl
+from tests.backends.gpu.conftest import UNOPTIMIZED, pocl
 from tests.backends.gpu.small import PLANS, Small, attended, experts, layer, products, rows, table
 from tests.backends.support import LLAMA, plan, record
+from tests.localllm.support import write_model
 from tests.models.support import MemoryWeight
 from tests.plan.support import MODELS, tiny_plan
 from tests.pocl import needed
@@ -61,7 +62,9 @@ class Faulty(OpenClDevice):
 @pytest.fixture(scope="module")
 def device() -> Iterator[Faulty]:
     with_pocl = pocl()
-    yield Faulty(with_pocl.device._device, cache=None)
+    faulty = Faulty(with_pocl.device._device, cache=None)
+    faulty.options = UNOPTIMIZED
+    yield faulty
     with_pocl.close()
 
 
@@ -323,7 +326,9 @@ class Raising(OpenClDevice):
 @pytest.fixture
 def raising() -> Iterator[Raising]:
     with_pocl = pocl()
-    yield Raising(with_pocl.device._device, cache=None)
+    device = Raising(with_pocl.device._device, cache=None)
+    device.options = UNOPTIMIZED
+    yield device
     with_pocl.close()
 
 
@@ -411,7 +416,11 @@ def test_a_damaged_result_is_ignored(device: Faulty, tmp_path: Path, runs: list[
 
 # -- failing devices are disabled ------------------------------------------------------------------------------------
 
-HELLO = ("run", "demo", "Hello", "-n", "4", "--temp", "0")
+
+@pytest.fixture
+def hello(tmp_path: Path) -> list[str]:
+    """Provide a command that runs a small model, because PoCL's unoptimized kernels are slow."""
+    return ["run", str(write_model(tmp_path / "small.gguf")), "Hello", "-n", "4", "--temp", "0"]
 
 
 @pytest.fixture
@@ -424,6 +433,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return own(self, source.replace("/ (float)K + EPS", "/ (float)K * 1.01f + EPS"), kernel)
 
     monkeypatch.setattr(OpenClDevice, "compile", compile_)
+    monkeypatch.setattr(OpenClDevice, "options", UNOPTIMIZED)
     monkeypatch.setattr("localllm.backends._CARDS", ((localllm.backends.BACKENDS["opencl"], ("/",), ""),))
     kept = localllm.quant.codecache.default_folder
     monkeypatch.setattr(
@@ -434,22 +444,22 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_a_device_that_fails_is_refused_by_name_and_replaced_by_the_cpu_otherwise(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], hello: list[str]
 ) -> None:
-    assert main([*HELLO, "--backend", "cpu"]) == 0
+    assert main([*hello, "--backend", "cpu"]) == 0
     truth = capsys.readouterr().out
-    assert main([*HELLO, "--backend", "opencl"]) == 1
+    assert main([*hello, "--backend", "opencl"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(r"failed its check, so it is not used \(norm rms.*: 70 rows: off by .*\); use --backend cpu", line)
     assert "--force" in line
-    assert main([*HELLO]) == 0
+    assert main(hello) == 0
     out, err = capsys.readouterr()
     assert out == truth
     (line,) = err.splitlines()
     assert re.search(r"failed its check, so it is not used .*; everything runs on cpu: ", line)
-    assert main([*HELLO, "-ngl", "2"]) == 1  # error, because the GPU was requested explicitly
+    assert main([*hello, "-ngl", "1"]) == 1  # error, because the GPU was requested explicitly
     assert "failed its check" in capsys.readouterr().err
-    assert main([*HELLO, "--backend", "opencl", "--force"]) == 0
+    assert main([*hello, "--backend", "opencl", "--force"]) == 0
     assert "failed" not in capsys.readouterr().err
 
 
@@ -483,6 +493,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [(name, segments(record(each.table, each.build)), each.cache) for name, each in small.items()]
     monkeypatch.setattr("localllm.backends.gpu.conformance.catalogue.catalogue", lambda: iter(found))
     own = pocl().device._device
+    monkeypatch.setattr(OpenClDevice, "options", UNOPTIMIZED)
     monkeypatch.setattr("localllm.backends.opencl.devices.opencl_devices", lambda: [own])
     monkeypatch.chdir(tmp_path)
 

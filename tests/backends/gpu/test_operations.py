@@ -97,14 +97,14 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
-def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
+def test_attention(plain_gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences run in one batch, one in decode and one in prefill, over several blocks and partitions.
 
     Then one sequence continues from a copy of the other's blocks.
     """
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
-    ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (gpu, ReferenceBackend()))
+    ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (plain_gpu, ReferenceBackend()))
     slack = attention_slack(values, h, 6 * BLOCK)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 900)
     steps = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 250), (1, 40)], [(0, 20), (1, 1)], [(1, 17), (0, 1)]]
@@ -197,21 +197,21 @@ def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend
     np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
-def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
+def test_a_layer_may_read_the_cache_of_another(plain_gpu: Backend) -> None:
     h = Heads(4, 2, 16, window=9)
     values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend_twice(h))
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 100)
-    ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (gpu, ReferenceBackend()))
+    ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (plain_gpu, ReferenceBackend()))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
 
 
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
 @pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
-def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
+def test_rows_that_are_wanted_keep_their_positions(plain_gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """The wanted tokens keep their positions, although kernels for few tokens run instead of the prefill kernels."""
     for ours, theirs in zip(
-        wanted_rows(gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
+        wanted_rows(plain_gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
 
@@ -237,19 +237,19 @@ def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:
         np.testing.assert_array_equal(other, results[0])
 
 
-def test_large_keys_and_values_stay_in_the_range_of_halves(gpu: Backend) -> None:
+def test_large_keys_and_values_stay_in_the_range_of_halves(plain_gpu: Backend) -> None:
     values = np.zeros((4, 24), np.float32)
     values[:, 16:] = np.array([1e6, -1e6, 65504, 3.0])[:, None]
-    rows = run(gpu, attend(Heads(1, 1, 8)), MemoryWeight.of("table", values), np.arange(4))
+    rows = run(plain_gpu, attend(Heads(1, 1, 8)), MemoryWeight.of("table", values), np.arange(4))
     np.testing.assert_allclose(rows[:, 0], [65504, 0, 65504 / 3, 65507 / 4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_is_no_number_is_not_lost(gpu: Backend, name: str) -> None:
+def test_what_is_no_number_is_not_lost(plain_gpu: Backend, name: str) -> None:
     values = np.ones((2, 24), np.float32)
     values[0, 3] = np.nan
     for tokens in (np.array([1, 0, 1]), np.array([1, 0, 1] * 10)):  # decode, prefill
-        rows = run(gpu, NONE[name], MemoryWeight.of("table", values), tokens)
+        rows = run(plain_gpu, NONE[name], MemoryWeight.of("table", values), tokens)
         assert [np.isnan(row).any() for row in rows] == [False, True, False] * (len(tokens) // 3)
 
 
@@ -283,17 +283,17 @@ def test_experts(gpu: Backend, name: str) -> None:
     np.testing.assert_array_equal(feed(ours, tokens[:12], [12]), one_by_one)
 
 
-def test_quantized_experts(gpu: Backend) -> None:
+def test_quantized_experts(plain_gpu: Backend) -> None:
     """The error of three int8 products in sequence is at most a hundredth of the largest result."""
     plan = record(TABLE, mixture("softmax", 3, formats=lambda name: {"down": "Q4_0", "up": "F16"}.get(name, "Q8_0")))
-    rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (gpu, ReferenceBackend()))
+    rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (plain_gpu, ReferenceBackend()))
     assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()
 
 
-def test_kept_values_and_routings(gpu: Backend) -> None:
+def test_kept_values_and_routings(plain_gpu: Backend) -> None:
     plan = record(TABLE, MIXTURES["softmax"])
     keep: list[Any] = inputs(plan)
-    ours, theirs = bound(gpu, plan, keep, TOKENS), bound(ReferenceBackend(), plan, [], TOKENS)
+    ours, theirs = bound(plain_gpu, plan, keep, TOKENS), bound(ReferenceBackend(), plan, [], TOKENS)
     for executable in (ours, theirs):
         feed(executable, np.arange(TOKENS))
     for value in keep:
