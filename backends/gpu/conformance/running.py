@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
-from localllm.backends.gpu.conformance.samples import EXPERTS, PERIOD, sample_inputs
+from localllm.backends.gpu.conformance.reference import BLOCKS, SegmentReference
+from localllm.backends.gpu.conformance.residue import NAN, ODD, Residue, residue_kernel
+from localllm.backends.gpu.conformance.samples import sample_inputs
 from localllm.backends.gpu.conformance.segments import Segment
+from localllm.backends.gpu.conformance.tolerances import NARROW, PEAK, ROUNDED, SMALL, limit_of
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
-from localllm.backends.gpu.kernels.signatures import source_text
-from localllm.backends.reference import ReferenceExecutable
 from localllm.base.printable import printable
 from localllm.plan import (
     BLOCK,
@@ -30,23 +30,11 @@ from localllm.plan import (
     Append,
     Attention,
     Batch,
-    Concat,
-    Convolve,
     Embed,
     Experts,
-    GaussianTopK,
     HeadLinear,
-    Linear,
-    LinearAttention,
-    Operation,
-    Plan,
-    Pool,
     Rows,
-    SelectiveScan,
-    Send,
-    Slice,
     Value,
-    Wkv,
     flattened,
 )
 
@@ -58,23 +46,10 @@ FEWER_ROWS = (17, 2, 1)
 MUCH = 1 << 26  # minimum number of multiplications per row that makes a product large
 # Batch size of each step of a growing sequence, which reaches the second partition of attention.
 GROWING = (70, 3, 1, 1, 1, 19, 150, 12, 1, 1)
-BLOCKS = 5  # cache blocks per sequence
 DISTINCT = 7  # number of distinct rows if the reference is slow; further rows repeat these
 TEXT = 5  # rows of the encoder text
 SHOWN = 300  # characters shown of a driver's error
 WANTED = 5  # number of largest logits to search for
-
-# Limits of the error: root mean square over a row, divided by the root mean square of the exact row. A single value may
-# have PEAK times this error. Sums differ in their order; int8 products have half a percent of error on rows that int8
-# cannot hold exactly. Some operations subtract nearly equal values.
-CLOSE, DIFFERENCES, ROUNDED, TWICE_ROUNDED = 2e-5, 1e-3, 0.1, 0.2
-# Limits of the error of stored keys and values, by cache type. A value halfway between two representable ones may round
-# either way.
-STORED = {"f32": 2e-5, "f16": 1e-3, "bf16": 4e-3, "fp8": 1e-2}
-STORED_IN_BLOCKS = 3e-2
-PEAK = 16.0
-NARROW = 32  # values per row; a narrower row may be a sum that cancels
-SMALL = 1e-3  # minimum row magnitude in the relative error, as a share of the root mean square of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +107,7 @@ def run_segments(device: Device, segment: Segment, limits: Limits, cache: CacheT
 def uncompiled(device: Device) -> str:
     """Return why a device cannot compile the kernel that every check needs, or "" if it can."""
     try:
-        device.compile(*_residue(device))
+        device.compile(*residue_kernel(device))
     except _errors(device) as error:
         return told(error).removeprefix(f"{device.facts.name}: ")
     return ""
@@ -165,18 +140,6 @@ def told(error: Exception) -> str:
     return printable(lines[0], SHOWN)
 
 
-def limit_of(segment: Segment, cache: CacheTypes) -> float:
-    """Return the largest error that is allowed for a segment."""
-    flat = flattened(segment.operations)
-    if segment.rounds and any(isinstance(op, Experts) for op in flat):  # experts round input and hidden states
-        return TWICE_ROUNDED
-    if segment.rounds:
-        return ROUNDED
-    if any(isinstance(op, LinearAttention | SelectiveScan | Wkv | Pool | Convolve | GaussianTopK) for op in flat):
-        return DIFFERENCES
-    return max(STORED.get(name, STORED_IN_BLOCKS) for name in (cache.keys, cache.values)) if segment.stored else CLOSE
-
-
 class _Check:
     """A segment, bound to a device and to the reference."""
 
@@ -192,8 +155,8 @@ class _Check:
         self.error, self.limit = 0.0, limit_of(segment, cache)
         own = replace(limits, blocks=2 * BLOCKS, window_blocks=2 * BLOCKS * bool(limits.window_blocks))
         self._limits = limits
-        self._reference = _Reference(segment, own, cache)
-        self._local = _Residue(device)
+        self._reference = SegmentReference(segment, own, cache)
+        self._local = Residue(device)
         try:
             self._ours = GpuExecutable(device, segment.plan, own, cache, None, ())
         except BaseException:
@@ -367,126 +330,3 @@ class _Check:
         for own, other in zip(found, before, strict=True):
             if own.tobytes() != other.tobytes():
                 raise Wrong(f"{count} rows: {what} gave different bits")
-
-
-NAN, ODD = 0x7FC00000, 0x41973C5A  # bit patterns for memory that no kernel may read: NaN, then 18.9
-
-
-class _Residue:
-    """Fills the local memory of a device with a bit pattern for the next kernel to find."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._groups = 16 if device.facts.compute == "CPU" else GROUPS
-        kernel = device.compile(*_residue(device))
-        self._buffers: list[Any] = []  # the input pattern and the output
-        try:
-            for length in (4, 4 * GROUPS):
-                self._buffers.append(device.alloc(length, "a check"))
-            self._launch = device.prepare(kernel, 128, _filled(device), self._buffers)
-        except BaseException:
-            self.close()
-            raise
-
-    def leave(self, bits: int) -> None:
-        self._device.upload(self._buffers[0], 0, np.array([bits], np.uint32))
-        self._launch((self._groups, 1, 1))
-
-    def close(self) -> None:
-        for buffer in self._buffers:
-            self._device.free(buffer)
-
-
-def _filled(device: Device) -> int:
-    """Return the number of local memory bytes to fill."""
-    return min(device.facts.local_memory, LOCAL)
-
-
-def _residue(device: Device) -> tuple[str, str]:
-    """Return the source and the name of the kernel that fills local memory."""
-    return f"#define COUNT {_filled(device) // 4}\n{source_text('prelude')}{LEAVE}", "leave"
-
-
-GROUPS = 1024  # more work-groups than any GPU runs at a time
-LOCAL = 48 << 10  # maximum bytes to fill
-LEAVE = """
-KERNEL(128, leave)(GLOBAL const int *number, GLOBAL int *y LOCAL_ARGUMENT) {
-  LOCAL_MEMORY
-  LOCAL int *s = (LOCAL int *)local_memory;
-  for (int i = ITEM; i < COUNT; i += 128) s[i] = number[0];
-  BARRIER();
-  if (s[(37 * ITEM + GROUP_X) % COUNT] != number[0]) y[GROUP_X] = 1;  // so that no compiler leaves out the stores
-}
-"""
-
-
-# -- the reference -----------------------------------------------------------------------------------------------------
-
-
-class _Cycled:
-    """The matrices of an expert stack in which the same few experts repeat."""
-
-    def __init__(self, matrices: F32) -> None:
-        self._matrices = matrices
-
-    def __getitem__(self, expert: int) -> F32:
-        found: F32 = self._matrices[expert % len(self._matrices)]
-        return found
-
-
-class _Reference(ReferenceExecutable):
-    """Runs a segment on the NumPy reference. Large matrices are computed from their distinct rows."""
-
-    def __init__(self, segment: Segment, limits: Limits, cache: CacheTypes) -> None:
-        self._few: set[str] = set()  # stacks with few distinct experts
-        self._tables = [op.table.shape[0] for op in flattened(segment.operations) if isinstance(op, Embed)]
-        plan = self._shortened(segment.plan)
-        positions = BLOCKS * BLOCK
-        super().__init__(plan, replace(limits, positions=positions, rows=256, logit_rows=256), cache, _quiet)
-        weights: dict[str, Any] = self._weights
-        weights |= {name: _Cycled(self._weights[name]) for name in self._few}
-
-    def step(self, batch: Batch, received: list[F32] | None = None) -> list[F32]:  # type: ignore[override]
-        tokens = batch.tokens % PERIOD if any(rows > PERIOD for rows in self._tables) else batch.tokens
-        self.begin(replace(batch, tokens=tokens))
-        found = self.run(received or ())
-        return (
-            [rows.copy() for rows in found] if isinstance(self._plan.operations[-1], Send) else [self.result().copy()]
-        )
-
-    def _shortened(self, plan: Plan) -> Plan:
-        """Return the plan with each large matrix reduced to its distinct rows."""
-        made, values = list[Operation](), list(plan.values)
-
-        def value(width: int, like: Value) -> Value:
-            values.append(Value(len(values), width, like.rows, like.name))
-            return values[-1]
-
-        for op in flattened(plan.operations):
-            if isinstance(op, Embed) and not op.positions and op.table.shape[0] > PERIOD:
-                op = replace(op, table=op.table.part(0, PERIOD))
-            if isinstance(op, Experts):
-                stacks = {name: self._of_few(getattr(op, name)) for name in ("gate", "up", "down")}
-                op = replace(op, **stacks)
-            if not isinstance(op, Linear) or op.out.width <= PERIOD:
-                made.append(op)
-                continue
-            rows = value(PERIOD, op.out)
-            bias = None if op.bias is None else op.bias.part(0, PERIOD)
-            made.append(replace(op, out=rows, weight=op.weight.part(0, PERIOD), bias=bias))
-            while rows.width < op.out.width:
-                twice = value(2 * rows.width, op.out)
-                made.append(Concat(twice, rows, rows, 1))
-                rows = twice
-            made.append(Slice(op.out, rows, 1, 0, op.out.width))
-        return replace(plan, operations=tuple(made), values=tuple(values))
-
-    def _of_few(self, stack: Any) -> Any:
-        if stack.weight.shape[0] <= EXPERTS:
-            return stack
-        own = stack.weight.part(0, EXPERTS)
-        self._few.add(own.name)
-        return replace(stack, weight=own)
-
-
-def _quiet(what: str, done: int, total: int) -> None: ...
