@@ -22,7 +22,7 @@ from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from tests.localllm import t5
 from tests.localllm.generation.support import ask, scheduled
-from tests.localllm.server.test_together import client, opened
+from tests.localllm.server.whole import client, opened
 from tests.localllm.support import localllm as run
 from tests.localllm.test_embedding import expected, write_t5
 

@@ -19,7 +19,7 @@ from localllm.server.settings import ServerSettings
 from localllm.server.store import ModelStore
 from tests.localllm.hub.stores import lm_studio_model, places
 from tests.localllm.server.calls import LOCAL
-from tests.localllm.server.test_together import opened
+from tests.localllm.server.whole import opened
 
 TOY, OTHER, BIG = "ann/Toy-GGUF:Q4_K_M", "ann/Toy-GGUF:Q8_0", "ann/Big-GGUF:Q4_0"
 OFFERS = ServerSettings(offer="stores")

@@ -12,7 +12,7 @@ from localllm.hub import StoredModel
 from localllm.server.served import Served
 from localllm.server.settings import ServerSettings
 from tests.localllm.server.store_site import Site
-from tests.localllm.server.test_together import DEMO, opened
+from tests.localllm.server.whole import DEMO, opened
 
 # -- vectors of the model that chats ---------------------------------------------------------------------------------
 

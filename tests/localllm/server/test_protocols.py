@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.localllm.server.test_together import client, one_model
+from tests.localllm.server.whole import client, one_model
 
 GREEDY = {"temperature": 0, "n_predict": 12}
 

@@ -17,7 +17,7 @@ from localllm.server.service import Service, Usual
 from localllm.server.settings import ServerSettings
 from localllm.server.turn import Completion, Generation, Thinking, Turn
 from localllm.template import given_template
-from tests.localllm.server.test_together import DEMO, opened
+from tests.localllm.server.whole import DEMO, opened
 
 THINKS = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"

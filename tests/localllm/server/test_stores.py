@@ -20,7 +20,7 @@ from tests.localllm.hub.hub_server import HubServer
 from tests.localllm.hub.stores import ollama_model
 from tests.localllm.server.calls import served
 from tests.localllm.server.store_site import HELLO, TOY, Site, put
-from tests.localllm.server.test_together import DEMO, opened
+from tests.localllm.server.whole import DEMO, opened
 
 # -- the list --------------------------------------------------------------------------------------------------------
 

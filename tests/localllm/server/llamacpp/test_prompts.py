@@ -20,7 +20,7 @@ from localllm.server.registry import ModelRegistry
 from localllm.server.served import Served
 from localllm.template import given_template
 from tests.conftest import reference
-from tests.localllm.server.test_together import DEMO, client, opened
+from tests.localllm.server.whole import DEMO, client, opened
 
 STORED: dict[str, Any] = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
 START = "<|endoftext|>"  # BOS, which llama-server leaves to the tokenizer
