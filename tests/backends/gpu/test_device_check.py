@@ -28,24 +28,30 @@ from tests.plan.support import MODELS, tiny_plan
 @pytest.fixture(scope="module")
 def device() -> Iterator[Faulty]:
     with_pocl = pocl()
-    faulty = Faulty(with_pocl.device._device, cache=None)
-    faulty.options = UNOPTIMIZED
-    yield faulty
+    yield Faulty(with_pocl.device._device, cache=None)
     with_pocl.close()
+
+
+@pytest.fixture(scope="module")
+def faulty(device: Faulty) -> Faulty:
+    """Provide a device that compiles many kernels and runs each of them once, so that it does not optimize them."""
+    made = Faulty(device._device, cache=None)
+    made.options = UNOPTIMIZED
+    return made
 
 
 # -- planted faults ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_a_kernel_is_caught(device: Faulty, name: str) -> None:
+def test_a_fault_in_a_kernel_is_caught(faulty: Faulty, name: str) -> None:
     fault = FAULTS[name]
-    device.old, device.new, device.met = fault.old, fault.new, False
+    faulty.old, faulty.new, faulty.met = fault.old, fault.new, False
     try:
-        found = checked(device, fault.small, fault.kernel)
+        found = checked(faulty, fault.small, fault.kernel)
     finally:
-        device.old = ""
-    assert device.met, "the kernels no longer have this text"
+        faulty.old = ""
+    assert faulty.met, "the kernels no longer have this text"
     failed = [verdict for verdict in found if verdict.failed]
     assert failed
     assert all(fault.kernel in verdict.kernels for verdict in failed)
