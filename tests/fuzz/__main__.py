@@ -50,9 +50,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.kind == "files":
         return max([_share(asked, kind, share) for kind, share in SHARES.items()])
+    shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if not asked.shared:  # keep kernels of odd shapes out of the user's cache
-        shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
-        os.environ["XDG_CACHE_HOME"] = str(shelf)
+        shelf /= "localllm-fuzz"
+    os.environ["XDG_CACHE_HOME"] = str(shelf)  # also set with --shared, because `special` moves the home folder
     if asked.kind == "http":
         from tests.fuzz import http
 
