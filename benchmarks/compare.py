@@ -316,7 +316,10 @@ def main() -> None:
     if arguments.processor_time and any(test.prompt or test.depth for test in tests):
         parser.error("--processor-time is for decode tests without a depth")
     if arguments.processor_time and any(test.answer < 8 for test in tests):
-        parser.error("--processor-time needs tests of 8 tokens or more, of which it subtracts an eighth")
+        parser.error(
+            "--processor-time needs tests of 8 tokens or more, such as tg128: loading the model is left out by "
+            "subtracting the time of a run with an eighth of the tokens, which must be at least one"
+        )
     everything = []
     for model in arguments.models:
         rows = measure(
