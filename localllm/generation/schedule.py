@@ -61,11 +61,12 @@ class Schedule:
             active = self._ready()
         if self._running.suspicious and (suspects := self._running.suspects()):
             return self._alone(suspects[0])
-        if len(active) == 1 and (drafts is None or drafts.resting()):  # fast path for a single request
+        if len(active) == 1:  # fast path for a single request
             [one] = active
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
-            if fits and not (one.prefilling or one.known_left or one.ticket.paused):
+            decodes = fits and not (one.prefilling or one.known_left or one.ticket.paused)
+            if decodes and (drafts is None or drafts.resting()):
                 return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 

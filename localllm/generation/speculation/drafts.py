@@ -103,9 +103,12 @@ class Drafts:
 
     def resting(self) -> bool:
         """Return whether this step looks for no drafts, because lately none was worth verifying. Call once per step."""
-        if not self._skip or self._model is not None:
+        looks = self._repeats and not self._skip
+        if looks or not (self._model.resting() if self._model is not None else self._repeats):
             return False
-        self._skip -= 1
+        if self._skip:
+            self._skip -= 1
+        self.forget(self._proposal)  # of a step that found no room
         self._stale, self._proposal = 0, Proposal()
         return True
 

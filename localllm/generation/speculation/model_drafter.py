@@ -27,6 +27,7 @@ from localllm.generation.speculation.rule import DraftToken
 from localllm.sampling.chain import HIGHEST
 from localllm.sampling.sampler import Sampler
 
+_LONGEST_WAIT = 12  # maximum number of steps before the budget is compared with the costs again
 _HOPELESS = 0.1  # stop drafting when the probability that all drafts so far are accepted falls below this
 
 
@@ -37,6 +38,7 @@ class Drafting:
         self.one = one
         self.room, self.stands = 0, 1.0
         self.chargeable: float | None = None  # tokens of the budget that the rest of its prefill may take, once begun
+        self.complete = False  # whether its first prefill is complete; pauses cause further prefill
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,7 @@ class ModelDrafter(ABC, Generic[D]):
         self._clock = clock
         self._costs, self._verifying, self._longest, self._ratio = costs, verifying, longest, ratio
         self._steps = 0  # forward passes in the last round
+        self._waits = 0  # next steps for which the budget is expected to be too small for one draft
         self._judge = Judge(draft.PRIORS)
         self.acceptance, self.budget = self._judge.acceptance, Budget()
         self._round = Round()  # the newest
@@ -151,21 +154,36 @@ class ModelDrafter(ABC, Generic[D]):
         return self._round
 
     def _charged(self, last: Round, plain: float) -> float:
-        """Return the cost of a round's prefill to the budget, in tokens: at most half of it for a request's whole
-        prefill, which also benefits later rounds.
+        """Return the cost of a round's prefill to the budget, in tokens. A request's first prefill also benefits later
+        rounds, so it costs at most half of the budget. Prefill after a pause costs its full time.
         """
-        most, charged = max(self.budget.tokens, 0.0) / 2, 0.0
+        most, charged, again = max(self.budget.tokens, 0.0) / 2, 0.0, 0.0
         for each, seconds, complete in last.prefill:
+            cost = seconds / plain / last.shared
+            if each.complete:
+                again += cost
+                continue
             left = most if each.chargeable is None else each.chargeable
-            found = min(seconds / plain / last.shared, left, most - charged)
+            found = min(cost, left, most - charged)
             charged += found
-            each.chargeable = None if complete else left - found
-        return charged
+            each.chargeable, each.complete = left - found, complete
+        return charged + again
 
     def forget(self, round: Round) -> None:
         """Forget the round of a step that was not evaluated."""
         if round in self._rounds:
             self._rounds.remove(round)
+
+    def resting(self) -> bool:
+        """Return whether this step is in the middle of a pause, and no earlier round waits for its gain to be recorded.
+        Call it once per step, instead of `promised` where it returns True.
+        """
+        if any(round.shared for round in self._rounds):
+            return False
+        if self._waits:
+            self._waits -= 1
+            return True
+        return self._judge.resting()
 
     def promised(self, rows: int, worth: float) -> float:
         """Return the expected gain, in seconds, of drafting for one request of a step with `rows` tokens; 0 while
@@ -176,7 +194,9 @@ class ModelDrafter(ABC, Generic[D]):
         gain = self._outlook(1, 1.0, 0, rows, worth)
         if gain <= 0:
             self._judge.rest()
-        return gain if self._allowed(1, 1, rows) else 0.0
+            return 0.0
+        self._waits = min(self.budget.passes_until(self._lost(1, 1, rows)), _LONGEST_WAIT)
+        return 0.0 if self._waits else gain
 
     def guess(self, one: RequestState, logits: NDArray[np.float32]) -> DraftToken | None:
         """Return the draft that follows from the drafter's logits (V,), or None."""
@@ -186,8 +206,12 @@ class ModelDrafter(ABC, Generic[D]):
 
     def _allowed(self, requests: int, drafted: int, rows: int) -> bool:
         """Whether the budget allows that many drafts for each request of a step with `rows` rows without drafts."""
+        return self.budget.allows(self._lost(requests, drafted, rows), drafted)
+
+    def _lost(self, requests: int, drafted: int, rows: int) -> float:
+        """Return the loss of a step, in tokens per request, if all drafts fail."""
         plain = self._verifying.seconds(rows) / rows
-        return self.budget.allows(self._added(requests, drafted, rows) / (plain * requests), drafted)
+        return self._added(requests, drafted, rows) / (plain * requests)
 
     def _added(self, requests: int, drafted: int, rows: int) -> float:
         """Return the seconds that `drafted` steps of drafting for each request add, with their verification."""

@@ -8,7 +8,7 @@ drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, log2
+from math import ceil, exp, log, log2
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Costs:
         self._alone = 0  # passes of one row since the last one of several
         self._measured = True
         self._prompt_row = 0.0  # seconds of a prompt's row; 0: not yet observed
-        self._interpolate()
+        self._costs: list[float] | None = None  # by number of rows, relative to one row; None: not yet interpolated
 
     @classmethod
     def unknown(cls, most: int) -> Costs:
@@ -62,7 +62,15 @@ class Costs:
         return self._measured or sum(self._passes) >= _SURE
 
     def seconds(self, rows: int) -> float:
-        return self._one * self._relative[rows]
+        return self._one * self._relative[rows] if rows > 1 else self._one
+
+    @property
+    def _relative(self) -> list[float]:
+        """Costs by number of rows, relative to one row."""
+        found = self._costs
+        if found is None:
+            self._costs = found = self._interpolated()
+        return found
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the duration of a forward pass, capped at twice the expected time in case the machine stalled."""
@@ -70,7 +78,7 @@ class Costs:
         self._passes[several] += 1
         if not self.known:
             self._one, self.known = seconds / self._relative[rows], True
-            self._interpolate()
+            self._costs = None
             return
         expected = self.seconds(rows)
         error = log(min(max(seconds / expected, 0.5), 2.0))
@@ -83,7 +91,7 @@ class Costs:
             self._alone += 1
             if self._alone > _ALONE and len(self._found) > 1:
                 self._found = {n: 1 + _EASIER * (cost - 1) for n, cost in self._found.items()}
-                self._interpolate()
+                self._costs = None
             return
         self._alone = 0
         if self._passes[1] > _LEARNT and self._seen[rows]:
@@ -95,16 +103,16 @@ class Costs:
             if other > 1 and not self._seen[other]:
                 share = (now - before) / (rows - 1) / (1 + abs(log2((other - 1) / (rows - 1))))
                 self._found[other] = max(cost + share * (other - 1), now if other > rows else 1.0)
-        self._interpolate()
+        self._costs = None
 
     def read(self, rows: int, seconds: float) -> None:
         """Record the duration of a pass that evaluated only a part of a prompt."""
         if rows >= self.most:
             seconds = max(seconds, _SHORTEST)
             self._prompt_row = min(seconds / rows, self._prompt_row or seconds)
-            self._interpolate()
+            self._costs = None
 
-    def _interpolate(self) -> None:
+    def _interpolated(self) -> list[float]:
         row = min(max(self._prompt_row / self._one, _LEAST_ROW), _MOST_ROW) if self._prompt_row else _ROW
         known = sorted(self._found)
         last = known[-1]
@@ -112,7 +120,7 @@ class Costs:
         each = (most - 1) / (last - 1) if last > 1 else row  # of the rows after the first
         more = max(each + (row - each) * _SAME_AGAIN / (_SAME_AGAIN + self._seen[last]), each)
         between = np.interp(range(last + 1), known, [self._found[n] for n in known]).tolist()
-        self._relative = [*between, *(most + number * more for number in range(1, self.most + 1 - last))]
+        return [*between, *(most + number * more for number in range(1, self.most + 1 - last))]
 
 
 class Rate:
@@ -177,10 +185,13 @@ class Budget:
     It begins with an allowance. Drafts pay their costs from it and add what they save. Every pass adds a share of its
     time while less than the allowance is left. Drafts that may cost more than is left are not made. So all drafts
     together lose at most the allowance and that share of the time, however promising they look. After gains, long
-    drafts are affordable at once.
+    drafts are affordable at once. A draft model's prefill after a pause may exceed the rest. `tokens` is negative
+    then, until passes have repaid the debt.
+
+    A larger allowance costs more where all drafts fail. A smaller one ends good drafts after bad luck at the start.
     """
 
-    _ALLOWED, _SHARE, _MOST = 1.7, 0.003, 8.0
+    _ALLOWED, _SHARE, _MOST = 1.2, 0.003, 8.0
     _PART = 0.5  # share of the budget that several drafts may take
 
     def __init__(self) -> None:
@@ -191,6 +202,10 @@ class Budget:
         budget, several drafts a part of it, because the first ones show most.
         """
         return tokens <= (self.tokens if drafts <= 1 else self._PART * self.tokens)
+
+    def passes_until(self, tokens: float) -> int:
+        """Return the number of passes, without drafts, until one draft may lose `tokens`."""
+        return max(ceil((tokens - self.tokens) / self._SHARE), 0)
 
     def passed(self) -> None:
         """Record a pass."""
@@ -210,6 +225,13 @@ class Judge:
         self._gained = 0.0  # of the newest rounds, in tokens
         self._rest = 0
         self._next_rest = _REST
+
+    def resting(self) -> bool:
+        """Return whether this round and the next one do not draft. Instead of `ready`, which ends the pause."""
+        if self._rest <= 1:
+            return False
+        self._rest -= 1
+        return True
 
     def ready(self) -> bool:
         """Return whether to draft in this round; call once per round."""

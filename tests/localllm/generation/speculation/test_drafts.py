@@ -157,7 +157,41 @@ def test_requests_share_the_budget_by_one_number(model: localllm.Model, wrong: i
     for one in ones[:wrong]:
         one.outcome = [(0, False)]
         drafts.judge(one)
-    assert 1.7 - 0.85 <= drafts._budget.tokens < 1.7
+    assert 1.2 - 0.6 <= drafts._budget.tokens < 1.2
+
+
+def test_a_model_is_asked_where_it_promises_more_than_repetitions_that_share_the_budget(model: localllm.Model) -> None:
+    """One of eight requests has three certain drafts. Eight requests share a budget that allows all three. Alone, the
+    request could verify one. So its repetitions save 0.25 passes. The model promises to save 0.15.
+    """
+    drafter: Any = Promising(0.15)
+    drafts = Drafts(Fixed({1: 1.0, 8: 1.2, 16: 1.7}), 15, drafter)
+    ones = writing(model, drafts, [[*PHRASE, *PHRASE[:4]]] * 8)
+    drafts._guess = (  # type: ignore[method-assign]
+        lambda one, *_: [DraftToken(3, 1)] * 3 if one is ones[0] else [DraftToken(3, 0)]
+    )
+    drafts._acceptance = Acceptance([0.05, 0.99])
+    drafts.propose(ones, LIMITS)
+    assert drafter.asked == ones[1:]
+    assert ones[0].verified == 3
+
+
+@pytest.mark.parametrize("ran", [8, 1])
+def test_requests_that_a_model_ran_for_share_the_cost_of_a_draft(model: localllm.Model, ran: int) -> None:
+    """A model ran for eight requests. It drafted one token, because grammars forbid its other drafts. The draft fails.
+    Its verification costs two thirds of a token.
+    """
+    drafter: Any = Promising(100.0)
+    drafter.round.shared = ran
+    drafts = Drafts(Fixed({1: 1.0, 8: 1.2, 9: 1.3, 16: 2.0}), 15, drafter, repeats=False)
+    ones = writing(model, drafts, [[1, 2, 3]] * 8)
+    drafts.propose(ones, LIMITS)
+    assert [one.verified for one in ones] == [1] + [0] * 7
+    drafts.observe(9, 0, 1.3, proposal := drafts.depart())
+    assert proposal.requests == drafter.round.shared == ran
+    ones[0].outcome = [(0, False)]
+    drafts.judge(ones[0])
+    assert drafter.round.won == pytest.approx(-2 / 3)
 
 
 class Rising:
@@ -285,7 +319,7 @@ class Promising:
 
     def __init__(self, gain: float) -> None:
         self._gain, self.asked = gain, list[RequestState]()
-        self.acceptance, self.budget = Acceptance([0.9]), Budget()
+        self.acceptance, self.budget, self.round = Acceptance([0.9]), Budget(), Round()
 
     def promised(self, rows: int, worth: float) -> float:
         return self._gain
@@ -296,7 +330,7 @@ class Promising:
             one.drafts = [DraftToken(3, 0)]
 
     def begin_round(self, plain: float) -> Round:
-        return Round()
+        return self.round
 
 
 @pytest.mark.parametrize(("gain", "asked"), [(100.0, [0, 1]), (1.0, [1]), (0.0, [])])

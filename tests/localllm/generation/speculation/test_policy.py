@@ -15,6 +15,7 @@ from localllm.generation import core
 from localllm.generation.request import Request
 from localllm.generation.speculation.draft_model import DraftModel
 from localllm.generation.speculation.drafts import Drafts
+from localllm.generation.speculation.model_drafter import Round
 from localllm.generation.speculation.policy import Acceptance, Budget, Costs, Judge, outlook
 from localllm.generation.speculation.rule import DraftToken
 from localllm.generation.speculation.suffixes import PRIORS, SuffixDrafter
@@ -182,35 +183,103 @@ def test_wrong_repetitions_that_look_certain_cost_less_than_two_percent(clock: C
     assert 95 * costs[1] / answer.result().usage.decode_seconds > 0.98
 
 
-@pytest.mark.parametrize("tokens", [96, 512])
-def test_drafts_that_a_grammar_forbids_cost_the_budget(clock: Clock, tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [96, 512, 1500])
+def test_drafts_that_a_grammar_forbids_cost_the_budget(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
     """The draft model's first draft is always forbidden, so none is ever verified. A draft takes a twelfth of a pass.
-    The tokens that the draft model reads after a pause cost 0.1 % in addition.
+
+    The draft model's prefill after a pause may exceed the budget, and the next passes repay this debt.
     """
+    budgets: list[Budget] = []
+    start = Budget.__init__
+
+    def counted(self: Budget) -> None:
+        budgets.append(self)
+        start(self)
+
+    monkeypatch.setattr(Budget, "__init__", counted)
     gained = speedup(clock, 0.0, 2.0, MEASURED, tokens=tokens, constrained=True)
-    assert tokens / gained - tokens <= 1.7 + 0.004 * tokens
+    [budget] = budgets
+    lost = (tokens - 1) / gained - (tokens - 1)
+    assert lost <= 1.2 + 0.003 * tokens + max(-budget.tokens, 0.0) + 1e-6
+    assert lost > 0.5
+
+
+def test_requests_whose_drafts_a_grammar_forbids_share_the_cost_of_drafting(clock: Clock) -> None:
+    """The draft model runs for four requests, and a grammar forbids the drafts of three. Its step costs 0.4 tokens, 0.1
+    for each request.
+    """
+    text = np.random.RandomState(1).randint(0, V, 300).tolist()
+    drafting = table_engine(says(text, [False] * 300), clock, lambda rows: 2.5)
+    free = dict.fromkeys(range(1, 17), 25.0)
+    model = DraftModel(drafting, SAME, Costs({1: 2.5, 16: 2.5}), costs := Costs(free, 16), 1)
+    rounds: list[Round] = []
+    begin = model.begin_round
+    model.begin_round = lambda plain: (rounds.append(begin(plain)), rounds[-1])[1]  # type: ignore[method-assign]
+    drafts = Drafts(costs, 15, model, repeats=False, clock=clock)
+    with Stepped(table_engine(says(text), clock, lambda rows: 25.0), drafts) as it:
+        for number in range(4):
+            constraint = (lambda: Exactly(text[8:])) if number else None
+            it.ask(Request([number, *text[1:8]], GREEDY, 100, constraint=constraint))
+        for _ in range(20):
+            it.turn()
+            if rounds and rounds[-1].shared:
+                break
+        before = model.budget.tokens
+        it.turn()
+    assert [each.shared for each in rounds[:-1] if each.shared] == [4]
+    assert before - model.budget.tokens == pytest.approx(0.1, abs=0.004)
 
 
 def drafting_model(clock: Clock, text: list[int]) -> tuple[Engine, DraftModel, Drafts]:
     """Return an engine that continues with `text`, and a draft model for it that is always right."""
-    drafting = table_engine(says(text), clock, lambda rows: 2 + 0.2 * max(rows - 16, 0))
+    drafting = table_engine(says(text), clock, lambda rows: 2 + 0.1 * max(rows - 16, 0))
     model = DraftModel(drafting, SAME, Costs({1: 2.0, 16: 2.0}), costs := Costs(MEASURED, 16), 15)
     engine = table_engine(says(text), clock, lambda rows: MEASURED.get(rows, 6.0 * rows))
     return engine, model, Drafts(costs, 15, model, repeats=False, clock=clock)
 
 
 def test_a_prefill_in_parts_takes_half_of_the_budget(clock: Clock) -> None:
-    """Each of seven parts costs half a token. The first two take half of the 1.7 tokens, the others nothing."""
+    """Each of seven parts costs a quarter of a token. The first three take half of the 1.2 tokens, the others none."""
     text = np.random.RandomState(1).randint(0, V, 900).tolist()
     engine, model, drafts = drafting_model(clock, text)
     found = []
     with Stepped(engine, drafts) as it:
         it.ask(Request(text[:400], GREEDY, 300))
-        for _ in range(30):
+        for _ in range(20):
             it.turn()
-            found.append(model.budget.tokens)
-    assert any(1.1 < tokens < 1.3 for tokens in found)
-    assert 0.85 <= min(found) < 0.87
+            found.append(round(model.budget.tokens, 3))
+    part = (2 + 0.1 * 48) / MEASURED[1]  # of 64 rows
+    while found[1] == 1.2:
+        del found[0]
+    expected = [1.2, 1.203 - part, 1.206 - 2 * part, *(0.609 + 0.003 * n for n in range(3))]
+    assert found[:6] == pytest.approx(expected, abs=2e-3)
+    assert max(found) > 2  # the drafts are right
+
+
+@pytest.mark.parametrize(("repeats", "looks"), [(False, [0, 11]), (True, range(12))])
+def test_a_pause_of_the_draft_model_takes_no_time(clock: Clock, repeats: bool, looks: Sequence[int]) -> None:
+    """A pause has 12 steps. The first one records the last gain, and the last one ends the pause. In the others,
+    nothing is decided, unless repetitions are drafted too.
+    """
+    text = np.random.RandomState(1).randint(0, V, 300).tolist()
+    engine, model, drafts = drafting_model(clock, text)
+    drafts._repeats = repeats
+    looked: list[int] = []
+    propose = drafts.propose
+    with Stepped(engine, drafts) as it:
+        it.ask(Request(text[:8], GREEDY, 250))
+        it.turn(4)
+        used = len(it.core.running.active[0].tokens)
+        assert used > 14  # drafts were accepted
+        model._judge.rest()
+        for step in range(13):
+            drafts.propose = lambda *given, step=step: (looked.append(step), propose(*given))[1]  # type: ignore
+            it.turn()
+            used, before = len(it.core.running.active[0].tokens), used
+            assert used - before == 1 if step < 12 else used - before > 8
+    assert looked == [*looks, 12]
 
 
 def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
@@ -219,7 +288,8 @@ def test_a_draft_as_slow_as_the_model_is_left_alone(clock: Clock) -> None:
 
 def test_passes_that_cost_more_than_was_measured_are_noticed(clock: Clock) -> None:
     """The costs that were measured when the model was opened are wrong here."""
-    assert speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}) > 0.92
+    gained = [speedup(clock, 0.5, 0.01, NO_GAIN, {1: 20.0, 16: 21.0}, seed=seed) for seed in range(16)]
+    assert np.mean(gained) > 0.91
 
 
 def test_repeated_text_is_guessed_from_itself(clock: Clock) -> None:
@@ -279,8 +349,8 @@ def test_failing_repetitions_cost_the_budget(clock: Clock) -> None:
     gained, rows = decode_rows(clock, [False] * 140, costs, 100)
     assert gained > 0.97
     lost = [(costs[count] - costs[1]) / costs[1] for count in rows]
-    assert lost[0] <= 0.85
-    assert sum(lost) <= 1.7 + 0.003 * 100
+    assert lost[0] <= 0.6
+    assert sum(lost) <= 1.2 + 0.003 * 100
 
 
 def test_verification_resumes_when_drafts_would_have_been_right(clock: Clock) -> None:
@@ -403,20 +473,21 @@ def test_a_step_in_the_costs_is_looked_over() -> None:
 
 
 def test_drafts_lose_no_more_than_the_budget() -> None:
-    """It begins with 1.7 tokens, of which several drafts may take half. Gains are kept, and passes restore the 1.7."""
+    """It begins with 1.2 tokens. Several drafts may take half. Gains are kept, and passes restore the 1.2 tokens."""
     budget = Budget()
-    assert budget.allows(0.85, 3)
-    assert not budget.allows(0.86, 2)
-    assert budget.allows(1.7, 1)
-    budget.settle(-1.6)
+    assert budget.allows(0.6, 3)
+    assert not budget.allows(0.61, 2)
+    assert budget.allows(1.2, 1)
+    budget.settle(-1.1)
     assert budget.allows(0.09, 1)
     assert not budget.allows(0.11, 1)
+    assert [budget.passes_until(tokens) for tokens in (0.09, 0.11, 0.2)] == [0, 4, 34]
     for _ in range(1000):
         budget.passed()
-    assert budget.tokens == 1.7
+    assert budget.tokens == 1.2
     budget.settle(2.0)
     budget.passed()
-    assert budget.tokens == pytest.approx(3.7)
+    assert budget.tokens == pytest.approx(3.2)
     budget.settle(100.0)
     assert budget.tokens == 8
 
