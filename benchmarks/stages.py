@@ -16,7 +16,8 @@ each is measured, one row per cut.
 
 The generation loop answers N requests together, without drafts. Decode speed is counted in tokens per second of all
 requests, from the time when each has its first token until the first one ends. First token: the time until the answer
-to a prompt of 512 tokens begins. Each row has the forecast of `localllm cluster plan`.
+to a prompt of 512 tokens begins. The forecasts are those of `localllm cluster plan`, which measures this machine before
+each row; the best of these measurements count.
 
 `--waiting MS` runs a tiny model whose steps pause for MS, half of it in each stage, as if each stage had a machine of
 its own. On a machine with few or busy cores, this measures the loop, the messages and the relay alone. One JSON line
@@ -38,6 +39,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -52,7 +54,7 @@ import localllm
 from localllm.backends.base import F16_CACHE, Backend
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.cli.commands.cluster import Row, forecasts
-from localllm.cli.forecast import planned
+from localllm.cli.forecast import Fastest, planned
 from localllm.cli.terminal.console import guarded
 from localllm.cli.tool_options import ClusterOptions
 from localllm.cluster.backend import SplitBackend
@@ -226,10 +228,13 @@ def _free_port() -> int:
         return int(made.getsockname()[1])
 
 
-def forecast(path: Path, delay: float, first: int = 0) -> tuple[Row, Row]:
-    """Return what `localllm cluster plan` says for one stage, and for two on this machine, cut before layer `first`."""
+def forecast(path: Path, fastest: tuple[Fastest, Fastest], delay: float = 0.0, first: int = 0) -> tuple[Row, Row]:
+    """Return what `localllm cluster plan` says for one stage, and for two on this machine, cut before layer `first`.
+
+    It measures this machine again. `fastest` has the best speeds so far: a slow moment does not lower the forecast.
+    """
     own = ClusterOptions(("plan", str(path)), "here,same", prompt=PROMPT, load=LoadOptions(threads=1, ctx_size=CONTEXT))
-    rows, problems = forecasts(str(path), own, Network(max(delay, 1e-6), 100e9), (0, first) if first else ())
+    rows, problems = forecasts(str(path), own, Network(max(delay, 1e-6), 100e9), (0, first) if first else (), fastest)
     assert len(rows) == 2, problems
     return rows[0], rows[1]
 
@@ -253,8 +258,10 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     most, (chosen, layers) = max(counts), chosen_cut(path)
     cuts = [int(each) for each in given.cuts.split(",")] if given.cuts else [chosen]
     times: dict[str, list[dict[str, float]]] = {}
+    fastest = Fastest(), Fastest()
 
     def one(name: str, threads: int, split: Halves | None) -> None:
+        forecast(path, fastest)  # here only measures, at this moment of the run
         with opened(path, threads, split, most) as scheduler:
             times.setdefault(name, []).append(measure(scheduler, counts))
 
@@ -267,11 +274,8 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
             for delay in delays:
                 with relays(delay) as between:
                     one(f"two stages{of}, {1000 * delay:g} ms", 1, Halves(between, first))
-                said = shown(forecast(path, delay, first)[1])
-                times.setdefault(f"forecast{of}, {1000 * delay:g} ms", []).append(said)
         with replicated(path, most) as scheduler:
             times.setdefault("two replicas", []).append(measure(scheduler, counts))
-        times.setdefault("forecast, one process", []).append(shown(forecast(path, 0.0)[0]))
         if given.llama_batched_bench is not None:
             second = layers - cuts[0] + 1  # llama.cpp counts the output as one more layer
             rows: list[tuple[str, float | None]] = [("llama.cpp, 1 thread", None), ("llama.cpp, RPC", 0.0)]
@@ -279,6 +283,10 @@ def run(path: Path, given: argparse.Namespace) -> dict[str, Any]:
             for name, late in rows:
                 found = peer(given.llama_batched_bench, given.rpc_server, path, counts, late, second)
                 times.setdefault(name, []).append(found)
+    times["forecast, one process"] = [shown(forecast(path, fastest)[0])]
+    for first, delay in product(cuts, delays):
+        of = f" ({first} and {layers - first} layers)" if len(cuts) > 1 else ""
+        times[f"forecast{of}, {1000 * delay:g} ms"] = [shown(forecast(path, fastest, delay, first)[1])]
     middle: Callable[[str, str], float] = lambda name, key: round(median(each[key] for each in times[name]), 3)  # noqa: E731
     return {
         "model": path.name, "cuts": cuts, "layers": layers, "rounds": given.rounds,

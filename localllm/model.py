@@ -407,9 +407,8 @@ def load(
             elif media is None:
                 model.multimodal = open_multimodal(file, model.maybe_tokenizer, chosen)
                 if model.multimodal is not None:
-                    media = model.multimodal.input
-                    if sequences:
-                        media = replace(media, reserved=model.multimodal.needed_bytes(chosen.threads))
+                    counted = sequences or split is not None  # the memory that layers and cache may use
+                    media = model.multimodal.reserving(chosen.threads) if counted else model.multimodal.input
             model.bind(chosen, progress, observe, None, embeddings, sequences, memory, split, media, most_cache)
             continues = model.plan is not None and model.plan.causal and not model.recurrent
             if drafts and (chosen.speculation.asked or continues):

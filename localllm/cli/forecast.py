@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,6 +66,16 @@ class Planned(NamedTuple):
     diffuses: bool
 
 
+@dataclass(slots=True)
+class Fastest:
+    """The best speeds of several measurements. Other programs only slow a measurement down."""
+
+    products: dict[tuple[str, int, int], float] = field(default_factory=dict)  # as in `DecodeSpeed`
+    read: float = 0.0
+    call: float = inf
+    step: float = inf
+
+
 def planned(file: GGUFFile, ctx_size: int) -> Planned:
     """Return the plan of a file, whose weights are not read. Raise ModelError if the architecture is not supported."""
     architecture = architecture_of(file.metadata)
@@ -111,9 +122,11 @@ class DecodeSpeed(Closing):
     Raises BackendError if the kernels cannot run here.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, fastest: Fastest | None = None) -> None:
+        """`fastest` has the best speeds of earlier measurements with the same threads. It is updated."""
         from localllm.backends.cpu.backend import CpuBackend
 
+        self._fastest = fastest if fastest is not None else Fastest()
         self._backend = CpuBackend(threads or usable_threads())
         self._products: dict[tuple[str, int, int], float] = {}
         self._reads = self._call = self._step = 0.0
@@ -163,9 +176,9 @@ class DecodeSpeed(Closing):
             count = max(size // held[width], 1)
             # the last product is for one row: it computes the logits
             seconds, calls = self._timed(_products(format_, width, count + (rows > 1)), rows)
-            self._products[format_, size, rows] = (
-                count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
-            )
+            rate = count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
+            known, key = self._fastest.products, (format_, size, rows)
+            self._products[key] = known[key] = max(rate, known.get(key, 0.0))
         return self._products[format_, size, rows]
 
     def _read(self) -> float:
@@ -178,15 +191,19 @@ class DecodeSpeed(Closing):
             at = arena.take(arena.size)
             arena.view(at, arena.size)[:] = 1  # unwritten pages all map to one cached zero page
             backend = self._backend
-            self._reads = max(read_rates(backend.library, backend.pool, at, arena.size, PASSES))
+            self._fastest.read = max(
+                self._fastest.read, *read_rates(backend.library, backend.pool, at, arena.size, PASSES)
+            )
+            self._reads = self._fastest.read
         return self._reads
 
     def _measure_calls(self) -> None:
         """Measure the seconds of a step without work, and of each kernel call in a step."""
         if not self._step:
             (one, few), (long, many) = (self._timed(_products("F32", NARROW, count)) for count in (1, CHAIN))
-            self._call = max(long - one, 0.0) / (many - few)
-            self._step = one
+            best = self._fastest
+            best.call, best.step = min(best.call, max(long - one, 0.0) / (many - few)), min(best.step, one)
+            self._call, self._step = best.call, best.step
 
     def _timed(self, plan: Plan, rows: int = 1) -> tuple[float, int]:
         """Return the seconds of a step, and its kernel calls. Only fast steps count, since other programs slow some."""

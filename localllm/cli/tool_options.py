@@ -197,7 +197,7 @@ class ClusterOptions(Options):
         help="bandwidth of the network, such as 1Gbit/s or 100MB/s",
     )  # fmt: skip
     prompt: int = option(512, "-p", "--prompt", kind=integer(1), unit="tokens", help="length of the prompt")
-    load: LoadOptions = group(LoadOptions, only=("ctx_size", "threads", *CACHE_OPTIONS))
+    load: LoadOptions = group(LoadOptions, only=("ctx_size", "threads", "mmproj", *CACHE_OPTIONS))
     json: bool = same(ShowOptions, "json")
 
 

@@ -36,9 +36,10 @@ class Sizes:
     memory: tuple[int, ...]  # bytes of weights and cache that a layer keeps
     read: tuple[int, ...]  # bytes that a token reads
     shared: int = 0  # bytes of weights that two layers use, and that one stage with all layers keeps once
+    encoders: int = 0  # bytes of the encoders of pictures and sound, which the first stage has
 
     @classmethod
-    def of(cls, plan: Plan, limits: Limits, types: CacheTypes) -> Sizes:
+    def of(cls, plan: Plan, limits: Limits, types: CacheTypes, encoders: int = 0) -> Sizes:
         """Return the sizes of a plan that is bound with these limits and cache types."""
         from localllm.backends.cpu.weights import stored_bytes  # imports the CPU's kernels
 
@@ -54,12 +55,12 @@ class Sizes:
 
         held = zip(weight_bytes(plan), by_layer(plan, cache), strict=True)
         shared = sum(weight_bytes(plan)) - sum(stored_bytes(weight) for weight in plan.weights.values())
-        return cls(tuple(possible_cuts(plan)), tuple(map(sum, held)), tuple(by_layer(plan, read)), shared)
+        return cls(tuple(possible_cuts(plan)), tuple(map(sum, held)), tuple(by_layer(plan, read)), shared, encoders)
 
     def memory_of(self, first: int, stop: int) -> int:
         """Return the bytes of a stage with the layers from `first` until `stop`."""
         whole = not first and stop == len(self.memory)
-        return sum(self.memory[first:stop]) - (self.shared if whole else 0)
+        return sum(self.memory[first:stop]) - (self.shared if whole else 0) + (0 if first else self.encoders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from localllm.loading.loaded_model import refuse_serving
 from localllm.loading.loader import whole_of
 from localllm.loading.mmproj import open_multimodal
 from localllm.model import Model
+from localllm.models import MediaInput
 from localllm.options import LoadOptions
 from localllm.server.served import Served
 
@@ -53,7 +54,8 @@ def open_front(
         refuse_serving(file)
         model = Model(file, options.force)
         model.multimodal = open_multimodal(file, model.maybe_tokenizer, options)  # prepares; the replicas encode
-        layout, home = _layout(file, options, stages, replicas, prompts)
+        media = model.multimodal.reserving(options.threads) if model.multimodal is not None else None
+        layout, home = _layout(file, options, stages, replicas, prompts, media)
         for line in layout.lines:
             told(line)
         encoders = Home.of(model.multimodal.file, home.node) if model.multimodal is not None else None
@@ -92,15 +94,23 @@ def open_front(
 
 
 def _layout(
-    file: GGUFFile, options: LoadOptions, stages: int, replicas: tuple[int, int], prompts: int
+    file: GGUFFile,
+    options: LoadOptions,
+    stages: int,
+    replicas: tuple[int, int],
+    prompts: int,
+    media: MediaInput | None,
 ) -> tuple[ReplicaLayout, Home]:
-    """Measure the machines, and place the replicas. Each needs the memory for one full context at least."""
+    """Measure the machines, and place the replicas. Each needs the memory for one full context at least, and for the
+    encoders.
+    """
     import ray
 
-    whole, _, _ = whole_of(file, options)
+    whole, _, _ = whole_of(file, options, media=media)
     with closing(Machines(ray)) as machines:
         measured = machines.measured(request_of(options))
-        sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
+        encoders = media.reserved if media is not None else 0
+        sizes = Sizes.of(whole.plan, whole.limits, whole.cache, encoders)
         found = replica_layout(measured, sizes, machines.hop(measured), stages, replicas, prompts)
         check_ports([each for each in measured if each.node in found.allowed], replicas[1], prompts)
         home = Home.of(file, machines.own.node)

@@ -100,6 +100,10 @@ class Multimodal(Closing):
         found = [memory_of(model, min(threads or usable, usable)) for model in self._models.values()]
         return sum(memory.bytes for parts in found for memory in parts)
 
+    def reserving(self, threads: int | None) -> MediaInput:
+        """Return `input` with the memory that the encoders will need on the CPU."""
+        return replace(self.input, reserved=self.needed_bytes(threads))
+
     def bind(self, backend: Backend | None, threads: int | None, alone: Callable[[Callable[[], F32]], F32]) -> None:
         """Load the encoders to a backend; None, or a backend that cannot hold them: to the CPU.
 

@@ -10,7 +10,7 @@ from localllm.backends.base import CacheTypes
 from localllm.base.machine.processor import usable_threads
 from localllm.base.units import size
 from localllm.cli.app import UsageError
-from localllm.cli.forecast import DecodeSpeed, TokenCost, cost_of, planned
+from localllm.cli.forecast import DecodeSpeed, Fastest, TokenCost, cost_of, planned
 from localllm.cli.naming import one_model
 from localllm.cli.options import ModelName
 from localllm.cli.terminal.console import room
@@ -20,10 +20,13 @@ from localllm.cluster.cut import Cut, cut_at
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.forecast import SAMPLED, Network, StageSpeed, first_token, tokens_per_second
 from localllm.cluster.sizing import Node, Placement, Sizes, place
-from localllm.gguf import open_gguf
+from localllm.gguf import GGUFFile, open_gguf
 from localllm.loading.loader import free_memory
+from localllm.loading.mmproj import open_multimodal
 from localllm.loading.resolve import resolve
+from localllm.options import LoadOptions
 from localllm.plan import Send
+from localllm.tokenizer import Tokenizer, has_tokenizer
 
 PLAN = "plan"
 SEQUENCES = (1, 2, 4, 8)
@@ -60,10 +63,15 @@ def cluster(own: ClusterOptions) -> None:
 
 
 def forecasts(
-    path: str, own: ClusterOptions, network: Network, firsts: Sequence[int] = ()
+    path: str,
+    own: ClusterOptions,
+    network: Network,
+    firsts: Sequence[int] = (),
+    fastest: tuple[Fastest | None, Fastest | None] = (None, None),
 ) -> tuple[list[Row], list[str]]:
     """Return the forecast for each number of stages that is possible, and why others are not. `firsts`, if given,
-    are the first layers of that number of stages. Otherwise the layers are placed as with `--stages N`.
+    are the first layers of that number of stages. Otherwise the layers are placed as with `--stages N`. `fastest` has
+    the best speeds of earlier measurements, with one node's threads and with those of all nodes on this computer.
     """
     rows: list[Row] = []
     problems: list[str] = []
@@ -72,15 +80,15 @@ def forecasts(
     shared = 1 + sum(spec.same for spec in specs)  # nodes that are this computer
     with (
         open_gguf(path) as file,
-        DecodeSpeed(own_threads) as speed,
-        DecodeSpeed(min(shared * own_threads, usable_threads())) as all_threads,
+        DecodeSpeed(own_threads, fastest[0]) as speed,
+        DecodeSpeed(min(shared * own_threads, usable_threads()), fastest[1]) as all_threads,
     ):
         _, plan, limits, context, _ = planned(file, own.load.ctx_size)
         types = CacheTypes(*own.load.cache_types)
         whole = cost_of(plan, limits, types, context // 2)
         here = sum(whole.weights.values()) / speed.seconds(whole)
         nodes = [_node(spec, here, shared) for spec in specs]
-        sizes = Sizes.of(plan, limits, types)
+        sizes = Sizes.of(plan, limits, types, _encoders(file, own.load))
         hop = network.hop(_widest(cut_at(plan, (0, sizes.cuts[0]))) if sizes.cuts else 0)
         for stages in range(1, len(nodes) + 1):
             try:
@@ -135,6 +143,16 @@ def _node(spec: NodeSpec, here: float, shared: int) -> Node:
     """Return what a stage may use of a machine. Nodes on this computer share its memory."""
     memory = spec.memory or free_memory() // (shared if spec.name == HERE or spec.same else 1)
     return Node(spec.name, memory, spec.bandwidth or here)
+
+
+def _encoders(file: GGUFFile, options: LoadOptions) -> int:
+    """Return the bytes of the encoders of pictures and sound, which the first stage has."""
+    tokenizer = Tokenizer.from_metadata(file.metadata) if has_tokenizer(file.metadata) else None
+    found = open_multimodal(file, tokenizer, options)
+    if found is None:
+        return 0
+    with found:
+        return found.needed_bytes(options.threads)
 
 
 def _sent(cut: Cut, stage: int) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import localllm
 from localllm.cli.main import main
 from localllm.cli.tool_options import ClusterOptions, NodeSpec, nodes_of
 from localllm.loading.resolve import resolve
 from localllm.options.declare import declared
+from tests.localllm.media_models import write_pair
 
 
 def test_each_number_of_stages_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +29,21 @@ def test_each_number_of_stages_has_a_row(capsys: pytest.CaptureFixture[str]) -> 
     assert rows[1]["tokens_per_second"]["1"] < min(1 / 0.005, rows[0]["tokens_per_second"]["1"])
     weights = resolve("demo").stat().st_size
     assert weights < sum(rows[2]["memory"]) < 3 * weights
+
+
+def test_the_first_stage_has_the_memory_of_the_encoders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An mmproj file in the model's folder counts, as for `localllm run`."""
+    path, found = write_pair(tmp_path), []
+    for words in ([], ["--mmproj", "off"]):
+        assert main(["cluster", "plan", str(path), "--nodes", "here,here", "-t", "1", "--json", *words]) == 0
+        found.append([row["memory"] for row in json.loads(capsys.readouterr().out)])
+    with localllm.load(path, threads=1) as model:
+        assert model.multimodal is not None
+        encoders = model.multimodal.needed_bytes(1)
+    assert encoders > 100_000
+    for (first, *others), (first_without, *others_without) in zip(*found, strict=True):
+        assert first - first_without == encoders
+        assert others == others_without
 
 
 def test_the_table_says_what_is_fastest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import localllm
 from localllm.backends.base import F16_CACHE
-from localllm.cli.forecast import CALLS, READ, DecodeSpeed, TokenCost, cost_of, cost_of_known, planned
+from localllm.cli.forecast import CALLS, READ, DecodeSpeed, Fastest, TokenCost, cost_of, cost_of_known, planned
 from localllm.cli.main import main
 from localllm.gguf import open_gguf
 from localllm.hub.short_names import KnownModel
@@ -57,6 +57,22 @@ def test_the_time_of_a_token_is_that_of_its_products_its_cache_and_its_calls() -
         speed._reads, speed._call, speed._step = 40e9, 2e-6, 1e-5
         cost = TokenCost({"Q4_K": 10**9, "Q6_K": 10**9}, cache=4 * 10**8, calls=1000)
         assert 1 / speed.tokens_per_second(cost) == pytest.approx(0.1 + 0.05 + 0.01 + 0.002 + 0.00001)
+
+
+def test_a_slow_moment_does_not_lower_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest, forecasts = Fastest(), []
+    timed = DecodeSpeed._timed
+    for slower in (3, 1, 5):  # other programs slow the first and the last measurement down
+
+        def disturbed(*given: Any, slower: float = slower, **more: Any) -> tuple[float, int]:
+            seconds, calls = timed(*given, **more)
+            return slower * seconds, calls
+
+        monkeypatch.setattr(DecodeSpeed, "_timed", disturbed)
+        with DecodeSpeed(1, fastest) as speed:
+            forecasts.append(speed.tokens_per_second(TokenCost({"Q4_0": 1 << 21}, calls=10)))
+    assert forecasts[1] > 1.3 * forecasts[0]
+    assert forecasts[2] >= forecasts[1]
 
 
 def test_a_model_of_the_table_costs_its_share_of_the_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -87,6 +88,17 @@ def test_sizes_of_a_plan_are_the_bytes_that_loading_counts() -> None:
         assert sum(sizes.read) == whole.bytes_per_token - 420  # without a row of the embeddings
         assert sum(sizes.memory) > whole.weight_bytes + cache  # the output is also the table of embeddings
         assert len(cut_at(plan, (0, sizes.cuts[0])).parts) == 2
+
+
+def test_the_first_stage_has_the_encoders() -> None:
+    """Of pictures and sound: their memory decides where the layers go, and whether a machine can take the first."""
+    sizes = Sizes(tuple(range(1, 10)), (10,) * 10, (10,) * 10, encoders=35)
+    assert [sizes.memory_of(*span) for span in ((0, 10), (0, 2), (2, 10))] == [135, 55, 80]
+    small, large = Node("small", 60, 1000.0), Node("large", 1000, 500.0)
+    assert place(sizes, [small, large], HOP).firsts == (0, 2)
+    assert place(replace(sizes, encoders=0), [small, large], HOP).firsts == (0, 6)
+    with pytest.raises(ClusterError, match="does not fit"):
+        place(sizes, [Node("tiny", 40, 1000.0), large], HOP)
 
 
 def test_what_does_not_fit_is_said_with_the_sizes() -> None:
