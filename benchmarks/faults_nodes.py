@@ -1,7 +1,8 @@
 """The nodes of `faults.py --nodes`: each is a `localllm worker` with a separate cache folder.
 
 A node is killed as a computer that loses its power: the worker, Ray's processes and everything that these have started
-get SIGKILL together. They all have FAULTS_NODE in their environment.
+get SIGKILL together. They all have FAULTS_NODE in their environment, or descend from the worker: Ray's agents overwrite
+part of their environment with their title. Agents that are left alone keep their node's ports for seconds.
 """
 
 from __future__ import annotations
@@ -35,6 +36,18 @@ def processes(**marks: str) -> dict[int, str]:
                 if state != "Z":
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
+
+
+def below(process: int) -> set[int]:
+    """Return the processes that a process has started, directly or not."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = new = {process}
+    while new := {child for child, parent in parents.items() if parent in new}:
+        found = found | new
+    return found - {process}
 
 
 class Nodes:
@@ -91,7 +104,9 @@ class Nodes:
 
     def kill(self, number: int) -> None:
         """Kill all processes of a node. Some may start others meanwhile."""
-        while found := self.processes(number):
+        started = below(self._workers[number].pid)
+        while found := self.processes(number).keys() | started:
+            started = set()
             for process in found:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
