@@ -5,11 +5,13 @@ starts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from threading import Thread
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits, Progress
 from localllm.cluster.cut import Cut
 from localllm.cluster.executable import SplitExecutable
-from localllm.cluster.ring import Connect
+from localllm.cluster.ring import Connect, Ring
 from localllm.cluster.stage import Layout, bind_stage
 from localllm.loading.splitting import CPU_STAGES
 from localllm.plan import Plan, Value
@@ -37,13 +39,19 @@ class SplitBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> SplitExecutable:
-        """Cut the plan, and bind its stages. Raises ClusterError if the plan cannot be cut so."""
+        """Cut the plan, and bind its stages, all at the same time. Raises ClusterError if the plan cannot be cut so."""
         cut = self._cut(plan)
         layout = Layout(cut.firsts, limits, cache, tuple(sorted({value.index for value in keep})))
-        first = bind_stage(0, cut, layout, self.first, progress)
+        connected = _in_thread(lambda: self._connect(cut, layout))
         try:
-            ring = self._connect(cut, layout)
+            first = bind_stage(0, cut, layout, self.first, progress)
         except BaseException:
+            connected.add_done_callback(_close)  # not waited for: the others may load for minutes
+            raise
+        try:
+            ring = connected.result()
+        except BaseException:
+            connected.add_done_callback(_close)
             first.close()
             raise
         try:
@@ -55,3 +63,23 @@ class SplitBackend:
 
     def close(self) -> None:
         self.first.close()
+
+
+def _in_thread(call: Callable[[], Ring]) -> Future[Ring]:
+    """Return the result of a call in another thread, which ends with the program."""
+    found: Future[Ring] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=run, name="stages", daemon=True).start()
+    return found
+
+
+def _close(connected: Future[Ring]) -> None:
+    """Close a ring that nobody uses."""
+    if connected.exception() is None:
+        connected.result().close()

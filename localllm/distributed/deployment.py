@@ -15,6 +15,7 @@ from typing import Any
 from localllm.base.closing import Closing
 from localllm.base.errors import LocalLLMError
 from localllm.cluster.errors import ClusterError
+from localllm.distributed.apart import Claim
 from localllm.distributed.fleet import Fleet
 from localllm.distributed.killing import kill
 from localllm.distributed.membership import reachable
@@ -42,9 +43,11 @@ class _Raced(Exception):
 class Deployment(Closing):
     """The replicas of one front, from `start` to `close`."""
 
-    def __init__(self, front: str, handle: Any, deploy: Callable[[ReplicaLayout], Any], layout: ReplicaLayout) -> None:
+    def __init__(
+        self, front: str, handle: Any, deploy: Callable[[ReplicaLayout], Any], layout: ReplicaLayout, claim: Claim
+    ) -> None:
         """`deploy` starts the replicas in another layout, and does not wait for them."""
-        self.front, self._handle, self._deploy, self._layout = front, handle, deploy, layout
+        self.front, self._handle, self._deploy, self._layout, self._claim = front, handle, deploy, layout, claim
         self._closed, self._deploying = False, Lock()
         self.for_prompts: PromptReplicas | None = None  # end with it
 
@@ -64,12 +67,21 @@ class Deployment(Closing):
         Serve belongs to the whole cluster. Other fronts may start it at the same time, and the last one ends it: then
         try again.
         """
-        for attempt in range(1, TRIES + 1):
-            try:
-                with _waiting_told(front, told):
-                    return cls._started(front, fleet, settings, replicas, layout, attempt == TRIES)
-            except _Raced:
-                sleep(attempt * uniform(0.5, 1.0))
+        import ray
+
+        claim, line = Claim.take(ray, layout)
+        if line:
+            told(line)
+        try:
+            for attempt in range(1, TRIES + 1):
+                try:
+                    with _waiting_told(front, told):
+                        return cls._started(front, fleet, settings, replicas, layout, claim, attempt == TRIES)
+                except _Raced:
+                    sleep(attempt * uniform(0.5, 1.0))
+        except BaseException:
+            claim.close()
+            raise
         raise AssertionError("the last try raises another error")
 
     @classmethod
@@ -80,6 +92,7 @@ class Deployment(Closing):
         settings: ReplicaSettings,
         replicas: tuple[int, int],
         layout: ReplicaLayout,
+        claim: Claim,
         last: bool,
     ) -> tuple[Deployment, Opened]:
         import ray
@@ -89,8 +102,8 @@ class Deployment(Closing):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(proxy_location=ProxyLocation.Disabled)
-            deploy = partial(_deploy, front, settings, replicas)
-            made = cls(front, handle := deploy(layout), partial(deploy, wait=False), layout)
+            deploy = partial(_deploy, front, settings, replicas, claim)
+            made = cls(front, handle := deploy(layout), partial(deploy, wait=False), layout, claim)
             opened: Opened = handle.opened.remote().result(timeout_s=OPEN_SECONDS)
             for name in fleet.names if opened.facts is not None else ():
                 asked: Opened = handle.opened.remote(Listen(front, name)).result(timeout_s=OPEN_SECONDS)
@@ -158,17 +171,23 @@ class Deployment(Closing):
         if self._deploying.acquire(timeout=DEPLOYING_SECONDS):  # else replicas would start after their end
             self._deploying.release()
         _end(self.front, serve)
+        self._claim.close()
 
 
 def _deploy(
-    front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout, wait: bool = True
+    front: str,
+    settings: ReplicaSettings,
+    replicas: tuple[int, int],
+    claim: Claim,
+    layout: ReplicaLayout,
+    wait: bool = True,
 ) -> Any:
     """Start the replicas, and return Serve's handle, once they run if this waits."""
     import ray
     from ray import serve
 
     settings = replace(settings, memory=layout.memory)
-    deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, layout))
+    deployed = serve.deployment(Replica).options(**_options(ray, front, settings, replicas, claim, layout))
     target = serve.RunTarget(deployed.bind(settings, front), name=front, route_prefix=None)
     [handle] = serve.run_many([target], wait_for_ingress_deployment_creation=wait, wait_for_applications_running=wait)
     return handle
@@ -198,7 +217,7 @@ def _waiting_told(front: str, told: Callable[[str], None]) -> Iterator[None]:
 
 
 def _options(
-    ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int], layout: ReplicaLayout
+    ray: Any, front: str, settings: ReplicaSettings, replicas: tuple[int, int], claim: Claim, layout: ReplicaLayout
 ) -> Mapping[str, Any]:
     """Return the options of the deployment."""
     least, most = replicas
@@ -208,7 +227,7 @@ def _options(
     nodes = layout.selector
     where: dict[str, Any] = {"max_replicas_per_node": layout.per_node}
     if layout.stages > 1:
-        bundles = [{"CPU": cpus}] * layout.stages
+        bundles = [{"CPU": cpus, **claim.share(layout.per_node)}, *[{"CPU": cpus}] * (layout.stages - 1)]
         where = {"placement_group_bundles": bundles, "placement_group_strategy": "SPREAD"}
         where |= {"placement_group_bundle_label_selector": [nodes] * layout.stages} if nodes else {}
     scaled: dict[str, Any] = {"num_replicas": most}

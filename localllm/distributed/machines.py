@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,9 +12,9 @@ from typing import Any
 import localllm
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Node
+from localllm.distributed import actors
 from localllm.distributed.killing import kill
 from localllm.distributed.measure import Facts, Request, measure, sources
-from localllm.distributed.node import Helper
 from localllm.options import LoadOptions
 
 RESERVE, SHARE = 256 << 20, 0.9  # bytes, and share of the free memory, that stages leave alone
@@ -50,9 +50,12 @@ class Machine:
 class Machines:
     """The machines of the cluster, this one first."""
 
-    def __init__(self, ray: Any, group: Any = None) -> None:
-        """`group`: a placement group whose bundles name the machines to use, the first one's being this machine."""
+    def __init__(self, ray: Any, group: Any = None, measurer: Callable[[str, int], Any] | None = None) -> None:
+        """`group`: a placement group whose bundles name the machines to use, the first one's being this machine.
+        `measurer` returns the actor that measures a machine, by its node and its bundle; None: a helper does.
+        """
         self._ray, self._group = ray, group
+        self._measurer = measurer or (lambda node, bundle: self._helper(node))
         self._found: list[Machine] = []
         self._request: Request | None = None
         self._helpers: dict[str, Any] = {}
@@ -62,11 +65,6 @@ class Machines:
     @property
     def own(self) -> Machine:
         return self._found[0]
-
-    def _on(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def measured(self, request: Request) -> list[Machine]:
         """Measure every machine once. Raises ClusterError if a machine has another version of localllm."""
@@ -79,12 +77,11 @@ class Machines:
         if self._group is not None:
             order = self._of_bundles()
         names = _names([nodes[node] for node in dict.fromkeys(order)])
+        others = {node: self._measurer(node, order.index(node)) for node in dict.fromkeys(order) if node != own}
         first = measure(request, 0)
         if first.problem:
             raise ClusterError(first.problem)
-        facts = {own: first} | self._measure_others(
-            [nodes[node] for node in dict.fromkeys(order) if node != own], request, names
-        )
+        facts = {own: first} | self._measure_others([nodes[node] for node in others], request, names, others)
         found = []
         for node in order:
             if facts[node].problem:
@@ -102,7 +99,9 @@ class Machines:
         places = placement_group_table(self._group)["bundles_to_node_id"]
         return [places[number] for number in sorted(places)]
 
-    def _measure_others(self, nodes: list[dict[str, Any]], request: Request, names: dict[str, str]) -> dict[str, Facts]:
+    def _measure_others(
+        self, nodes: list[dict[str, Any]], request: Request, names: dict[str, str], measurers: Mapping[str, Any]
+    ) -> dict[str, Facts]:
         """Measure other machines at the same time, and nodes that share a machine one after the other."""
         rounds: list[list[dict[str, Any]]] = []
         for node in nodes:
@@ -116,8 +115,8 @@ class Machines:
         for each in rounds:
             asked = {}
             for node in each:
-                helper = self._helper(node["NodeID"])
-                asked[node["NodeID"]] = helper.measure.remote(request, int(node["Resources"].get("CPU", 0)))
+                measuring = measurers[node["NodeID"]].measure
+                asked[node["NodeID"]] = measuring.remote(request, int(node["Resources"].get("CPU", 0)))
             for node in each:
                 found[node["NodeID"]] = self._answer(asked[node["NodeID"]], names[node["NodeID"]])
         return found
@@ -142,8 +141,7 @@ class Machines:
 
     def _helper(self, node: str) -> Any:
         if node not in self._helpers:
-            made = self._ray.remote(Helper).options(num_cpus=0, scheduling_strategy=self._on(node))
-            self._helpers[node] = made.remote()
+            self._helpers[node] = actors.helper(self._ray, node)
         return self._helpers[node]
 
     def offered(self, stages: int) -> list[Machine]:
@@ -196,9 +194,7 @@ class Machines:
             self._ray.get(self._helper(machine.node).end.remote(process), timeout=ENDING)
 
     def close(self) -> None:
-        for helper in self._helpers.values():
-            with suppress(Exception):
-                self._ray.kill(helper)
+        actors.end(self._ray, self._helpers.values())
         self._helpers = {}
 
 

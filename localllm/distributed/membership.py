@@ -27,6 +27,7 @@ from localllm.base.files.atomic import NewFile
 from localllm.base.files.regular import open_regular
 from localllm.base.printable import printable
 from localllm.cluster.errors import ClusterError
+from localllm.distributed.apart import OPTION
 from localllm.distributed.package import LOCAL, SETTINGS
 from localllm.options.ray import is_address
 from localllm.quant.codecache import default_folder, private_folder
@@ -130,7 +131,7 @@ class Node(Closing):
         environment.pop("RAY_ADDRESS", None)
         common = [
             f"--node-ip-address={host}", f"--object-store-memory={OBJECTS}", "--disable-usage-stats",
-            "--include-log-monitor=false",
+            "--include-log-monitor=false", OPTION,
         ]  # fmt: skip
         command = [sys.executable, "-m", "localllm.distributed.supervised", self.folder, *common, *arguments]
         with open(self._log, "wb") as log:

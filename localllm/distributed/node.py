@@ -32,16 +32,15 @@ class Helper:
     def measure(self, request: Request, most_threads: int) -> Facts:
         return measure(request, most_threads)
 
-    def ping(self) -> None:
-        """Answer: this takes as long as a call of Ray."""
-
     def end(self, process: int) -> None:
         """Kill a process that hangs, which Ray would only ask to leave."""
         kill(process)
 
 
-class StageProcess:
-    """One stage of a model. Its ring runs in a separate thread, so that this object can answer meanwhile."""
+class StageProcess(Helper):
+    """One stage of a model. Its ring runs in a separate thread, so that this object can answer meanwhile. Before it has
+    a stage, it measures the machine; later, the process that waits to replace it ends it if it hangs.
+    """
 
     def __init__(self) -> None:
         self._stage: Stage | None = None
@@ -59,10 +58,6 @@ class StageProcess:
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
-
-    def measure(self, request: Request, most_threads: int) -> Facts:
-        """Measure the machine, which was not known when the stages were placed."""
-        return measure(request, most_threads)
 
     def prepare(self, request: Request) -> None:
         """Import the modules that opening a stage needs."""

@@ -101,6 +101,8 @@ def replica_layout(
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
     sharing = Counter(each.machines[0].node for each in found[: replicas[1]])  # Ray counts those for prompts apart
     per_node = max(*sharing.values(), ceil(replicas[1] / len(allowed)))
+    if per_node > 1 and len(allowed) > 1:
+        lines.append(f"{len(allowed)} machines for {replicas[1]} replicas: one that fails may end {per_node} of them")
     return ReplicaLayout(
         len(found[0].machines), allowed, tuple(excluded), slower, tuple(lines), _shares(found), per_node, replicas[1]
     )

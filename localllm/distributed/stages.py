@@ -23,9 +23,9 @@ from localllm.cluster.ring import LocalRing, Ring
 from localllm.cluster.sizing import Placement, Sizes, place
 from localllm.cluster.stage import Layout, message_bytes
 from localllm.cluster.worker import Assignment, Source
+from localllm.distributed import actors
 from localllm.distributed.files import LocalCopy, file_server
-from localllm.distributed.machines import Machine, Machines, request_of
-from localllm.distributed.node import StageProcess
+from localllm.distributed.machines import ENDING, Machine, Machines, request_of
 from localllm.distributed.parts import Needed, needed
 from localllm.distributed.report import report
 from localllm.gguf import GGUFFile
@@ -81,13 +81,26 @@ class RayStages:
         self._needs: dict[int, int] = {}  # bytes of each stage
         self.number, self.hop = 1, 0.0  # of stages, and seconds from one to the next
         self.restarted = 0  # stages that were lost and run again
-        self._connected = False
-        self._machines = Machines(ray, group)
+        self._connected = self._closed = False
         self._processes: list[_Process] = []
         self._groups: list[Any] = []
         self._model: _Model | None = None
+        # Processes that measure their machines, and then take the stages, by bundle or by node. With a given group, the
+        # bundles are known, so they start now.
+        bundles = range(1, group.bundle_count) if group is not None else ()
+        self._waiting: dict[int | str, Any] = {bundle: actors.stage_in(ray, group, bundle) for bundle in bundles}
+        self._machines = Machines(ray, group, self._measurer)
 
     # -- where ---------------------------------------------------------------------------------------------------------
+
+    def _measurer(self, node: str, bundle: int) -> Any:
+        """Return the process that measures a machine."""
+        if self._group is None:
+            self._waiting[node] = actors.stage_on(self._ray, node)
+            return self._waiting[node]
+        if bundle not in self._waiting:  # it took a stage
+            self._waiting[bundle] = actors.stage_in(self._ray, self._group, bundle)
+        return self._waiting[bundle]
 
     def free_memory(self, options: LoadOptions) -> int:
         machines = self._machines.measured(request_of(options))
@@ -96,7 +109,8 @@ class RayStages:
     def backend(self, whole: Whole, threads: int) -> Backend | None:
         request = request_of(whole.options)
         machines = self._machines.measured(request)
-        sizes = Sizes.of(whole.plan, whole.limits, whole.cache)
+        media = whole.recording.media
+        sizes = Sizes.of(whole.plan, whole.limits, whole.cache, media.reserved if media is not None else 0)
         offered = self._machines.offered(self._stages)
         hop = self._machines.hop(machines)
         found = place(sizes, [machine.offer(offered.count(machine)) for machine in offered], hop, self._stages or None)
@@ -108,11 +122,14 @@ class RayStages:
         self.line = "; ".join(report(whole.plan, found, used, machines, bool(self._stages), self._machines.problems))
         if self._copy is not None:
             self._copy.complete(whole.file, [cut_at(whole.plan, found.firsts).parts[0]])
+        keys = found.nodes if self._group is not None else [machine.node for machine in used]
+        self._processes = [
+            _Process(number, machine, spare=self._waiting.pop(key, None), bundle=bundle)
+            for number, (machine, key, bundle) in enumerate(zip(used, keys, found.nodes, strict=True)) if number
+        ]  # fmt: skip
+        actors.end(self._ray, self._waiting.values())
         if len(used) == 1:
             return None
-        self._processes = [
-            _Process(number, machine, bundle=found.nodes[number]) for number, machine in enumerate(used) if number
-        ]
         first = used[0].facts.request.opened(threads)
         try:
             self._model = _model(whole, self._copy)
@@ -152,8 +169,8 @@ class RayStages:
         """Start the stages that do not run, and return a new ring through all. Raises StageLost or ClusterError."""
         if cut.stages == 1:
             return LocalRing([])
-        alive = self._alive()
-        started = [process for process in self._processes if process.number not in alive]
+        alive, processes = self._alive(), self._processes
+        started = [process for process in processes if process.number not in alive]
         try:
             for process in started:
                 self._end(process)
@@ -173,6 +190,8 @@ class RayStages:
         for process in started:
             process.spare = self._actor(process, 0.0)
             process.spare.prepare.remote(process.machine.facts.request)  # not waited for
+        if self._closed:  # meanwhile, because the first stage could not be loaded
+            _end_all(self._ray, processes)
         return ring
 
     def _alive(self) -> set[int]:
@@ -190,10 +209,18 @@ class RayStages:
         """End a stage at once. Ray only asks a process to leave; a stopped one would run for five more seconds."""
         if process.actor is None:
             return
-        with suppress(Exception):
-            self._ray.kill(process.actor, no_restart=True)
-        self._machines.end(process.machine, process.process)
+        actors.end(self._ray, [process.actor])
+        if process.process and self._machines.runs(process.machine):
+            self._kill(process)
         process.actor, process.process = None, 0
+
+    def _kill(self, process: _Process) -> None:
+        """Let another process of the same machine kill a stage, which may hang."""
+        if process.spare is not None and process.machine.node != self._machines.own.node:
+            with suppress(Exception):  # it hangs, too
+                self._ray.get(process.spare.end.remote(process.process), timeout=ENDING)
+                return
+        self._machines.end(process.machine, process.process)
 
     def _start(self, process: _Process) -> None:
         """Let the spare process take the stage, or a new one."""
@@ -211,13 +238,7 @@ class RayStages:
 
     def _actor(self, process: _Process, cpus: float) -> Any:
         """Return a new actor in the bundle of a stage."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        strategy = PlacementGroupSchedulingStrategy(process.group, placement_group_bundle_index=process.bundle)
-        made = self._ray.remote(StageProcess).options(
-            num_cpus=cpus, max_restarts=0, max_concurrency=4, scheduling_strategy=strategy
-        )
-        return made.remote()
+        return actors.stage_in(self._ray, process.group, process.bundle, cpus)
 
     def _move(self, process: _Process) -> None:
         """Give a stage whose machine is gone to another machine, with the same backend."""
@@ -327,11 +348,9 @@ class RayStages:
         """End all stages, and give their bundles back."""
         from ray.util.placement_group import remove_placement_group
 
-        for process in self._processes:
-            for actor in (process.actor, process.spare):
-                if actor is not None:
-                    with suppress(Exception):
-                        self._ray.kill(actor, no_restart=True)
+        self._closed = True
+        actors.end(self._ray, self._waiting.values())
+        _end_all(self._ray, self._processes)
         for group in self._groups:
             with suppress(Exception):
                 remove_placement_group(group)
@@ -344,6 +363,10 @@ def _model(whole: Whole, copy: LocalCopy | None = None) -> _Model:
     sources = [copy.home.source] if copy is not None else []  # of a copy, the identity is not known
     sources += [Source(os.path.abspath(file.path), identity(file)) for file in files[len(sources) :]]
     return _Model(files, tuple(sources), whole)
+
+
+def _end_all(ray: Any, processes: Sequence[_Process]) -> None:
+    actors.end(ray, [actor for process in processes for actor in (process.actor, process.spare)])
 
 
 def _first(error: Exception) -> str:

@@ -76,6 +76,7 @@ def ray() -> Any:
 def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     from ray.cluster_utils import Cluster
 
+    from localllm.distributed.apart import RESOURCES
     from localllm.distributed.attach import connect
     from localllm.distributed.membership import LOOPBACK, OBJECTS
 
@@ -90,7 +91,7 @@ def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoN
         (cache / "localllm" / "kernels").symlink_to(kernels)
     before = dict(os.environ)
     os.environ["XDG_CACHE_HOME"] = str(cache)
-    options = {"num_cpus": 1, "object_store_memory": OBJECTS, "node_ip_address": LOOPBACK}
+    options = {"num_cpus": 1, "object_store_memory": OBJECTS, "node_ip_address": LOOPBACK, "resources": RESOURCES}
     found = Cluster()
     try:
         found.add_node(include_dashboard=False, temp_dir=str(folder), **options)

@@ -12,6 +12,7 @@ import pytest
 
 from localllm.cluster.worker import Source
 from localllm.distributed import deployment
+from localllm.distributed.apart import Claim
 from localllm.distributed.deployment import TRIES, Deployment
 from localllm.distributed.files import Home
 from localllm.distributed.fleet import Fleet
@@ -63,7 +64,7 @@ def last_resort(ray: Any, monkeypatch: pytest.MonkeyPatch, deploy: Callable[[Rep
     """Return replicas whose machines are gone, but for a slow one."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "slow", "Alive": True}])
     monkeypatch.setattr(deployment, "_end", lambda front, serve: None)
-    return Deployment("front", None, deploy, LAST)
+    return Deployment("front", None, deploy, LAST, Claim())
 
 
 def test_the_last_resort_is_tried_again_if_it_fails(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +123,11 @@ def test_replicas_plan_with_the_memory_of_their_layout(ray: Any, monkeypatch: py
     monkeypatch.setattr(serve, "run_many", run_many)
     layout = LAST.last_resort(["slow"])
     assert layout is not None
-    assert deployment._deploy("front", SETTINGS, (1, 2), layout, wait) == "handle"
+    assert deployment._deploy("front", SETTINGS, (1, 2), Claim(), layout, wait) == "handle"
     assert given == [{"node": 7, "slow": 800}, {wait}]
 
 
 def test_several_servers_fit_in_a_small_cluster() -> None:
     ray = SimpleNamespace(nodes=lambda: [{"NodeID": "node", "Resources": {"CPU": 2.0}}])
-    options = deployment._options(ray, "front", SETTINGS, (2, 2), LAYOUT)
+    options = deployment._options(ray, "front", SETTINGS, (2, 2), Claim(), LAYOUT)
     assert 3 * 2 * sum(bundle["CPU"] for bundle in options["placement_group_bundles"]) <= 2.0

@@ -204,4 +204,6 @@ def test_stages_answer_about_pictures(cluster: TwoNodes, pair: Path, model: loca
     expected = model.chat(asked, max_tokens=8, temperature=0, ignore_eos=True).tokens
     with closing(RayStages(cluster.ray, 2)) as split, localllm.load(pair, split=split, threads=1, spec="off") as staged:
         assert staged.reads == ("image",)
+        assert staged.multimodal is not None
+        assert split._needs[0] > staged.multimodal.needed_bytes(1) > 100_000 > split._needs[1]
         assert staged.chat(asked, max_tokens=8, temperature=0, ignore_eos=True).tokens == expected

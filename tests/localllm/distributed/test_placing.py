@@ -80,6 +80,9 @@ def test_replicas_do_not_gather_on_one_machine() -> None:
     """They would all be lost with it."""
     one, two, three = (machine(name, 10e9) for name in ("one", "two", "three"))
     assert [layout(one, two, three, replicas=(1, most)).per_node for most in (1, 3, 4)] == [1, 1, 2]
+    assert layout(one, two, three, replicas=(1, 3)).lines == ()
+    told = "3 machines for 4 replicas: one that fails may end 2 of them"
+    assert layout(one, two, three, replicas=(1, 4)).lines == (told,)
     fast = machine("fast", 40e9)
     assert layout(fast, machine("half", 12e9), replicas=(4, 4)).per_node == 3
     found = layout(machine("slow", 1e9), fast, replicas=(2, 2))

@@ -252,7 +252,7 @@ def test_the_layers_follow_the_measured_memory_and_bandwidth(
         monkeypatch.setattr(
             Machines,
             "_measure_others",
-            lambda self, nodes, request, names: {each["NodeID"]: facts(of_cpu(request), other) for each in nodes},
+            lambda self, nodes, request, *given: {each["NodeID"]: facts(of_cpu(request), other) for each in nodes},
         )
         split = RayStages(cluster.ray, count)
         try:
