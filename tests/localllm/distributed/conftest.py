@@ -22,6 +22,7 @@ import pytest
 
 import localllm
 from localllm.quant.codecache import default_folder
+from tests.localllm.distributed.computers import below, free_ports, gone, worker
 from tests.localllm.distributed.servers import Server, end, listening, started, until
 
 if TYPE_CHECKING:
@@ -35,7 +36,13 @@ class TwoNodes(NamedTuple):
     ray: Any
     address: str
     nodes: tuple[str, str]  # Ray's ids; the first one is the node of this process
-    cache: Path  # XDG_CACHE_HOME of the nodes
+    homes: tuple[Path, Path]  # XDG_CACHE_HOME of the first computer, and of the other one
+    port: int  # the first of 200 that belong to them
+    said: tuple[str, str]  # by their `localllm worker`
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
 
 
 REPLICA, STAGE, PROMPTS = "ray::ServeReplica:", "ray::StageProcess", "ray::PromptReplica"  # titles of processes
@@ -48,7 +55,7 @@ def actors(cluster: TwoNodes, *titles: str) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            ours = str(cluster.cache).encode() in (folder / "environ").read_bytes()
+            ours = str(cluster.homes[0].parent).encode() in (folder / "environ").read_bytes()
             title = (folder / "cmdline").read_bytes().decode(errors="replace")
             if ours and title.startswith(titles):
                 found[int(folder.name)] = title
@@ -73,58 +80,84 @@ def ray() -> Any:
 
 
 @pytest.fixture(scope="session")
-def cluster(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    from ray.cluster_utils import Cluster
-
-    from localllm.distributed.apart import RESOURCES
+def computers(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    """Two computers, made with `localllm worker` as users do. At the end, the other computer leaves with Ctrl-C, and
+    then the first one is killed: it takes all of Ray with it.
+    """
     from localllm.distributed.attach import connect
-    from localllm.distributed.membership import LOOPBACK, OBJECTS
 
     if "PYTEST_XDIST_WORKER" in os.environ:
         only = tmp_path_factory.getbasetemp().parent / "cluster"
         assert not only.exists(), "another process of this test run has a cluster; see tests/conftest.py"
         only.mkdir()
-    kernels = default_folder("kernels")
-    folder, cache = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("llm-ray-", "llm-cache-"))
-    (cache / "localllm").mkdir(mode=0o700)
-    if kernels is not None and kernels.exists():
-        (cache / "localllm" / "kernels").symlink_to(kernels)
-    before = dict(os.environ)
-    os.environ["XDG_CACHE_HOME"] = str(cache)
-    options = {"num_cpus": 1, "object_store_memory": OBJECTS, "node_ip_address": LOOPBACK, "resources": RESOURCES}
-    found = Cluster()
+    root, port = Path(tempfile.mkdtemp(prefix="lr-", dir="/tmp")), free_ports()  # short: it also has Ray's sockets
+    homes = _home(root / "first"), _home(root / "second")
     try:
-        found.add_node(include_dashboard=False, temp_dir=str(folder), **options)
-        found.add_node(**options)
-        connect(ray, found.address)
-        own = ray.get_runtime_context().get_node_id()
-        other = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != own)
-        del os.environ["XDG_CACHE_HOME"]
-        os.environ.update(before)
-        yield TwoNodes(ray, found.address, (own, other), cache)
+        with worker(homes[0], "--port", str(port)) as (head, said):
+            joining = re.search(r"localllm worker --join (\S+)", said)
+            assert joining is not None, said
+            join = "--join", joining[1], "--port", str(port + 100)
+            with worker(homes[1], *join, token=os.environ["RAY_AUTH_TOKEN"]) as (joined, answer):
+                connect(ray, joining[1])
+                own = ray.get_runtime_context().get_node_id()
+                other = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != own)
+                yield TwoNodes(ray, joining[1], (own, other), homes, port, (said, answer))
+                ray.shutdown()
+            assert joined.returncode == 0
+            assert not (homes[1] / "localllm" / "ray" / "cluster.json").exists()
+            assert len(ray_folders(root)) == 2  # the folder of the first, and its log
+            children = below(head.pid)
+            assert len(children) > 4
+            head.kill()
+        assert [child for child in children if not (gone(child) or gone(child))] == []
+        assert not ray_folders(root)
     finally:
         ray.shutdown()
-        found.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
-        for path in (folder, cache):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _home(folder: Path) -> Path:
+    """Make the cache folder of a computer. All have the same compiled kernels, and the same token."""
+    (folder / "localllm" / "ray").mkdir(mode=0o700, parents=True)
+    (folder / "localllm").chmod(0o700)
+    kernels = default_folder("kernels")
+    if kernels is not None and kernels.exists():
+        (folder / "localllm" / "kernels").symlink_to(kernels)
+    token = folder / "localllm" / "ray" / "token"
+    token.touch(0o600)
+    token.write_text(os.environ["RAY_AUTH_TOKEN"] + "\n")
+    return folder
+
+
+def ray_folders(root: Path) -> set[Path]:
+    """Return the folders of Ray's nodes, and their logs."""
+    from localllm.distributed.membership import PREFIX
+
+    return set(root.glob(f"{PREFIX}*"))
 
 
 SERVERS = {"served": ("--replicas", "2", "--prefill-replicas", "1"), "staged": ("--stages", "2")}
 
 
 @pytest.fixture(scope="session")
-def starting(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Starting]]:
+def cluster(computers: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
+    """The cluster. The servers that later tests need start meanwhile."""
+    if any(SERVERS.keys() & each.fixturenames for each in request.session.items if isinstance(each, pytest.Function)):
+        request.getfixturevalue("starting")
+    return computers
+
+
+@pytest.fixture(scope="session")
+def starting(computers: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Starting]]:
     """The servers with Ray. They start together, because each mostly waits for Ray."""
     folder = tmp_path_factory.mktemp("ray")
     found = {}
     for name, words in SERVERS.items():
-        found[name] = folder / name, started(folder / name, "--ray", cluster.address, *words)
+        found[name] = folder / name, started(folder / name, "--ray", computers.address, *words)
     yield found
     for _, process in found.values():
         end(process)
-    until(lambda: not actors(cluster, REPLICA, PROMPTS))
+    until(lambda: not actors(computers, REPLICA, PROMPTS))
 
 
 @contextmanager

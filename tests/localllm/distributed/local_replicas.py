@@ -30,8 +30,9 @@ LIMITS = SchedulerLimits(parallel=3)
 class LocalReplica(Replica):
     """A replica without Serve and Ray."""
 
-    def __init__(self, model: localllm.Model, name: str) -> None:
+    def __init__(self, model: localllm.Model, name: str, wire: Local) -> None:
         self.name, self._model, self._outboxes, self._problem = name, model, {}, ""
+        self.wire = wire
         self._stages, self._pulsed = None, time.monotonic()
         self._scheduler = Scheduler(model.new_core(LIMITS, self))
         self.dead = self.hung = False
@@ -58,12 +59,13 @@ class LocalSender(DirectSender):
 
     def __init__(self, replica: LocalReplica, key: bytes) -> None:
         super().__init__(key, "127.0.0.1")
-        self._replica, self.sent, self.lose = replica, 0, False
+        self._replica, self.sent = replica, 0
 
     async def send(self, report: Report) -> bool:
         await self._replica.stopped()
-        if self.lose and report.events:
-            self.lose = False
+        wire = self._replica.wire
+        if wire.lose_after is not None and self.sent > wire.lose_after and report.events:
+            wire.lose_after = None
             return True
         done = await super().send(report)
         self.sent += done and len(report.events)
@@ -77,6 +79,7 @@ class Local:
         self.fleet, self.replicas = fleet, dict[str, LocalReplica]()
         self.killed: list[str] = []
         self.asks: list[Ask] = []
+        self.lose_after: int | None = None  # events: the next report of the first replica that sent so many is lost
         self.elsewhere: Callable[[], None] | None = None  # starts a replica on a machine that was left out
 
     def add(self, replica: LocalReplica) -> None:
@@ -155,7 +158,7 @@ class Front:
         self.scheduler = RemoteScheduler(self.wire, "test", self.fleet, limits)
 
     def start(self, number: int) -> None:
-        self.wire.add(LocalReplica(self.models[number], f"replica{number}"))
+        self.wire.add(LocalReplica(self.models[number], f"replica{number}", self.wire))
 
     def ask(self, request: Request) -> Answer:
         answer = Answer()

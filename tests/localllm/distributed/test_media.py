@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields, replace
@@ -21,17 +20,23 @@ from localllm.distributed.media import check_media, packed, routed, unpacked
 from localllm.distributed.messages import Ask, chunks_of
 from localllm.distributed.parts import fetch, needed
 from localllm.engine import MediaSpan
+from localllm.generation.interfaces import SchedulerLimits
 from localllm.generation.request import Request
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.loading.packed_media import MOST_TENSORS, pack, unpack
 from localllm.media import EncoderInput
 from localllm.media.encoder_input import Flags
-from localllm.options import SamplingOptions
+from localllm.options import LoadOptions, SamplingOptions
+from localllm.server.catalogue import only
+from localllm.server.metrics import Metrics
+from localllm.server.registry import ModelRegistry
+from localllm.server.served import Served
+from localllm.server.service import Service
 from tests.localllm.distributed.conftest import TwoNodes
-from tests.localllm.distributed.servers import listening
+from tests.localllm.distributed.servers import until
 from tests.localllm.media_models import data_url, png, write_pair
-from tests.localllm.support import REPOSITORY
+from tests.localllm.server.calls import call
 
 pytestmark = pytest.mark.xdist_group("ray")
 USUAL: dict[str, Any] = {"backend": "cpu", "threads": 1, "spec": "off"}
@@ -171,39 +176,64 @@ def test_an_mmproj_file_is_fetched_like_a_model(pair: Path, tmp_path: Path) -> N
 # -- on a cluster --------------------------------------------------------------------------------------------------
 
 
-def messages(seed: int) -> list[dict[str, Any]]:
+def asked(seed: int) -> dict[str, Any]:
     picture = {"type": "image_url", "image_url": {"url": data_url(png(seed=seed))}}
-    return [{"role": "user", "content": [picture, {"type": "text", "text": "what?"}]}]
+    content = [picture, {"type": "text", "text": "what?"}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
 
 
-def test_a_replica_answers_about_pictures(cluster: TwoNodes, pair: Path, model: localllm.Model, tmp_path: Path) -> None:
-    seeds = (1, 2, 1)
+def test_a_replica_answers_about_pictures(
+    cluster: TwoNodes, pair: Path, model: localllm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then its machine seems to be gone, and the other one, which was left out as slower, takes the replica."""
+    from localllm.distributed.front import open_front
+
+    seeds, told = (1, 2, 1), list[str]()
     pictures = [[{"type": "image", "image": png(seed=seed)}, {"type": "text", "text": "what?"}] for seed in seeds]
     expected = [model.chat([{"role": "user", "content": each}], max_tokens=8, temperature=0).text for each in pictures]
-    log, ray = tmp_path / "log", ["--ray", cluster.address, "--replicas", "1"]
-    serve = [sys.executable, "-m", "localllm", "serve", str(pair), "--port", "0", "-t", "1", "--spec", "off", *ray]
-    with log.open("w") as output:
-        process = subprocess.Popen(serve, cwd=REPOSITORY, stdout=output, stderr=output, text=True)
-    with listening(log, process) as server:
-        shown = server.post("/api/show", {"model": "tiny-Q8_0"}).json()
+
+    def opened(path: Path) -> Served:
+        limits = SchedulerLimits(2)
+        return open_front(path, (1, 1), 1, LoadOptions(**USUAL), limits, Metrics(), {}, told.append, lambda made: None)
+
+    registry = ModelRegistry(only("tiny", pair), opened)
+    service = Service(registry)
+    try:
+        asyncio.run(registry.load("tiny"))
+        shown = call(service, "/api/show", {"model": "tiny"}).json()
         assert "vision" in shown["capabilities"]
-        asked = {"max_tokens": 8, "temperature": 0}
-        answers = [server.post("/v1/chat/completions", {"messages": messages(n), **asked}).json() for n in seeds]
-    assert [each["choices"][0]["message"]["content"] for each in answers] == expected
-    assert len({each["usage"]["prompt_tokens"] for each in answers}) == 1
-    # the replica has the picture, and not only the text before it, in its cache
-    first, last = (answers[n]["usage"]["prompt_tokens_details"]["cached_tokens"] for n in (1, 2))
-    assert last > first + 4
-    assert "Traceback" not in log.read_text()
+        answers = [call(service, "/v1/chat/completions", asked(n)).json() for n in seeds]
+        assert [each["choices"][0]["message"]["content"] for each in answers] == expected
+        assert len({each["usage"]["prompt_tokens"] for each in answers}) == 1
+        # the replica has the picture, and not only the text before it, in its cache
+        first, last = (answers[n]["usage"]["prompt_tokens_details"]["cached_tokens"] for n in (1, 2))
+        assert last > first + 4
+        served = registry.loaded("tiny")
+        assert served is not None
+        scheduler: Any = served.scheduler
+        deployment, [before] = scheduler._wire, scheduler.fleet.names
+        layout, other = deployment._layout, cluster.nodes[1]
+        deployment._layout = replace(layout, allowed=(), excluded=cluster.nodes, slower={other: 1 << 30})
+        with monkeypatch.context() as changed:
+            alive = [each for each in cluster.ray.nodes() if each["NodeID"] == other]
+            changed.setattr(cluster.ray, "nodes", lambda: alive)
+            assert "takes them" in deployment.revive()
+            assert deployment.revive() == ""
+        until(lambda: scheduler.origins.keys() - {before})
+        answer = call(service, "/v1/chat/completions", asked(seeds[0])).json()
+        assert answer["choices"][0]["message"]["content"] == expected[0]
+        until(lambda: [each.node for each in scheduler.origins.values()] == [other])
+    finally:
+        registry.end()
 
 
 def test_stages_answer_about_pictures(cluster: TwoNodes, pair: Path, model: localllm.Model) -> None:
     from localllm.distributed.stages import RayStages
 
-    asked = [{"role": "user", "content": [{"type": "image", "image": png(seed=1)}, {"type": "text", "text": "what?"}]}]
-    expected = model.chat(asked, max_tokens=8, temperature=0, ignore_eos=True).tokens
+    said = [{"role": "user", "content": [{"type": "image", "image": png(seed=1)}, {"type": "text", "text": "what?"}]}]
+    expected = model.chat(said, max_tokens=8, temperature=0, ignore_eos=True).tokens
     with closing(RayStages(cluster.ray, 2)) as split, localllm.load(pair, split=split, threads=1, spec="off") as staged:
         assert staged.reads == ("image",)
         assert staged.multimodal is not None
         assert split._needs[0] > staged.multimodal.needed_bytes(1) > 100_000 > split._needs[1]
-        assert staged.chat(asked, max_tokens=8, temperature=0, ignore_eos=True).tokens == expected
+        assert staged.chat(said, max_tokens=8, temperature=0, ignore_eos=True).tokens == expected

@@ -134,9 +134,9 @@ def pair(cluster: TwoNodes) -> list[int]:
 def test_streams_go_on_after_a_fault(served: Server, plain: Server, cluster: TwoNodes, sent: signal.Signals) -> None:
     expected = [Story(plain, seed).whole() for seed in range(4)]
     until(lambda: pair(cluster))
+    victim = pair(cluster)[0]
     stories = [Story(served, seed) for seed in range(4)]
     until(lambda: all(len(story.tokens) > 20 for story in stories))
-    victim = pair(cluster)[0]
     os.kill(victim, sent)
     assert httpx.get(f"{served.url}/health", timeout=2).status_code == 200
     assert [story.whole() for story in stories] == expected
@@ -155,8 +155,8 @@ def test_a_client_that_leaves_ends_its_answer(served: Server) -> None:
 
 
 def long_events(at: Server, seed: int) -> socket.socket:
-    """Ask for a stream of 4 MB, which no buffer of a socket holds."""
-    body = json.dumps({**STORY, "seed": seed, "n_probs": 100}).encode()
+    """Ask for a stream of 2.7 MB, which no buffer of a socket holds."""
+    body = json.dumps({**STORY, "n_predict": 270, "seed": seed, "n_probs": 100}).encode()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", httpx.URL(at.url).port))

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from localllm.loading.splitting import Whole
 from localllm.model import Model
 from localllm.options import LoadOptions
 from localllm.plan import BLOCK
+from tests.localllm.distributed.computers import gone
 from tests.localllm.distributed.conftest import TwoNodes
 from tests.localllm.support import REPOSITORY
 from tests.localllm.support import localllm as cli
@@ -43,6 +44,7 @@ from tests.models.kit import KIT
 
 pytestmark = pytest.mark.xdist_group("ray")
 PROMPT = "Once upon a time"
+RUN = ["run", "demo", PROMPT, "-n", "12", "--seed", "3"]
 TOKENS = list(range(40))
 
 
@@ -96,7 +98,7 @@ def test_two_nodes_give_the_tokens_and_logits_of_one_process(
         assert process.machine.node == cluster.nodes[1]
         assert process.process != os.getpid()
         where = (
-            r"layers 0(-\d)? here \(cpu\), (\d(-\d)? and )?the output on 127.0.0.1 \(node 2\) \(cpu\); .* ms a token .*"
+            r"layers 0(-\d)? here \(cpu\), (\d(-\d)? and )?the output on [\d.]+ \(node 2\) \(cpu\); .* ms a token .*"
         )
         assert re.fullmatch(where, model.placed)
 
@@ -178,20 +180,6 @@ def test_an_answer_goes_on_after_its_stage_was_lost(halves: tuple[Model, RayStag
     assert "".join(pieces) == expected
 
 
-def gone(process: int) -> bool:
-    """Return whether a process ends within five seconds."""
-    until = monotonic() + 5
-    while monotonic() < until:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        sleep(0.05)
-    return False
-
-
 def test_a_machine_without_the_file_fetches_its_part_once(
     cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +205,7 @@ def test_a_machine_without_the_file_fetches_its_part_once(
     for _ in range(2):
         with loaded(cluster, path, 2) as (model, _):
             np.testing.assert_array_equal(model.logits(TOKENS), expected)
-        (part,) = (cluster.cache / "localllm" / "parts").glob("*/model.gguf")
+        (part,) = (cluster.homes[1] / "localllm" / "parts").glob("*/model.gguf")
         assert part.stat().st_size == path.stat().st_size
         changed.append(part.stat().st_mtime_ns)
         first = model.file.tensors["blk.0.attn_q.weight"]
@@ -229,10 +217,10 @@ def test_another_localllm_is_refused(halves: tuple[Model, RayStages], monkeypatc
     found, request = halves[1]._machines, Request("cpu", threads=1)  # not measured yet
     with monkeypatch.context() as changed:
         changed.setattr(machines.localllm, "__version__", "0.0.1")
-        with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has localllm .* version on both$"):
+        with pytest.raises(ClusterError, match=r"^[\d.]+ \(node 2\) has localllm .* version on both$"):
             found.measured(request)
     monkeypatch.setattr(machines, "sources", lambda: "other")
-    with pytest.raises(ClusterError, match=r"^127\.0\.0\.1 \(node 2\) has other .* checkout on both$"):
+    with pytest.raises(ClusterError, match=r"^[\d.]+ \(node 2\) has other .* checkout on both$"):
         found.measured(request)
 
 
@@ -277,13 +265,15 @@ def test_the_layers_follow_the_measured_memory_and_bandwidth(
     file.close()
 
 
-def test_a_driver_that_is_killed_leaves_nothing(cluster: TwoNodes) -> None:
-    """Ray ends the stages. One of them is stopped and cannot notice anything itself."""
+def killed_driver(address: str) -> tuple[bool, bool]:
+    """Kill a program with two other stages, one of which is stopped and cannot notice anything itself. Return whether
+    each ends.
+    """
     code = (
         "import sys, time, localllm\n"
         "from localllm.distributed.attach import attached\n"
         "from localllm.distributed.stages import RayStages\n"
-        f"with attached({cluster.address!r}) as ray:\n"
+        f"with attached({address!r}) as ray:\n"
         "    split = RayStages(ray, 3)\n"
         "    model = localllm.load('demo', split=split, threads=1)\n"
         "    print(*[process.process for process in split._processes], flush=True)\n"
@@ -294,17 +284,31 @@ def test_a_driver_that_is_killed_leaves_nothing(cluster: TwoNodes) -> None:
         first, second = map(int, driver.stdout.readline().split())
         os.kill(second, signal.SIGSTOP)
         driver.kill()
-    assert gone(first)
-    assert gone(second) or gone(second)  # Ray gives a process that is stopped five seconds
+    return gone(first), gone(second) or gone(second)  # Ray gives a process that is stopped five seconds
 
 
-def test_the_program_runs_in_stages_on_a_named_cluster(cluster: TwoNodes) -> None:
-    words = ["run", "demo", PROMPT, "-n", "12", "--seed", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "localllm", *words, "--ray", cluster.address, "--stages", "2"],
+def run_in_stages(address: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "localllm", *RUN, "--ray", address, "--stages", "2"],
         cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def meanwhile(cluster: TwoNodes) -> Iterator[dict[str, Future[Any]]]:
+    """Programs that mostly wait for Ray. They run while other tests do."""
+    with ThreadPoolExecutor() as pool:
+        yield {each.__name__: pool.submit(each, cluster.address) for each in (killed_driver, run_in_stages)}
+
+
+def test_a_driver_that_is_killed_leaves_nothing(meanwhile: dict[str, Future[Any]]) -> None:
+    """Ray ends the stages."""
+    assert meanwhile["killed_driver"].result() == (True, True)
+
+
+def test_the_program_runs_in_stages_on_a_named_cluster(cluster: TwoNodes, meanwhile: dict[str, Future[Any]]) -> None:
+    done = meanwhile["run_in_stages"].result()
     assert done.returncode == 0, done.stderr
-    assert done.stdout == cli(*words).stdout
+    assert done.stdout == cli(*RUN).stdout
     assert done.stderr.count("\n") == 1
-    assert "the output on 127.0.0.1 (node 2) (cpu)" in done.stderr
+    assert f"the output on {cluster.host} (node 2) (cpu)" in done.stderr
