@@ -16,8 +16,8 @@ each is measured, one row per cut.
 
 The generation loop answers N requests together, without drafts. Decode speed is counted in tokens per second of all
 requests, from the time when each has its first token until the first one ends. First token: the time until the answer
-to a prompt of 512 tokens begins. The forecasts are those of `localllm cluster plan`, which measures this machine before
-each row; the best of these measurements count.
+to a prompt of 512 tokens begins. `localllm cluster plan` makes the forecasts. It measures this machine before each row,
+and uses the best measurement.
 
 `--waiting MS` runs a tiny model whose steps pause for MS, half of it in each stage, as if each stage had a machine of
 its own. On a machine with few or busy cores, this measures the loop, the messages and the relay alone. One JSON line

@@ -80,6 +80,6 @@ def _in_thread(call: Callable[[], Ring]) -> Future[Ring]:
 
 
 def _close(connected: Future[Ring]) -> None:
-    """Close a ring that nobody uses."""
+    """Close an unused ring."""
     if connected.exception() is None:
         connected.result().close()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SERVERS = 16  # of a cluster that keep their replicas apart
 RESOURCES = {f"localllm-server-{number}": 1 for number in range(1, SERVERS + 1)}
 OPTION = f"--resources={json.dumps(RESOURCES)}"  # of `ray start`
-LEAST = 0.001  # processors of a bundle that stands for a claim
+LEAST = 0.001  # processors that a claim reserves
 UNDECLARED = "Ray was started without `localllm worker` there: a machine may get the first stages of several replicas"
 ALL_CLAIMED = f"{SERVERS} servers run on this cluster: a machine may get the first stages of several replicas"
 

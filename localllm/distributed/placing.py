@@ -102,7 +102,9 @@ def replica_layout(
     sharing = Counter(each.machines[0].node for each in found[: replicas[1]])  # Ray counts those for prompts apart
     per_node = max(*sharing.values(), ceil(replicas[1] / len(allowed)))
     if per_node > 1 and len(allowed) > 1:
-        lines.append(f"{len(allowed)} machines for {replicas[1]} replicas: one that fails may end {per_node} of them")
+        lines.append(
+            f"{len(allowed)} machines for {replicas[1]} replicas: a failed machine may end {per_node} replicas"
+        )
     return ReplicaLayout(
         len(found[0].machines), allowed, tuple(excluded), slower, tuple(lines), _shares(found), per_node, replicas[1]
     )

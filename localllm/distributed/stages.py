@@ -122,7 +122,7 @@ class RayStages:
         self.line = "; ".join(report(whole.plan, found, used, machines, bool(self._stages), self._machines.problems))
         if self._copy is not None:
             self._copy.complete(whole.file, [cut_at(whole.plan, found.firsts).parts[0]])
-        keys = found.nodes if self._group is not None else [machine.node for machine in used]
+        keys: Sequence[int | str] = found.nodes if self._group is not None else [machine.node for machine in used]
         self._processes = [
             _Process(number, machine, spare=self._waiting.pop(key, None), bundle=bundle)
             for number, (machine, key, bundle) in enumerate(zip(used, keys, found.nodes, strict=True)) if number

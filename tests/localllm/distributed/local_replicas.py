@@ -79,7 +79,7 @@ class Local:
         self.fleet, self.replicas = fleet, dict[str, LocalReplica]()
         self.killed: list[str] = []
         self.asks: list[Ask] = []
-        self.lose_after: int | None = None  # events: the next report of the first replica that sent so many is lost
+        self.lose_after: int | None = None  # events: the first replica that sent more loses a report
         self.elsewhere: Callable[[], None] | None = None  # starts a replica on a machine that was left out
 
     def add(self, replica: LocalReplica) -> None:

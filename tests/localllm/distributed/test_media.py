@@ -194,7 +194,9 @@ def test_a_replica_answers_about_pictures(
 
     def opened(path: Path) -> Served:
         limits = SchedulerLimits(2)
-        return open_front(path, (1, 1), 1, LoadOptions(**USUAL), limits, Metrics(), {}, told.append, lambda made: None)
+        return open_front(
+            path, (1, 1), 1, LoadOptions().changed(USUAL), limits, Metrics(), {}, told.append, lambda made: None
+        )
 
     registry = ModelRegistry(only("tiny", pair), opened)
     service = Service(registry)

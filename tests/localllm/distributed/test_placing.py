@@ -81,7 +81,7 @@ def test_replicas_do_not_gather_on_one_machine() -> None:
     one, two, three = (machine(name, 10e9) for name in ("one", "two", "three"))
     assert [layout(one, two, three, replicas=(1, most)).per_node for most in (1, 3, 4)] == [1, 1, 2]
     assert layout(one, two, three, replicas=(1, 3)).lines == ()
-    told = "3 machines for 4 replicas: one that fails may end 2 of them"
+    told = "3 machines for 4 replicas: a failed machine may end 2 replicas"
     assert layout(one, two, three, replicas=(1, 4)).lines == (told,)
     fast = machine("fast", 40e9)
     assert layout(fast, machine("half", 12e9), replicas=(4, 4)).per_node == 3

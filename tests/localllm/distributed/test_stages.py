@@ -266,9 +266,7 @@ def test_the_layers_follow_the_measured_memory_and_bandwidth(
 
 
 def killed_driver(address: str) -> tuple[bool, bool]:
-    """Kill a program with two other stages, one of which is stopped and cannot notice anything itself. Return whether
-    each ends.
-    """
+    """Kill a program with two other stages. One of them is stopped, so it notices nothing. Return whether each ends."""
     code = (
         "import sys, time, localllm\n"
         "from localllm.distributed.attach import attached\n"
