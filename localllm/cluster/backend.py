@@ -23,8 +23,18 @@ class SplitBackend:
     `connect` starts the other stages. After a stage was lost, it is called again: it restarts what died.
     """
 
-    def __init__(self, first: Backend, cut: Callable[[Plan], Cut], connect: Connect, others: str = "cpu") -> None:
-        """`others` names the backend of the other stages; "": they differ."""
+    def __init__(
+        self,
+        first: Backend,
+        cut: Callable[[Plan], Cut],
+        connect: Connect,
+        others: str = "cpu",
+        together: bool = False,
+    ) -> None:
+        """`others` names the backend of the other stages; "": they differ. `together`: they load while the first one
+        does, in other processes.
+        """
+        self._together = together
         self.first, self._cut, self._connect = first, cut, connect
         self.name = CPU_STAGES if first.name == others == "cpu" else "stages"
 
@@ -39,20 +49,20 @@ class SplitBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> SplitExecutable:
-        """Cut the plan, and bind its stages, all at the same time. Raises ClusterError if the plan cannot be cut so."""
+        """Cut the plan, and bind its stages. Raises ClusterError if the plan cannot be cut so."""
         cut = self._cut(plan)
         layout = Layout(cut.firsts, limits, cache, tuple(sorted({value.index for value in keep})))
-        connected = _in_thread(lambda: self._connect(cut, layout))
+        connected = _in_thread(lambda: self._connect(cut, layout)) if self._together else None
         try:
             first = bind_stage(0, cut, layout, self.first, progress)
+            try:
+                ring = connected.result() if connected is not None else self._connect(cut, layout)
+            except BaseException:
+                first.close()
+                raise
         except BaseException:
-            connected.add_done_callback(_close)  # not waited for: the others may load for minutes
-            raise
-        try:
-            ring = connected.result()
-        except BaseException:
-            connected.add_done_callback(_close)
-            first.close()
+            if connected is not None:
+                connected.add_done_callback(_close)  # not waited for: the others may load for minutes
             raise
         try:
             return SplitExecutable(cut, layout, first, ring, lambda: self._connect(cut, layout))

@@ -139,7 +139,7 @@ class RayStages:
             raise
         others = {machine.facts.backend for machine in used[1:]}
         same = others.pop() if len(others) == 1 else ""
-        return SplitBackend(first, partial(cut_at, firsts=found.firsts), self.connect, same)
+        return SplitBackend(first, partial(cut_at, firsts=found.firsts), self.connect, same, together=True)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 

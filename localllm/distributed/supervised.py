@@ -17,13 +17,14 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import NoReturn
 
 OWN = "r"  # folder in FOLDER, which only this user can enter
 TRIES = 10
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
-PATIENCE = 5.0  # seconds for Ray's processes to end by themselves
+PATIENCE = 5.0  # seconds for `ray start` to end by itself
+LEAVING = 1.0  # seconds for the processes that it has started
 
 
 def main(folder: str, arguments: list[str]) -> NoReturn:
@@ -44,12 +45,36 @@ def main(folder: str, arguments: list[str]) -> NoReturn:
 
     threading.Thread(target=watch, daemon=True).start()
     code = ray.wait()
+    _end_session()
     for _ in range(TRIES):  # Ray's last processes may still write
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             break
         sleep(0.2)
     os._exit(code)  # the thread still reads
+
+
+def _end_session() -> None:
+    """Kill the processes that Ray has left. Its agents would wait a minute for a head that is gone, and keep their
+    ports. On Linux only.
+    """
+    session, until = os.getpid(), monotonic() + LEAVING  # the caller has started this process in a new session
+    while (left := _in_session(session)) and monotonic() < until:
+        sleep(0.05)
+    for process in left:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _in_session(session: int) -> list[int]:
+    """Return the processes of a session except its leader."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            state, _, _, its = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if its == str(session) != folder.name and state != "Z":
+                found.append(int(folder.name))
+    return found
 
 
 def _default_signals() -> None:

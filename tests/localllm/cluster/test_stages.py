@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from localllm.backends.base import BackendError, CacheTypes, Executable, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.cluster.backend import SplitBackend
-from localllm.cluster.cut import cut_at, even_cut
+from localllm.cluster.cut import Cut, cut_at, even_cut
 from localllm.cluster.executable import MICRO_ROWS, SplitExecutable
 from localllm.cluster.ring import LocalRing
+from localllm.cluster.stage import Layout, Stage, bind_stage
 from localllm.engine import BlockPool, Engine, SequenceRows
 from localllm.generation.interfaces import SchedulerLimits
 from localllm.models import architecture_of, record_with_heads
@@ -119,6 +121,41 @@ def test_stages_on_other_backends() -> None:
     assert mixed.cache_layout.startswith("1 of reference")
     mixed.close()
     cpu.close()
+
+
+def test_stages_load_at_the_same_time(cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other processes, and here in another thread. If the first one fails, the ring of the others is closed."""
+    plan, other, both, closed = PLANS["llama"](), CpuBackend(1), Barrier(2), Event()
+
+    def binds(*given: Any) -> Stage:
+        both.wait(20)
+        return bind_stage(*given)
+
+    def fails(*given: Any) -> Stage:
+        both.wait(20)
+        raise BackendError("no memory is left")
+
+    def connect(cut: Cut, layout: Layout) -> Any:
+        both.wait(20)
+        ring = LocalRing.over([other])(cut, layout)
+        monkeypatch.setattr(ring, "close", closed.set)
+        return ring
+
+    split = SplitBackend(cpu, lambda plan: even_cut(plan, 2), connect, together=True)
+    monkeypatch.setattr("localllm.cluster.backend.bind_stage", binds)
+    found, whole = split.bind(plan, LONG), cpu.bind(plan, LONG)
+    tokens = np.random.default_rng(3).integers(0, vocabulary(plan), 40)
+    ours, theirs = (Driver(each).step([(0, tokens)]) for each in (found, whole))
+    np.testing.assert_array_equal(ours, theirs)
+    found.close()
+    whole.close()
+    assert closed.wait(20)
+    closed.clear()
+    monkeypatch.setattr("localllm.cluster.backend.bind_stage", fails)
+    with pytest.raises(BackendError, match="no memory is left"):
+        split.bind(plan, LONG)
+    assert closed.wait(20)
+    other.close()
 
 
 # -- the program over stages -----------------------------------------------------------------------------------------

@@ -111,3 +111,22 @@ def test_the_guard_ends_with_the_block() -> None:
         (guard,) = set(children(os.getpid())) - before
     assert gone(guard)
     kill(guard)  # has ended: nothing happens
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_node_ends_what_ray_has_left_in_its_session(leads: bool) -> None:
+    """Ray's agents wait a minute for a head that is gone. The processes of other sessions stay."""
+    code = (
+        "import subprocess\n"
+        "from localllm.distributed import supervised\n"
+        "supervised.LEAVING = 0.1\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "supervised._end_session()\n"
+        "child.poll() is None and __import__('time').sleep(0.2)\n"
+        "print(child.poll())\n"
+        "child.kill()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, start_new_session=leads
+    )
+    assert done.stdout == ("-9\n" if leads else "None\n"), done.stderr
