@@ -104,6 +104,11 @@ class Core:
         recovery = self._recovery
         return 0.0 if recovery is None else monotonic() - recovery.began
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do. A lost executable is restored even if all requests have left."""
+        return self.running.busy or not self.inbox.empty() or self._recovery is not None
+
     def step(self) -> bool:
         """Admit requests, submit steps until enough are in flight, and sample from the results of the oldest. Return
         whether there was work.

@@ -154,7 +154,7 @@ class Stepper:
     def step(self) -> None:
         """Run one step when no other thread steps. Wait until there is work."""
         with self._turn:
-            while self._thread is not None or not (self.core.running.busy or not self.core.inbox.empty()):
+            while self._thread is not None or not self.core.busy:
                 self._wait()
             self._thread = threading.get_ident()
         try:

@@ -212,6 +212,39 @@ def test_the_time_of_a_recovery_includes_the_pauses_between_attempts(
         assert scheduler.recovering == 0
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_recovery_ends_although_all_requests_have_left(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front sends them to another replica. This one does not seem to wait for its stage ever after, and does not fail
+    its next request.
+    """
+    monkeypatch.setattr("localllm.generation.recovery._PAUSE", 0.01)
+    path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
+    with faulty(path, 2, "off") as (model, faults):
+        truth = model.generate([5, 6, 7], **GREEDY).tokens
+        left, reconnect = threading.Event(), model.executable._reconnect  # type: ignore[attr-defined]
+        model.executable._reconnect = lambda: left.wait(30) and reconnect()  # type: ignore[attr-defined]
+        with Scheduler(model.new_core(SchedulerLimits())) as scheduler:
+            greedy = Request([5, 6, 7], SamplingOptions(temperature=0), 24, ignore_eos=True)
+            faults.fatal = {faults.messages + 10}
+            if fails:
+                faults.refused = [*range(faults.connections + 1, faults.connections + 1 + ATTEMPTS)]
+            one, until = ask(scheduler, greedy), monotonic() + 20
+            while not scheduler.recovering and monotonic() < until:
+                sleep(0.01)
+            assert one.ticket is not None
+            one.ticket.cancel()
+            assert one.result().reason == "cancelled"
+            left.set()
+            while scheduler.recovering and monotonic() < until:
+                sleep(0.01)
+            assert scheduler.recovering == 0
+            assert faults.refusals == (ATTEMPTS if fails else 0)
+            assert ask(scheduler, greedy).result().reason == "length"
+            assert model.generate([5, 6, 7], **GREEDY).tokens == truth
+
+
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1])
 def test_a_process_that_ends_stops_or_hangs_is_replaced(fault: signal.Signals, tmp_path: Path) -> None:
     """SIGUSR1 makes the handling of the next step hang, while the connections stay alive."""
