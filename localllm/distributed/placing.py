@@ -100,7 +100,10 @@ def replica_layout(
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
     sharing = Counter(each.machines[0].node for each in found[: replicas[1]])  # Ray counts those for prompts apart
-    per_node = max(*sharing.values(), ceil(replicas[1] / len(allowed)))
+    even = ceil(replicas[1] / len(allowed))
+    per_node = (
+        max(even, *sharing.values()) if len(found[0].machines) == 1 else even
+    )  # first stages cost as much anywhere
     if per_node > 1 and len(allowed) > 1:
         lines.append(
             f"{len(allowed)} machines for {replicas[1]} replicas: a failed machine may end {per_node} replicas"

@@ -85,6 +85,8 @@ def test_replicas_do_not_gather_on_one_machine() -> None:
     assert layout(one, two, three, replicas=(1, 4)).lines == (told,)
     fast = machine("fast", 40e9)
     assert layout(fast, machine("half", 12e9), replicas=(4, 4)).per_node == 3
+    found = layout(fast, machine("half", 12e9), stages=2, replicas=(4, 4))
+    assert found.per_node == 2  # first stages, with the others elsewhere
     found = layout(machine("slow", 1e9), fast, replicas=(2, 2))
     last = found.last_resort(["slow"])
     assert last is not None
