@@ -224,12 +224,13 @@ def _options(
     limits = settings.limits
     have = [each["Resources"].get("CPU", 0.0) for each in ray.nodes() if each["NodeID"] in layout.allowed]
     cpus = min(CPUS, processors(have, most * layout.stages))
-    nodes = layout.selector
+    nodes, firsts = layout.selector, layout.first_selector
     where: dict[str, Any] = {"max_replicas_per_node": layout.per_node}
     if layout.stages > 1:
         bundles = [{"CPU": cpus, **claim.share(layout.per_node)}, *[{"CPU": cpus}] * (layout.stages - 1)]
         where = {"placement_group_bundles": bundles, "placement_group_strategy": "SPREAD"}
-        where |= {"placement_group_bundle_label_selector": [nodes] * layout.stages} if nodes else {}
+        selectors = [firsts, *[nodes] * (layout.stages - 1)]
+        where |= {"placement_group_bundle_label_selector": selectors} if firsts else {}
     scaled: dict[str, Any] = {"num_replicas": most}
     if least < most:  # the front's stream of events is one more ongoing request of each replica
         scaled = {"autoscaling_config": {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -32,18 +33,25 @@ class ReplicaLayout:
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica, by the node of its first stage
     per_node: int = 1  # most replicas on a machine: after a fault, they would gather on one, and be lost with it
     replicas: int = 1  # most that run, without those for prompts
+    later: tuple[str, ...] = ()  # machines without the memory for a first stage, which may have later ones
 
     @property
     def selector(self) -> dict[str, str]:
         """Ray's label selector for the machines. Those that join later are allowed, so it names those that are not."""
-        return {"ray.io/node-id": f"!in({','.join(self.excluded)})"} if self.excluded else {}
+        return _without(self.excluded)
+
+    @property
+    def first_selector(self) -> dict[str, str]:
+        """The selector for first stages."""
+        return _without([*self.excluded, *[node for node in self.later if node not in self.excluded]])
 
     def last_resort(self, alive: Collection[str]) -> ReplicaLayout | None:
         """Return a layout that admits the slower machines, if no other one of the machines `alive` may have a replica.
         None: that is not so.
         """
         left = {node: free for node, free in self.slower.items() if node in alive}
-        if set(alive) - set(self.excluded) or not left:
+        firsts = len(left.keys() - set(self.later))
+        if set(alive) - set(self.excluded) or not firsts:
             return None
         excluded = tuple([node for node in self.excluded if node not in self.slower])
         sharing = ceil(self.replicas * self.stages / len(left))  # stages of all replicas on one machine
@@ -51,8 +59,12 @@ class ReplicaLayout:
         memory = {node: int(MEMORY_SHARE * bytes) // sharing for node, bytes in free.items()}
         return replace(
             self, allowed=(*self.allowed, *self.slower), excluded=excluded, slower={},
-            memory={**self.memory, **memory}, per_node=ceil(self.replicas / len(left)),
+            memory={**self.memory, **memory}, per_node=ceil(self.replicas / firsts),
         )  # fmt: skip
+
+
+def _without(nodes: Sequence[str]) -> dict[str, str]:
+    return {"ray.io/node-id": f"!in({','.join(nodes)})"} if nodes else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +85,8 @@ def replica_layout(
     `replicas[0]` replicas and the ones for prompts fit.
     """
     least, most = replicas[0] + prompts, replicas[1] + prompts
-    found: list[_Replica] = []
-    while len(found) < most:
-        try:
-            found.append(_next(machines, sizes, hop, len(found[0].machines) if found else stages, found))
-        except ClusterError as error:
-            if len(found) < least:
-                fit = f"only {len(found)} of {least} replicas fit: " if found else ""
-                raise ClusterError(f"{fit}{error}") from None
-            break
+    found = _found(machines, sizes, hop, stages, (least, most))
+    stages = len(found[0].machines)
     used = {machine.node: machine for each in found for machine in each.machines}
     slowest = min(machine.facts.bandwidth for machine in used.values())
     smallest = min(_needed(each, sizes) for each in found)
@@ -99,18 +104,45 @@ def replica_layout(
             continue
         excluded.append(machine.node)
     allowed = tuple([machine.node for machine in machines if machine.node not in excluded])
+    later = tuple([machine.node for machine in machines if stages > 1 and not _takes_first(machine, sizes)])
+    even = ceil(replicas[1] / len(set(allowed) - set(later)))
+    if stages > 1:  # first stages have the requests, and cost as much anywhere
+        usable = [machine for machine in machines if machine.node in allowed]
+        with suppress(ClusterError):  # fewer fit
+            found = _found(usable, sizes, hop, stages, (len(found), len(found)), even)
     sharing = Counter(each.machines[0].node for each in found[: replicas[1]])  # Ray counts those for prompts apart
-    even = ceil(replicas[1] / len(allowed))
-    per_node = (
-        max(even, *sharing.values()) if len(found[0].machines) == 1 else even
-    )  # first stages cost as much anywhere
+    per_node = max(even, *sharing.values())
     if per_node > 1 and len(allowed) > 1:
         lines.append(
             f"{len(allowed)} machines for {replicas[1]} replicas: a failed machine may end {per_node} replicas"
         )
     return ReplicaLayout(
-        len(found[0].machines), allowed, tuple(excluded), slower, tuple(lines), _shares(found), per_node, replicas[1]
+        stages, allowed, tuple(excluded), slower, tuple(lines), _shares(found), per_node, replicas[1], later
     )
+
+
+def _found(
+    machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, counts: tuple[int, int], firsts: int = 0
+) -> list[_Replica]:
+    """Return the places of up to `counts[1]` replicas, with up to `firsts` first stages on a machine if possible; 0:
+    any number. Raises ClusterError if fewer than `counts[0]` fit.
+    """
+    least, most = counts
+    found: list[_Replica] = []
+    while len(found) < most:
+        try:
+            found.append(_next(machines, sizes, hop, len(found[0].machines) if found else stages, found, firsts))
+        except ClusterError as error:
+            if len(found) < least:
+                fit = f"only {len(found)} of {least} replicas fit: " if found else ""
+                raise ClusterError(f"{fit}{error}") from None
+            break
+    return found
+
+
+def _takes_first(machine: Machine, sizes: Sizes) -> bool:
+    """Return whether the smallest first stage fits, which has the encoders."""
+    return sizes.memory_of(0, sizes.cuts[0]) <= machine.offer(1).memory
 
 
 def _shares(found: Sequence[_Replica]) -> dict[str, int]:
@@ -126,8 +158,13 @@ def _shares(found: Sequence[_Replica]) -> dict[str, int]:
     return shares
 
 
-def _next(machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, before: Sequence[_Replica]) -> _Replica:
-    """Return the place where one more replica has the fastest tokens. Raises ClusterError if none has the memory."""
+def _next(
+    machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, before: Sequence[_Replica], firsts: int
+) -> _Replica:
+    """Return the place where one more replica has the fastest tokens, and preferably on a machine with fewer than
+    `firsts` first stages (0: any number). Raises ClusterError if none has the memory.
+    """
+    begun = Counter(each.machines[0].node for each in before)
     running: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     for each in before:
@@ -135,7 +172,7 @@ def _next(machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, be
         stops = [*each.placement.firsts[1:], len(sizes.memory)]
         for machine, *span in zip(each.machines, each.placement.firsts, stops, strict=True):
             taken[machine.node] += sizes.memory_of(*span)
-    best: _Replica | None = None
+    found: list[tuple[bool, float, _Replica]] = []
     problem: ClusterError | None = None
     for first in machines:
         others = sorted([each for each in machines if each != first], key=lambda each: -each.facts.bandwidth)
@@ -150,11 +187,12 @@ def _next(machines: Sequence[Machine], sizes: Sizes, hop: float, stages: int, be
         except ClusterError as error:
             problem = problem or error
             continue
-        if best is None or placement.seconds < best.placement.seconds:
-            best = _Replica(placement, tuple([offered[number] for number in placement.nodes]))
-    if best is None:
+        full = bool(firsts) and begun[first.node] >= firsts
+        used = tuple([offered[number] for number in placement.nodes])
+        found.append((full, placement.seconds, _Replica(placement, used)))
+    if not found:
         raise problem or ClusterError("no machine can run the model")
-    return best
+    return min(found, key=lambda each: each[:2])[2]
 
 
 def _needed(replica: _Replica, sizes: Sizes) -> int:

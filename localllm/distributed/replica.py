@@ -64,6 +64,12 @@ class ReplicaSettings:
     prompts: tuple[str, ...] = ()  # names of the actors that evaluate prompts for it
     encoders: Home | None = None  # the mmproj file; None: it takes no pictures or sound
 
+    def memory_on(self, node: str) -> int:
+        """Return the most bytes of weights and cache on a node; 0: not limited. One for which no share was computed may
+        have as much as any other one: it may have several replicas.
+        """
+        return self.memory.get(node, min(self.memory.values(), default=0))
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -110,7 +116,7 @@ class Replica:
         model = self._model = load(
             copy.path, settings.options, mmproj=_encoders(ray, settings.encoders, self._notes.append),
             sequences=limits.parallel, split=self._stages,
-            memory=settings.memory.get(ray.get_runtime_context().get_node_id(), 0),
+            memory=settings.memory_on(ray.get_runtime_context().get_node_id()),
         )  # fmt: skip
         if model.embeds:
             problem = "gives embeddings, which replicas do not serve"

@@ -29,7 +29,10 @@ def placed(cluster: TwoNodes, claim: Claim, layout: ReplicaLayout) -> Iterator[A
     from ray.util.placement_group import placement_group, remove_placement_group
 
     options = deployment._options(cluster.ray, "front", SETTINGS, (2, 2), claim, layout)
-    group = placement_group(options["placement_group_bundles"], strategy=options["placement_group_strategy"])
+    group = placement_group(
+        options["placement_group_bundles"], strategy=options["placement_group_strategy"],
+        bundle_label_selector=options.get("placement_group_bundle_label_selector"),
+    )  # fmt: skip
     try:
         yield group
     finally:
@@ -59,6 +62,15 @@ def test_first_stages_of_two_replicas_never_share_a_node(cluster: TwoNodes) -> N
                 with closing(other), placed(cluster, other, layout) as four:
                     assert four.wait(10)  # another server is not limited by this one
     until(lambda: _taken(cluster, layout) == next(iter(RESOURCES)))  # once Ray has counted what the replicas gave back
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_first_stage_keeps_off_a_node_without_room_for_it(cluster: TwoNodes, number: int) -> None:
+    layout = ReplicaLayout(2, cluster.nodes, (), replicas=2, later=(cluster.nodes[number],), per_node=2)
+    with placed(cluster, Claim(), layout) as one, placed(cluster, Claim(), layout) as two:
+        for group in (one, two):
+            assert group.wait(10)
+            assert first_of(group) == cluster.nodes[1 - number]
 
 
 def _taken(cluster: TwoNodes, layout: ReplicaLayout) -> str:

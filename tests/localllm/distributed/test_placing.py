@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from localllm.cluster.errors import ClusterError
 from localllm.cluster.sizing import Sizes
+from localllm.distributed import deployment
+from localllm.distributed.apart import Claim
 from localllm.distributed.machines import RESERVE, RING_PORTS, Machine
 from localllm.distributed.measure import Facts
 from localllm.distributed.placing import ReplicaLayout, check_ports, processors, replica_layout
+from localllm.distributed.replica import ReplicaSettings
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.options import LoadOptions
+from tests.localllm.distributed.test_deployment import HOME
 
 LAYERS, LAYER = 10, 100 << 20
 SIZES = Sizes(tuple(range(1, LAYERS)), (LAYER,) * LAYERS, (LAYER,) * LAYERS)
 PLENTY = 64 << 30
+STAGED = ReplicaSettings(HOME, "version", LoadOptions(), SchedulerLimits(1), 2)
+RAY = SimpleNamespace(nodes=lambda: [{"NodeID": "large", "Resources": {"CPU": 2.0}}])
 
 
 def machine(name: str, bandwidth: float, memory: int = PLENTY) -> Machine:
@@ -138,6 +147,38 @@ def test_replicas_share_the_memory_of_their_machine() -> None:
     found = layout(one, two, stages=2, replicas=(2, 2))  # each on both
     assert set(found.memory.values()) == {int(0.8 * (one.facts.free // 2 + two.facts.free // 2))}
     assert layout(one, stages=2).memory == {"one": int(0.8 * one.facts.free)}  # two stages of one replica
+
+
+def test_replicas_in_stages_share_the_memory_of_their_machines() -> None:
+    """Each machine has a first stage, and a later one of another replica."""
+    one, two, slow = machine("one", 10e9), machine("two", 9e9), machine("slow", 1e9)
+    found = layout(one, two, slow, stages=2, replicas=(2, 2))
+    assert found.memory == dict.fromkeys(("one", "two"), int(0.8 * 2 * (one.facts.free // 2)))
+    assert (found.per_node, found.excluded) == (1, ("slow",))
+    found = layout(one, two, machine("three", 10e9), stages=2, replicas=(3, 3))
+    assert set(found.memory) == {"one", "two", "three"}
+    found = layout(machine("fast", 40e9), machine("half", 12e9), stages=2, replicas=(3, 3))
+    assert (found.per_node, set(found.memory)) == (2, {"fast", "half"})
+    settings = ReplicaSettings(HOME, "version", LoadOptions(), SchedulerLimits(1), memory={"one": 9, "two": 7})
+    assert [settings.memory_on(node) for node in ("one", "two", "joined later")] == [9, 7, 7]
+    assert replace(settings, memory={}).memory_on("one") == 0  # a replica for prompts
+
+
+def test_a_first_stage_runs_where_its_encoders_fit() -> None:
+    """The other machine has memory for six layers, and the encoders take as much."""
+    sizes = replace(SIZES, encoders=6 * LAYER)
+    large, small = machine("large", 10e9, 40 * LAYER), machine("small", 10e9, 6 * LAYER)
+    found = replica_layout([large, small], sizes, 0.001, 2, (2, 2))
+    assert set(found.memory) == {"large"}
+    assert found.lines == ("2 machines for 2 replicas: a failed machine may end 2 replicas",)
+    assert (found.per_node, found.later) == (2, ("small",))
+    options = deployment._options(RAY, "front", STAGED, (2, 2), Claim("resource"), found)
+    assert options["placement_group_bundle_label_selector"] == [{"ray.io/node-id": "!in(small)"}, {}]
+    assert options["placement_group_bundles"][0]["resource"] == 0.5
+    found = replica_layout([large, small, machine("slow", 1e9, 6 * LAYER)], sizes, 0.001, 2, (2, 2))
+    assert found.first_selector == {"ray.io/node-id": "!in(slow,small)"}
+    assert found.selector == {"ray.io/node-id": "!in(slow)"}
+    assert found.last_resort(["slow"]) is None  # no first stage fits there
 
 
 def test_replicas_for_prompts_need_ports() -> None:
