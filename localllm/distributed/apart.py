@@ -41,6 +41,11 @@ class Claim(Closing):
                 return cls(name, group), ""
         return cls(), ALL_CLAIMED if declared else UNDECLARED
 
+    def keep_on(self, ray: Any, nodes: Collection[str]) -> None:
+        """Give the resource up unless all these nodes declare it. Otherwise replicas would wait for ever."""
+        if self.resource and self.resource not in _declared(ray, nodes):
+            self.resource = ""
+
     def share(self, per_node: int) -> dict[str, float]:
         """Return what the first bundle of a replica takes, so that at most `per_node` fit on a machine."""
         return {self.resource: int(1000 / per_node) / 1000} if self.resource else {}

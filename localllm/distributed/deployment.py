@@ -69,7 +69,10 @@ class Deployment(Closing):
         """
         import ray
 
-        claim, line = Claim.take(ray, layout)
+        try:
+            claim, line = Claim.take(ray, layout)
+        except Exception as error:  # Ray's own
+            raise _refused(error) from None
         if line:
             told(line)
         try:
@@ -80,7 +83,7 @@ class Deployment(Closing):
                 except _Raced:
                     sleep(attempt * uniform(0.5, 1.0))
         except BaseException:
-            claim.close()
+            _unless_gone(claim.close)
             raise
         raise AssertionError("the last try raises another error")
 
@@ -112,14 +115,13 @@ class Deployment(Closing):
                 raise LocalLLMError(opened.problem)
             return made, opened
         except LocalLLMError:
-            _end(front, serve)
+            _end(front, serve, claim)
             raise
         except Exception as error:  # Ray's own
             if not last and (isinstance(error, ray.exceptions.RayActorError) or _TAKEN in str(error)):
                 raise _Raced from None
-            _end(front, serve)
-            lines = str(error).strip().splitlines()
-            raise ClusterError(f"the replicas did not start: {lines[-1] if lines else type(error).__name__}") from None
+            _end(front, serve, claim)
+            raise _refused(error) from None
 
     # -- the way to the replicas (`remote.Wire`) -------------------------------------------------------------------
 
@@ -157,6 +159,7 @@ class Deployment(Closing):
             alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
             if (layout := self._layout.last_resort(alive)) is None:
                 return ""
+            self._claim.keep_on(ray, [node for node in alive if node not in layout.excluded])
             self._deploy(layout)
             self._layout = layout
         return "the machines of the replicas are gone; a machine that was left out as slower takes them"
@@ -170,8 +173,7 @@ class Deployment(Closing):
             self.for_prompts.close()
         if self._deploying.acquire(timeout=DEPLOYING_SECONDS):  # else replicas would start after their end
             self._deploying.release()
-        _end(self.front, serve)
-        self._claim.close()
+        _end(self.front, serve, self._claim)
 
 
 def _deploy(
@@ -256,19 +258,31 @@ def _options(
     }  # fmt: skip
 
 
-def _end(front: str, serve: Any) -> None:
-    """Delete the application, and end Serve if it has no other. Give up if the cluster is gone: Ray would wait."""
-    import ray
+def _refused(error: Exception) -> ClusterError:
+    """Return the error for a problem of Ray's."""
+    lines = str(error).strip().splitlines()
+    return ClusterError(f"the replicas did not start: {lines[-1] if lines else type(error).__name__}")
 
-    if not ray.is_initialized() or not reachable(ray.get_runtime_context().gcs_address):
-        return
+
+def _end(front: str, serve: Any, claim: Claim) -> None:
+    """Delete the application, end Serve if it has no other, and give the claim back."""
 
     def end() -> None:
         with suppress(Exception):  # the cluster may be gone
             serve.delete(front)
             if not serve.status().applications:
                 serve.shutdown()
+        claim.close()
 
+    _unless_gone(end)
+
+
+def _unless_gone(end: Callable[[], None]) -> None:
+    """Make a call that ends something in the cluster. Give up if the cluster is gone: Ray would wait."""
+    import ray
+
+    if not ray.is_initialized() or not reachable(ray.get_runtime_context().gcs_address):
+        return
     thread = Thread(target=end, name="ending", daemon=True)
     thread.start()
     thread.join(MOST_ENDING_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from time import monotonic
 from types import SimpleNamespace
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from localllm.cluster.errors import ClusterError
 from localllm.cluster.worker import Source
-from localllm.distributed import deployment
+from localllm.distributed import apart, deployment
 from localllm.distributed.apart import Claim
 from localllm.distributed.deployment import TRIES, Deployment
 from localllm.distributed.files import Home
@@ -48,23 +49,70 @@ def test_a_start_that_another_front_disturbs_is_repeated(raced: int, monkeypatch
 def test_a_front_ends_although_its_cluster_is_gone(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
-    deployment._end("front", SimpleNamespace())  # nothing answers there
+    claim = Claimed()
+    deployment._end("front", SimpleNamespace(), claim)  # nothing answers there
+    with pytest.raises(ClusterError):
+        failed(monkeypatch, claim)
+    assert not claim.closing.is_set()  # Ray would wait
     monkeypatch.setattr(deployment, "reachable", lambda address: True)
     monkeypatch.setattr(deployment, "MOST_ENDING_SECONDS", 0.2)
     over, began = Event(), monotonic()
-    deployment._end("front", SimpleNamespace(delete=lambda name: over.wait(60)))
+    deployment._end("front", SimpleNamespace(delete=lambda name: over.wait(60)), claim)
     assert monotonic() - began < 30  # the call itself lasts a minute
     over.set()
+    assert claim.closing.wait(20)
+    claim, began = Claimed(seconds=60), monotonic()
+    deployment._end("front", SimpleNamespace(status=lambda: SimpleNamespace(applications=1)), claim)
+    with pytest.raises(ClusterError):
+        failed(monkeypatch, claim)
+    assert claim.closing.is_set()
+    assert monotonic() - began < 30
+    claim.over.set()
+
+
+class Claimed(Claim):
+    """A claim that needs some time to be closed."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.seconds, self.closing, self.over = seconds, Event(), Event()
+
+    def close(self) -> None:
+        self.closing.set()
+        self.over.wait(self.seconds)
+
+
+def failed(monkeypatch: pytest.MonkeyPatch, claim: Claim) -> None:
+    """Start replicas of which none opens."""
+
+    def started(*arguments: Any) -> None:
+        raise ClusterError("no replica opens")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Claim, "take", lambda ray, layout: (claim, ""))
+        changed.setattr(Deployment, "_started", started)
+        Deployment.start("front", Fleet("front", 4), SETTINGS, (1, 2), LAYOUT)
+
+
+def test_a_problem_of_ray_before_the_start_is_an_error_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(ray: Any, layout: ReplicaLayout) -> None:
+        raise ray.exceptions.RaySystemError("System error: line\nthe cluster is gone")
+
+    monkeypatch.setattr(Claim, "take", take)
+    with pytest.raises(ClusterError, match=r"^the replicas did not start: the cluster is gone$"):
+        Deployment.start("front", Fleet("front", 4), SETTINGS, (1, 2), LAYOUT)
 
 
 LAST = ReplicaLayout(1, ("node",), ("slow",), {"slow": 1000}, memory={"node": 7})
 
 
-def last_resort(ray: Any, monkeypatch: pytest.MonkeyPatch, deploy: Callable[[ReplicaLayout], Any]) -> Deployment:
+def last_resort(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, deploy: Callable[[ReplicaLayout], Any], claim: Claim | None = None
+) -> Deployment:
     """Return replicas whose machines are gone, but for a slow one."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "slow", "Alive": True}])
-    monkeypatch.setattr(deployment, "_end", lambda front, serve: None)
-    return Deployment("front", None, deploy, LAST, Claim())
+    monkeypatch.setattr(deployment, "_end", lambda front, serve, claim: None)
+    return Deployment("front", None, deploy, LAST, claim or Claim())
 
 
 def test_the_last_resort_is_tried_again_if_it_fails(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +131,24 @@ def test_the_last_resort_is_tried_again_if_it_fails(ray: Any, monkeypatch: pytes
     assert [layout.memory for layout in tried] == [{"node": 7, "slow": 800}] * 2
 
 
+@pytest.mark.parametrize(("declared", "share"), [({}, {}), ({"resource": 1}, {"resource": 1.0})])
+def test_the_last_resort_demands_no_resource_that_is_not_declared(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, declared: Mapping[str, int], share: Mapping[str, float]
+) -> None:
+    """The slower machine joined with `ray start`: a bundle that demands the resource would wait for ever."""
+    claim, shares = Claim("resource"), list[Mapping[str, float]]()
+    found = last_resort(ray, monkeypatch, lambda layout: shares.append(claim.share(1)), claim)
+    nodes = [
+        {"NodeID": "node", "Alive": False, "Resources": {}},
+        {"NodeID": "slow", "Alive": True, "Resources": {"CPU": 1.0, **declared}},
+    ]
+    monkeypatch.setattr(apart, "RESOURCES", {"resource": 1})
+    for name, said in {"nodes": nodes, "available_resources": {}, "cluster_resources": {}}.items():
+        monkeypatch.setattr(ray, name, lambda said=said: said)
+    assert "takes them" in found.revive()
+    assert shares == [share]
+
+
 def test_nothing_is_deployed_after_the_end(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     found = last_resort(ray, monkeypatch, lambda layout: order.append("deployed"))
@@ -97,7 +163,7 @@ def test_nothing_is_deployed_after_the_end(ray: Any, monkeypatch: pytest.MonkeyP
         order.append("deployed")
 
     found = last_resort(ray, monkeypatch, deploy)
-    monkeypatch.setattr(deployment, "_end", lambda front, serve: order.append("ended"))
+    monkeypatch.setattr(deployment, "_end", lambda front, serve, claim: order.append("ended"))
     threads = [Thread(target=found.revive), Thread(target=found.close)]
     threads[0].start()
     assert begun.wait(20)
