@@ -34,6 +34,7 @@ from localllm.loading.splitting import Whole
 from localllm.options import LoadOptions
 
 ALIVE = 0.7  # seconds for an actor to give a sign of life
+IMPORTING = 60.0  # the same while it starts
 CPUS = 0.1  # of Ray's processors per stage: stages of a ring take turns, and threads adapt to the load
 PLACING = 30.0  # seconds for Ray to reserve the bundles
 CONNECTING = 15.0  # seconds for a stage to finish the step before and to enter a new ring
@@ -169,7 +170,17 @@ class RayStages:
         """Start the stages that do not run, and return a new ring through all. Raises StageLost or ClusterError."""
         if cut.stages == 1:
             return LocalRing([])
-        alive, processes = self._alive(), self._processes
+        processes = self._processes
+        try:
+            return self._restored(cut, layout, processes)
+        finally:
+            if self._closed:  # meanwhile, because the first stage could not be loaded
+                _end_all(self._ray, processes)
+                self.close()
+
+    def _restored(self, cut: Cut, layout: Layout, processes: Sequence[_Process]) -> Ring:
+        """Start the processes that do not run, and return a ring through all."""
+        alive = self._alive()
         started = [process for process in processes if process.number not in alive]
         try:
             for process in started:
@@ -190,8 +201,6 @@ class RayStages:
         for process in started:
             process.spare = self._actor(process, 0.0)
             process.spare.prepare.remote(process.machine.facts.request)  # not waited for
-        if self._closed:  # meanwhile, because the first stage could not be loaded
-            _end_all(self._ray, processes)
         return ring
 
     def _alive(self) -> set[int]:
@@ -230,7 +239,8 @@ class RayStages:
         process.actor, process.spare = process.spare, None
         if process.actor is not None:
             try:
-                self._ray.get(process.actor.process.remote(), timeout=ALIVE)
+                # at first, only one actor of each machine has measured; the others of a given group still import
+                self._ray.get(process.actor.process.remote(), timeout=ALIVE if self._connected else IMPORTING)
                 return
             except self._ray.exceptions.RayError:
                 self._ray.kill(process.actor, no_restart=True)
