@@ -21,6 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.processes import below, runs  # noqa: E402
+
 RUN, NODE = "FAULTS_RUN", "FAULTS_NODE"
 STARTING = 60.0  # seconds for a node to start
 READY = "localllm run"  # in the last line of `localllm worker` before it waits
@@ -31,23 +35,9 @@ def processes(**marks: str) -> dict[int, str]:
     wanted, found = {f"{name}={value}".encode() for name, value in marks.items()}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if wanted <= set((folder / "environ").read_bytes().split(b"\0")) and runs(int(folder.name)):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
-
-
-def below(process: int) -> set[int]:
-    """Return the processes that a process has started, directly or not."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = new = {process}
-    while new := {child for child, parent in parents.items() if parent in new}:
-        found = found | new
-    return found - {process}
 
 
 class Nodes:

@@ -70,7 +70,7 @@ def _in_session(session: int) -> list[int]:
     """Return the processes of a session except its leader."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
+        with suppress(OSError, ValueError):  # it has ended
             state, _, _, its = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
             if its == str(session) != folder.name and state != "Z":
                 found.append(int(folder.name))

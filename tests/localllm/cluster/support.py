@@ -24,6 +24,7 @@ from localllm.cluster.worker import Assignment, Source, open_stage
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.loading.recording import Recording
+from tests.processes import stat
 
 
 def local(backend: Backend, stages: int) -> SplitBackend:
@@ -163,7 +164,7 @@ class Processes:
 
 def stopped(pid: int) -> bool:
     """Whether a process is stopped by SIGSTOP."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return stat(pid)[0] == "T"
 
 
 def pausing(executable: Any, name: str, seconds: float) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 
 from tests.localllm.support import REPOSITORY
 
@@ -85,33 +84,3 @@ def ran(home: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, cwd=REPOSITORY, env=environment(home), capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
-
-
-def gone(process: int) -> bool:
-    """Return whether a process ends within five seconds."""
-    until = monotonic() + 5
-    while monotonic() < until:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        sleep(0.05)
-    return False
-
-
-def below(ancestor: int) -> list[int]:
-    """Return the processes that a process has started, directly or not."""
-    return [int(found.name) for found in Path("/proc").glob("[0-9]*") if _is_below(int(found.name), ancestor)]
-
-
-def _is_below(process: int, ancestor: int) -> bool:
-    while process > 1:
-        try:
-            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            return False
-        if process == ancestor:
-            return True
-    return False

@@ -22,8 +22,9 @@ import pytest
 
 import localllm
 from localllm.quant.codecache import default_folder
-from tests.localllm.distributed.computers import below, free_ports, gone, worker
+from tests.localllm.distributed.computers import free_ports, worker
 from tests.localllm.distributed.servers import Server, end, listening, started, until
+from tests.processes import below, gone
 
 if TYPE_CHECKING:
     from localllm.distributed.remote import RemoteScheduler
@@ -109,7 +110,7 @@ def computers(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tw
             children = below(head.pid)
             assert len(children) > 4
             head.kill()
-        assert [child for child in children if not (gone(child) or gone(child))] == []
+        assert [child for child in children if not gone(child)] == []
         assert not ray_folders(root)
     finally:
         ray.shutdown()

@@ -7,30 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
+from localllm.distributed import supervised
 from localllm.distributed.killing import guarded, kill
 from tests.localllm.support import REPOSITORY
+from tests.processes import gone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="guards need Linux's /proc")
 
 
 def children(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def gone(process: int) -> bool:
-    until = monotonic() + 10
-    while monotonic() < until:
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        sleep(0.05)
-    return False
 
 
 def test_a_process_that_stops_while_it_starts_is_killed() -> None:
@@ -130,3 +120,9 @@ def test_a_node_ends_what_ray_has_left_in_its_session(leads: bool) -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, start_new_session=leads
     )
     assert done.stdout == ("-9\n" if leads else "None\n"), done.stderr
+
+
+def test_a_process_that_ends_while_it_is_read_is_in_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert supervised._in_session(os.getsid(0))
+    monkeypatch.setattr(Path, "read_text", lambda self, errors: "")
+    assert supervised._in_session(os.getsid(0)) == []

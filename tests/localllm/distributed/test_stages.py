@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,17 @@ from localllm.loading.splitting import Whole
 from localllm.model import Model
 from localllm.options import LoadOptions
 from localllm.plan import BLOCK
-from tests.localllm.distributed.computers import gone
 from tests.localllm.distributed.conftest import TwoNodes
 from tests.localllm.support import REPOSITORY
 from tests.localllm.support import localllm as cli
 from tests.models.kit import KIT
+from tests.processes import gone
 
 pytestmark = pytest.mark.xdist_group("ray")
 PROMPT = "Once upon a time"
 RUN = ["run", "demo", PROMPT, "-n", "12", "--seed", "3"]
 TOKENS = list(range(40))
+PROGRAM_SECONDS = 120.0  # for a program that runs meanwhile
 
 
 @contextmanager
@@ -279,16 +281,19 @@ def killed_driver(address: str) -> tuple[bool, bool]:
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
+        late = Timer(PROGRAM_SECONDS, driver.kill)
+        late.start()
         first, second = map(int, driver.stdout.readline().split())
+        late.cancel()
         os.kill(second, signal.SIGSTOP)
         driver.kill()
-    return gone(first), gone(second) or gone(second)  # Ray gives a process that is stopped five seconds
+    return gone(first), gone(second)  # Ray gives a process that is stopped five seconds
 
 
 def run_in_stages(address: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "localllm", *RUN, "--ray", address, "--stages", "2"],
-        cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PROGRAM_SECONDS,
     )  # fmt: skip
 
 
@@ -301,11 +306,11 @@ def meanwhile(cluster: TwoNodes) -> Iterator[dict[str, Future[Any]]]:
 
 def test_a_driver_that_is_killed_leaves_nothing(meanwhile: dict[str, Future[Any]]) -> None:
     """Ray ends the stages."""
-    assert meanwhile["killed_driver"].result() == (True, True)
+    assert meanwhile["killed_driver"].result(2 * PROGRAM_SECONDS) == (True, True)
 
 
 def test_the_program_runs_in_stages_on_a_named_cluster(cluster: TwoNodes, meanwhile: dict[str, Future[Any]]) -> None:
-    done = meanwhile["run_in_stages"].result()
+    done = meanwhile["run_in_stages"].result(2 * PROGRAM_SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == cli(*RUN).stdout
     assert done.stderr.count("\n") == 1

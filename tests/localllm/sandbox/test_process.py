@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from localllm.sandbox import BLOB, Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
+from tests.processes import gone
 
 TASK = "tests.localllm.sandbox.tasks"
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,18 +143,6 @@ def test_the_child_ends_with_its_parent(busy: bool) -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(200):
-        if not _alive(pid):
-            return
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the child outlived its parent by 10 s")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"  # a zombie has already exited
+    if not gone(pid):
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("the child outlived its parent by 10 s")
