@@ -15,7 +15,6 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -71,25 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process of pytest-xdist run all tests of a group.
+    """Let one process of pytest-xdist run all tests of a group."""
+    if config.getvalue("dist") != "worksteal":
+        return None
+    from tests.groups import GroupedStealing
 
-    pytest-xdist 3.8 adds the group to the names of tests, in a way that pytest 9.2 ignores. So groups are read from the
-    files here: a group is a mark of a whole file.
-    """
-    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
-
-    class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # untyped
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(config.rootpath / nodeid.partition("::")[0]) or str(super()._split_scope(nodeid))
-
-    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return GroupedStealing(config, log)
 
 
-@cache
-def group_of(path: Path) -> str:
-    """Return the group of the tests in a file; "" without one."""
-    found = re.search(r'pytest\.mark\.xdist_group\("(\w+)"\)', path.read_text(encoding="utf-8"))
-    return found[1] if found is not None else ""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the processes of pytest-xdist begin with the groups."""
+    if hasattr(config, "workerinput"):
+        from tests.groups import order
+
+        items.sort(key=lambda item: order(item.path))
 
 
 @pytest.hookimpl(wrapper=True)

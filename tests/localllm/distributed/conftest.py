@@ -1,7 +1,7 @@
 """A Ray cluster of two nodes on this machine, which all tests of this folder share, and replicas without Ray.
 
 Tests that use the cluster need `pytestmark = pytest.mark.xdist_group("ray")`, so that one process of pytest-xdist runs
-them all.
+them all, first. The cluster ends with the last of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import localllm
-from localllm.quant.codecache import default_folder
+from localllm.quant.codecache import default_folder, private_folder
 from tests.localllm.distributed.computers import free_ports, worker
 from tests.localllm.distributed.servers import Server, end, listening, started, until
 from tests.processes import below, gone
@@ -80,7 +80,7 @@ def ray() -> Any:
     return ray_package()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def computers(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     """Two computers, made with `localllm worker` as users do. At the end, the other computer leaves with Ctrl-C, and
     then the first one is killed: it takes all of Ray with it.
@@ -89,7 +89,7 @@ def computers(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tw
 
     if "PYTEST_XDIST_WORKER" in os.environ:
         only = tmp_path_factory.getbasetemp().parent / "cluster"
-        assert not only.exists(), "another process of this test run has a cluster; see tests/conftest.py"
+        assert not only.exists(), "another process of this test run has a cluster; see tests/groups.py"
         only.mkdir()
     root, port = Path(tempfile.mkdtemp(prefix="lr-", dir="/tmp")), free_ports()  # short: it also has Ray's sockets
     homes = _home(root / "first"), _home(root / "second")
@@ -121,8 +121,7 @@ def _home(folder: Path) -> Path:
     """Make the cache folder of a computer. All have the same compiled kernels, and the same token."""
     (folder / "localllm" / "ray").mkdir(mode=0o700, parents=True)
     (folder / "localllm").chmod(0o700)
-    kernels = default_folder("kernels")
-    if kernels is not None and kernels.exists():
+    if (kernels := private_folder(default_folder("kernels"))) is not None:
         (folder / "localllm" / "kernels").symlink_to(kernels)
     token = folder / "localllm" / "ray" / "token"
     token.touch(0o600)
@@ -140,7 +139,7 @@ def ray_folders(root: Path) -> set[Path]:
 SERVERS = {"served": ("--replicas", "2", "--prefill-replicas", "1"), "staged": ("--stages", "2")}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(computers: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     """The cluster. The servers that later tests need start meanwhile."""
     if any(SERVERS.keys() & each.fixturenames for each in request.session.items if isinstance(each, pytest.Function)):
@@ -148,7 +147,7 @@ def cluster(computers: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     return computers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def starting(computers: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Starting]]:
     """The servers with Ray. They start together, because each mostly waits for Ray."""
     folder = tmp_path_factory.mktemp("ray")
@@ -169,7 +168,7 @@ def ready(log: Path, process: subprocess.Popen[str]) -> Iterator[Server]:
     assert not FOREIGN.search(log.read_text()), log.read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(starting: dict[str, Starting]) -> Iterator[Server]:
     """Two replicas, and one for prompts of 64 tokens or more."""
     with ready(*starting["served"]) as found:
@@ -177,14 +176,14 @@ def served(starting: dict[str, Starting]) -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def staged(starting: dict[str, Starting]) -> Iterator[Server]:
     """One replica in two stages."""
     with ready(*starting["staged"]) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server without Ray, whose answers the others must give."""
     log = tmp_path_factory.mktemp("plain") / "log"
