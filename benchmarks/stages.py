@@ -231,7 +231,7 @@ def _free_port() -> int:
 def forecast(path: Path, fastest: tuple[Fastest, Fastest], delay: float = 0.0, first: int = 0) -> tuple[Row, Row]:
     """Return what `localllm cluster plan` says for one stage, and for two on this machine, cut before layer `first`.
 
-    It measures this machine again. `fastest` has the best speeds so far: a slow moment does not lower the forecast.
+    It measures this machine again. `fastest` has the shortest times so far: a slow moment does not lower the forecast.
     """
     own = ClusterOptions(("plan", str(path)), "here,same", prompt=PROMPT, load=LoadOptions(threads=1, ctx_size=CONTEXT))
     rows, problems = forecasts(str(path), own, Network(max(delay, 1e-6), 100e9), (0, first) if first else (), fastest)

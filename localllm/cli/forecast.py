@@ -68,12 +68,12 @@ class Planned(NamedTuple):
 
 @dataclass(slots=True)
 class Fastest:
-    """The best speeds of several measurements. Other programs only slow a measurement down."""
+    """The shortest times of several measurements. Other programs only slow a measurement down."""
 
-    products: dict[tuple[str, int, int], float] = field(default_factory=dict)  # as in `DecodeSpeed`
-    read: float = 0.0
-    call: float = inf
-    step: float = inf
+    products: dict[tuple[str, int, int], float] = field(default_factory=dict)  # whole steps; keys as in `DecodeSpeed`
+    read: float = 0.0  # bytes per second
+    one: float = inf  # a step of one product without work
+    chain: float = inf  # a step of CHAIN of them
 
 
 def planned(file: GGUFFile, ctx_size: int) -> Planned:
@@ -123,7 +123,7 @@ class DecodeSpeed(Closing):
     """
 
     def __init__(self, threads: int | None = None, fastest: Fastest | None = None) -> None:
-        """`fastest` has the best speeds of earlier measurements with the same threads. It is updated."""
+        """`fastest` has the shortest times of earlier measurements with the same threads. It is updated."""
         from localllm.backends.cpu.backend import CpuBackend
 
         self._fastest = fastest if fastest is not None else Fastest()
@@ -176,9 +176,9 @@ class DecodeSpeed(Closing):
             count = max(size // held[width], 1)
             # the last product is for one row: it computes the logits
             seconds, calls = self._timed(_products(format_, width, count + (rows > 1)), rows)
-            rate = count * held[width] / max(seconds - self._step - calls * self._call, 1e-9)
             known, key = self._fastest.products, (format_, size, rows)
-            self._products[key] = known[key] = max(rate, known.get(key, 0.0))
+            known[key] = min(seconds, known.get(key, inf))
+            self._products[key] = count * held[width] / max(known[key] - self._step - calls * self._call, 1e-9)
         return self._products[format_, size, rows]
 
     def _read(self) -> float:
@@ -202,8 +202,8 @@ class DecodeSpeed(Closing):
         if not self._step:
             (one, few), (long, many) = (self._timed(_products("F32", NARROW, count)) for count in (1, CHAIN))
             best = self._fastest
-            best.call, best.step = min(best.call, max(long - one, 0.0) / (many - few)), min(best.step, one)
-            self._call, self._step = best.call, best.step
+            best.one, best.chain = min(best.one, one), min(best.chain, long)
+            self._call, self._step = max(best.chain - best.one, 0.0) / (many - few), best.one
 
     def _timed(self, plan: Plan, rows: int = 1) -> tuple[float, int]:
         """Return the seconds of a step, and its kernel calls. Only fast steps count, since other programs slow some."""

@@ -71,7 +71,7 @@ def forecasts(
 ) -> tuple[list[Row], list[str]]:
     """Return the forecast for each number of stages that is possible, and why others are not. `firsts`, if given,
     are the first layers of that number of stages. Otherwise the layers are placed as with `--stages N`. `fastest` has
-    the best speeds of earlier measurements, first with the threads of one node, then of all nodes on this computer.
+    the shortest times of earlier measurements, first with the threads of one node, then of all nodes on this computer.
     """
     rows: list[Row] = []
     problems: list[str] = []

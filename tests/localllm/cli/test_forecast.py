@@ -75,6 +75,21 @@ def test_a_slow_moment_does_not_lower_the_forecast(monkeypatch: pytest.MonkeyPat
     assert forecasts[2] >= forecasts[1]
 
 
+def test_a_slow_moment_does_not_raise_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a step is subtracted from the time of products, so a slow step makes them look fast."""
+
+    def forecast(fastest: Fastest, step: float) -> float:
+        times = iter([(step, 1), (step + 63e-6, 64), (1e-3, 10)])  # a step, a chain, and the products
+        monkeypatch.setattr(DecodeSpeed, "_timed", lambda *_: next(times))
+        with DecodeSpeed(1, fastest) as speed:
+            return speed.tokens_per_second(TokenCost({"Q4_0": 1 << 30}, calls=100))
+
+    disturbed = Fastest()
+    assert forecast(disturbed, 9.9e-4) > 5 * forecast(Fastest(), 1e-5)
+    assert forecast(disturbed, 1e-5) == pytest.approx(forecast(Fastest(), 1e-5))
+    assert forecast(disturbed, 9.9e-4) == pytest.approx(forecast(Fastest(), 1e-5))
+
+
 def test_a_model_of_the_table_costs_its_share_of_the_file() -> None:
     mixture = KnownModel("a:20b", "ann/A-GGUF", "MXFP4", 12 * 10**9, "MIT", 0.25)
     assert cost_of_known(mixture) == TokenCost({"MXFP4": 3 * 10**9}, 0, CALLS)
