@@ -19,7 +19,7 @@ from localllm.engine import ContextFull, Placed, align_tokens
 from localllm.engine.prefix import same
 from localllm.generation.request import Event, Finished, Request, Token
 from localllm.generation.statistics import Usage
-from localllm.loading.media_parts import Located, MediaParts, has_media
+from localllm.loading.media_parts import Absent, Located, MediaParts, has_media
 from localllm.loading.numbered import NumberedSpans
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.output.reader import AnswerReader
@@ -266,7 +266,8 @@ class Conversation:
     ) -> tuple[MediaParts, list[dict[str, str]]]:
         """Return saved messages with markers in place of the names at `located`, and the media of the markers."""
         media = MediaParts()
-        check = ContextCheck(lambda each: self._model.encoders.tokens(each), self._context, len(located), progress)
+        count = sum(not isinstance(each.medium.source, Absent) for each in located)
+        check = ContextCheck(lambda each: self._model.encoders.tokens(each), self._context, count, progress)
         messages, refused = media.put_back(told, located, check)
         if found := [*problems, *refused]:
             self._tell(left_out(found))

@@ -56,4 +56,4 @@ def test_groups_stay_together_and_begin_first(processes: int, tmp_path: Path) ->
     [longest] = workers["test_one"]
     assert run[longest][:24] == ["test_one"] * 24
     assert all(len(groups) > 1 for groups in run.values())
-    assert run[longest].count("test_early") + run[longest].count("test_late") < 10  # the other process took them meanwhile
+    assert run[longest].count("test_early") + run[longest].count("test_late") < 10  # others take them

@@ -111,15 +111,16 @@ def restored(
 class ContextCheck:
     """Decodes the pictures and sounds of a file, the newest first, and counts their tokens.
 
-    It refuses further ones, without decoding them, once they fill the context or several have failed. So a hostile file
-    takes no more time than the pictures of one full context. That may be minutes: `progress` shows how many are
-    decoded, and Ctrl-C stops it.
+    It refuses further ones, without decoding them, once they fill the context or several have failed. One that is
+    larger than the context counts as failed, and takes no room from the others. So a hostile file takes no more time
+    than the pictures of one full context and those few. That may be minutes: `progress` shows how many are decoded,
+    and Ctrl-C stops it.
     """
 
     def __init__(
         self, tokens: Callable[[Medium], int], context: int, count: int, progress: Progress | None = None
     ) -> None:
-        """`count` is the number of pictures and sounds in the file."""
+        """`count` is the number of pictures and sounds to check."""
         self._tokens, self._context, self._room = tokens, context, context
         self._failed: list[str] = []
         self._count, self._done, self._progress = count, 0, progress
@@ -139,10 +140,12 @@ class ContextCheck:
         except LocalLLMError as error:
             self._failed.append(said(error))
             raise
+        if tokens >= self._context:
+            self._failed.append(f"{what}: has {tokens} tokens, and the context has {self._context}")
+            raise LocalLLMError(self._failed[-1])
         self._room -= tokens
         if self._room <= 0:
-            alone = f"{what}: has {tokens} tokens, and the context has {self._context}"
-            raise LocalLLMError(alone if tokens >= self._context else full)
+            raise LocalLLMError(full)
 
 
 def unread(located: Sequence[Located]) -> list[str]:

@@ -17,7 +17,7 @@ from localllm.loading.media_parts import Absent, Located, MediaParts, Medium
 from localllm.media import plain
 from localllm.media.decode import Decoder
 from localllm.saved import attachments, prompt_cache
-from localllm.saved.attachments import Lost, described, left_out, restored
+from localllm.saved.attachments import ContextCheck, Lost, described, left_out, restored
 from tests.localllm.media_models import png, wav, write_pair
 
 QUICK = {"temperature": 0.0, "max_tokens": 6}
@@ -268,6 +268,43 @@ def test_pictures_beyond_the_context_stay_names(tmp_path: Path, monkeypatch: pyt
         talk.resume(messages, bad)
         assert len(decoded) == 4
         assert "a.png: not decoded, because 4 others failed; a.png: " in notes[1]
+
+
+def test_a_picture_larger_than_the_context_leaves_room_for_others() -> None:
+    """Of those that are too large, only a few are decoded."""
+    sizes, decoded = {"huge": 1000, "small": 30}, list[str]()
+
+    def tokens(medium: Medium) -> int:
+        decoded.append(medium.what)
+        return sizes[medium.what]
+
+    def refused(*names: str) -> list[str]:
+        decoded.clear()
+        check, found = ContextCheck(tokens, 100, len(names)), []
+        for name in names:  # the newest first
+            try:
+                check(Medium("image", b"", name))
+            except localllm.LocalLLMError as error:
+                found.append(str(error))
+        return found
+
+    assert refused("huge", "small", "small") == ["huge: has 1000 tokens, and the context has 100"]
+    full = "small: newer pictures and sounds fill the context of 100 tokens"
+    assert refused("small", "huge", *["small"] * 4) == ["huge: has 1000 tokens, and the context has 100", full, full]
+    assert len(decoded) == 5
+    assert len(refused(*["huge"] * 9)) == 9
+    assert len(decoded) == 4
+
+
+def test_only_those_that_are_decoded_are_counted(tmp_path: Path) -> None:
+    steps, located = list[tuple[int, int]](), list[Located]()
+    for n, source in enumerate([png(), Absent(("0" * 64,), "its content is missing"), png(seed=1)]):
+        located.append(Located(n, 0, Medium("image", source, "a.png")))
+    with opened(write_pair(tmp_path)) as model:
+        talk = talk_of(model, [])
+        messages = [{"role": "user", "content": "[a.png]"}] * 3
+        talk.resume(messages, located, progress=lambda what, done, total: steps.append((done, total)))
+    assert steps == [(0, 2), (1, 2)]
 
 
 def test_frames_are_counted_before_they_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
