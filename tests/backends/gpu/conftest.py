@@ -83,7 +83,8 @@ def plain_gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Provide the devices of `gpu`, with PoCL's kernels unoptimized, for comparisons with the reference.
 
     Tests that compare bits use `gpu`, because an optimizer may change them. `test_device_check.py` compares every
-    kernel, format and cache type optimized.
+    kernel, format and cache type optimized, for one or two narrow shapes. Of the other shapes of attention, only wide
+    heads are compared optimized, in `test_operations.py`.
     """
     backend = pocl(optimized=False) if request.param == "pocl" else of_card(request.param)
     yield backend
