@@ -45,7 +45,7 @@ def divided(
     counts: Mapping[Rows, int],
     threads: int,
 ) -> Pieces:
-    """Return the pieces of these calls. `counts` are the rows of the step."""
+    """Return the pieces of the calls. `counts` are the rows of the step."""
     found, kept = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for call, entry, packed in zip(calls, entries, arguments, strict=True):
         if call.products:

@@ -32,7 +32,7 @@ def _complaint(log: str) -> str:
 
 
 class OpenClDevice(Explaining):
-    """An OpenCL device with one queue. `options` are those of its compiler."""
+    """An OpenCL device with one queue. `options` go to its compiler."""
 
     options = OPTIONS
 

@@ -92,7 +92,7 @@ class ChannelHead(RecurrenceHead):
         """Do nothing: the products depend on the decays of the head."""
 
     def reads(self, row: Value, block: Value, at: Value, count: int) -> Reads:
-        """Store the decay factors of these rows. Walk back to the block's start and scale the keys."""
+        """Store the decay factors of the rows. Walk back to the block's start and scale the keys."""
         f, line = self.f, self.line_bytes
         by_query, by_key = self.scratch, self.scratch + TOGETHER * LINE
         query = self.scratch + 2 * TOGETHER * LINE
