@@ -396,6 +396,9 @@ class Running:
         A request whose steps were lost MOST_LOSSES times in sequence fails.
         """
         flying = [one for one in self.active if one.in_flight]
+        for flight in self.flights:
+            if self.drafts is not None and flight.proposal is not None:
+                self.drafts.forget(flight.proposal)
         self.flights.abandon()
         for one in list(self.active):
             one.land()

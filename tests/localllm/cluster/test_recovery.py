@@ -84,6 +84,27 @@ def test_a_stage_is_lost_at_every_message(kit: str, stages: int, spec: str, stri
         assert lost > 60 / stride
 
 
+def test_drafts_of_lost_steps_are_forgotten(tmp_path: Path) -> None:
+    """Two steps with drafts are in flight when a stage is lost. The gains of later steps are recorded."""
+    path = KIT["qwen35-mtp"].write(tmp_path / "model.gguf")
+    with faulty(path, 3, "mtp") as (model, faults):
+        drafts = model.drafts()
+        assert drafts is not None
+        assert drafts._model is not None
+        with Stepped(model, drafts, parallel=3) as it:
+            for number in range(3):
+                it.ask(Request([5, 6, 7 + number], SamplingOptions(temperature=0.0), 60, ignore_eos=True))
+            it.turn(6)
+            lost = [each.proposal.round for each in it.running.flights if each.proposal is not None]
+            assert len(lost) == 2
+            assert None not in lost
+            before, faults.fatal = faults.connections, {faults.messages}
+            it.finish()
+            assert faults.connections == before + 1
+            assert not set(lost) & set(drafts._model._rounds)
+            assert len(drafts._model._rounds) <= 3
+
+
 def test_two_faults_while_it_is_restored_and_then_none(tmp_path: Path) -> None:
     """A stage is lost while the stages are connected again: that is tried several times."""
     path = KIT["llama-gqa"].write(tmp_path / "model.gguf")
