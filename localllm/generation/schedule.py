@@ -66,7 +66,7 @@ class Schedule:
             sequence = one.sequence
             fits = sequence is not None and sequence.length < self._engine.limits.positions and sequence.fits(1)
             decodes = fits and not (one.prefilling or one.known_left or one.ticket.paused)
-            if decodes and (drafts is None or drafts.resting()):
+            if decodes and (drafts is None or drafts.skip_step()):
                 return [StepPart(one, 1, "all")]
         return self._fitting(self._parts())
 

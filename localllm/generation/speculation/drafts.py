@@ -101,10 +101,12 @@ class Drafts:
         """Whether forward passes are too short for drafting to save time."""
         return self._costs.sure and self._costs.seconds(1) < self._shortest_pass
 
-    def resting(self) -> bool:
-        """Return whether this step looks for no drafts, because lately none was worth verifying. Call once per step."""
+    def skip_step(self) -> bool:
+        """Skip a step that neither looks for repetitions nor decides about drafts of the model. Return whether it was
+        skipped. If not, call `propose`.
+        """
         looks = self._repeats and not self._skip
-        if looks or not (self._model.resting() if self._model is not None else self._repeats):
+        if looks or not (self._model.skip_step() if self._model is not None else self._repeats):
             return False
         if self._skip:
             self._skip -= 1

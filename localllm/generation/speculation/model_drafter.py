@@ -148,15 +148,19 @@ class ModelDrafter(ABC, Generic[D]):
             if last.shared:
                 won = (last.won - last.spent / plain) / last.shared
                 self._judge.settle(won)
-                self.budget.settle(won - self._charged(last, plain))
+                self.budget.settle(won - self._charged(last, plain, won))
         self._round = Round()
         self._rounds.append(self._round)
         return self._round
 
-    def _charged(self, last: Round, plain: float) -> float:
-        """Return the cost of a round's prefill to the budget, in tokens. A request's first prefill also benefits later
-        rounds, so it costs at most half of the budget. Prefill after a pause costs its full time.
+    def _charged(self, last: Round, plain: float, won: float) -> float:
+        """Return the cost to the budget, in tokens, of the prefill of a round that gained `won` besides. A request's
+        first prefill also benefits later rounds, so it costs at most half of the budget. Prefill after a pause costs
+        its full time, if the budget lasts: the text may grow faster than the budget. A part of a prefill leaves enough
+        for one draft, so the next step continues it. The last part leaves a debt of one draft at most.
         """
+        if not last.prefill:
+            return 0.0
         most, charged, again = max(self.budget.tokens, 0.0) / 2, 0.0, 0.0
         for each, seconds, complete in last.prefill:
             cost = seconds / plain / last.shared
@@ -167,23 +171,24 @@ class ModelDrafter(ABC, Generic[D]):
             found = min(cost, left, most - charged)
             charged += found
             each.chargeable, each.complete = left - found, complete
-        return charged + again
+        least = self._lost(1, 1, 1) * (-1 if all(complete for _, _, complete in last.prefill) else 1)
+        return min(charged + again, max(self.budget.tokens + won - least, 0.0))
 
     def forget(self, round: Round) -> None:
         """Forget the round of a step that was not evaluated."""
         if round in self._rounds:
             self._rounds.remove(round)
 
-    def resting(self) -> bool:
-        """Return whether this step is in the middle of a pause, and no earlier round waits for its gain to be recorded.
-        Call it once per step, instead of `promised` where it returns True.
+    def skip_step(self) -> bool:
+        """Skip a step in which there is nothing to decide or to record: in the middle of a pause, or while the budget
+        is too small for one draft. Return whether it was skipped. If not, call `promised`.
         """
         if any(round.shared for round in self._rounds):
             return False
         if self._waits:
             self._waits -= 1
             return True
-        return self._judge.resting()
+        return self._judge.skip_round()
 
     def promised(self, rows: int, worth: float) -> float:
         """Return the expected gain, in seconds, of drafting for one request of a step with `rows` tokens; 0 while

@@ -185,8 +185,10 @@ class Budget:
     It begins with an allowance. Drafts pay their costs from it and add what they save. Every pass adds a share of its
     time while less than the allowance is left. Drafts that may cost more than is left are not made. So all drafts
     together lose at most the allowance and that share of the time, however promising they look. After gains, long
-    drafts are affordable at once. A draft model's prefill after a pause may exceed the rest. `tokens` is negative
-    then, until passes have repaid the debt.
+    drafts are affordable at once.
+
+    A draft model's prefill after a pause leaves a debt of one draft at most, which passes repay. What it costs beyond
+    that is lost besides: at most the time of reading each token once.
 
     A larger allowance costs more where all drafts fail. A smaller one ends good drafts after bad luck at the start.
     """
@@ -226,8 +228,8 @@ class Judge:
         self._rest = 0
         self._next_rest = _REST
 
-    def resting(self) -> bool:
-        """Return whether this round and the next one do not draft. Instead of `ready`, which ends the pause."""
+    def skip_round(self) -> bool:
+        """Skip a round of a pause, except its last one, which `ready` ends. Return whether it was skipped."""
         if self._rest <= 1:
             return False
         self._rest -= 1

@@ -393,7 +393,7 @@ def test_a_text_without_repetitions_is_not_looked_at_in_every_step(
     def steps() -> list[bool]:
         found = []
         for _ in range(32):
-            found.append(drafts.resting())
+            found.append(drafts.skip_step())
             if not found[-1]:
                 drafts.propose([one], LIMITS)
         return found
