@@ -7,6 +7,7 @@ it, so at least its last token is evaluated again: such embeddings are kept for 
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import said
+from localllm.generation.errors import EncoderFailed
 from localllm.generation.prompt_media import PromptMedia
 from localllm.generation.request_state import RequestState
 from localllm.generation.running import Running
@@ -36,7 +38,7 @@ class Encodings:
     def advance(self, seconds: Callable[[], float]) -> bool:
         """Run the encoder for about `seconds()`, if a running request waits for it. Return whether there was one.
 
-        An error of the encoder fails the request.
+        An error of the encoder fails the request and no other one, even if it is a bug, which is logged.
         """
         if not self._width:  # a model of text alone; called in every step
             return False
@@ -60,9 +62,9 @@ class Encodings:
                 self._current = None
                 if media.stop == one.prompt_tokens:
                     self._keep(media.span.key, media.embeddings)
-        except (BackendError, LocalLLMError) as error:
+        except Exception as error:
             self._current = None
-            one.fail(error if isinstance(error, LocalLLMError) else LocalLLMError(said(error)))
+            one.fail(_shown(error))
             self._running.leave(one)
         return True
 
@@ -95,6 +97,16 @@ class Encodings:
         if embeddings.shape != expected:
             raise LocalLLMError(f"the encoder made embeddings of shape {embeddings.shape}, not {expected}")
         return embeddings
+
+
+def _shown(error: Exception) -> LocalLLMError:
+    """Return the error for the client of a request."""
+    if isinstance(error, LocalLLMError):
+        return error
+    if isinstance(error, BackendError):
+        return LocalLLMError(said(error))
+    traceback.print_exception(error)
+    return EncoderFailed("the encoder failed because of a bug; the log has the details")
 
 
 def _turn(waiting: tuple[RequestState, PromptMedia]) -> tuple[int, int, int]:

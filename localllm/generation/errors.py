@@ -15,5 +15,9 @@ class NotRepeated(LocalLLMError):
     """After a fault, an answer did not repeat the tokens that its client has; ask again."""
 
 
+class EncoderFailed(LocalLLMError):
+    """A bug ended the encoding of a picture or a sound. The log has its traceback."""
+
+
 class Stopped(LocalLLMError):
     """The scheduler was closed, or stopped by an error."""

@@ -33,7 +33,7 @@ from localllm.loading.media_parts import Kind, Medium
 from localllm.media import EncoderInput, MediaError, Projector, TextModel
 from localllm.media.decode import Decoder
 from localllm.models import Architecture, Config, MediaInput, ModelError
-from localllm.models.encoders import encoder_of
+from localllm.models.encoders import VisionEncoder, encoder_of
 from localllm.plan.runs import EncoderModel
 
 F32 = NDArray[np.float32]
@@ -228,10 +228,23 @@ class Multimodal(Closing):
         if kind == "image":
             frames = source if isinstance(source, list | tuple) else [source]
             self.projector.check_frames(len(frames))  # before they are decoded, because each may take 150 MB
-            return self.projector.picture([self._decoder.picture(frame, name) for frame in frames], *place)
+            found = self.projector.picture([self._decoder.picture(frame, name) for frame in frames], *place)
+            self._check_sizes(found, name)
+            return found
         if isinstance(source, np.ndarray):
             source = (source, self.projector.rate)
         return self.projector.sound(self._decoder.sound(source, self.projector.rate, name))
+
+    def _check_sizes(self, parts: Sequence[Part], name: str) -> None:
+        """Refuse a picture that the encoder cannot take, because then it is too late for the client's status."""
+        model = self._models["image"]
+        if isinstance(model, VisionEncoder):
+            try:
+                for part in parts:
+                    if not isinstance(part, str):
+                        model.check(part.tensors)
+            except ModelError as error:
+                raise MediaError(Notice(f"{name}: ", said(error))) from None
 
     # -- embeddings ----------------------------------------------------------------------------------------------------
 
@@ -308,6 +321,16 @@ class _Encoding:
         """Run the next segment, or about `seconds` of it. Return whether the embeddings are complete."""
         if self._embeddings is not None:
             return True
+        try:
+            return self._advance(seconds)
+        except Exception as error:
+            self._running = None
+            self._owner.done(self)
+            if isinstance(error, ModelError):
+                raise MediaError(said(error)) from None
+            raise
+
+    def _advance(self, seconds: float) -> bool:
         if self._running is None or not self._owner.working_on(self):
             began = perf_counter()
             self._running = self._owner.begin(self, self._piece)

@@ -16,7 +16,7 @@ from localllm.base.errors import LocalLLMError
 from localllm.base.notices import said
 from localllm.base.printable import printable
 from localllm.engine import ContextFull
-from localllm.generation.errors import QueueFull, Stopped
+from localllm.generation.errors import EncoderFailed, QueueFull, Stopped
 from localllm.gguf.layout import GGUFError
 from localllm.options.structure import NotFinished
 from localllm.sandbox import ConfinedError
@@ -170,6 +170,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (NotFinished, 503, "unavailable"),
     (ConfinedError, 503, "unavailable"),  # a child process cannot be started
     (Stopped, 503, "unavailable"),
+    (EncoderFailed, 500, "internal"),  # a bug
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),
 )

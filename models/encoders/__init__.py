@@ -12,5 +12,6 @@ Begin with: projectors.py and vision.py; `plan.runs` says how an encoder runs.
 from __future__ import annotations
 
 from localllm.models.encoders.lookup import encoder_of, supported
+from localllm.models.encoders.vision import VisionEncoder
 
-__all__ = ["encoder_of", "supported"]
+__all__ = ["VisionEncoder", "encoder_of", "supported"]

@@ -93,13 +93,18 @@ class GraniteVisionEncoder(VisionEncoder):
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
+    def check(self, pictures: Sequence[F32]) -> None:
+        shape, size = pictures[0].shape, self._side * self.sizes.patch
+        count = len(pictures[0]) // size
+        if shape != (count * size, size, 3) or not 1 <= count <= TILES:
+            raise ModelError(f"picture: {shape} is not 1 to {TILES} tiles of {size} x {size} pixels")
+
     def encode(self, pictures: Sequence[F32], flags: Sequence[int] = ()) -> Encoding:
         """Yield the runs. Flags 3 to 6 are the columns and rows of the grid of tiles, and the picture's size."""
+        self.check(pictures)
         picture, size = pictures[0], self._side * self.sizes.patch
         count = len(picture) // size
         across, down, width, height = flags[3:7] if len(flags) >= 7 else (0, 0, 0, 0)
-        if picture.shape != (count * size, size, 3) or not 1 <= count <= TILES:
-            raise ModelError(f"picture: {picture.shape} is not tiles of {size} x {size} pixels, one below the other")
         if count > 1 and (count != 1 + across * down or min(width, height, across, down) < 1):
             raise ModelError(f"picture: {count - 1} tiles, which are not a grid of {across} x {down}")
         tiles = []

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from localllm.base.notices import Notice, Setting
 from localllm.models.encoders import banded, grids
 from localllm.models.encoders.grids import Grid, Ints
 from localllm.models.encoders.keys import length, read_sizes
@@ -242,9 +243,20 @@ class VisionEncoder:
         yield from ()
         return x
 
+    def check(self, pictures: Sequence[F32]) -> None:
+        """Raise ModelError if the encoder cannot take pictures of this size."""
+        self._patches(pictures[0])
+
     def _grid(self, picture: F32) -> Grid:
+        rows, columns = self._patches(picture)
+        if self.row.order == "cells":
+            return grids.by_cells(rows, columns, self.sizes.side)
+        return grids.by_rows(rows, columns)
+
+    def _patches(self, picture: F32) -> tuple[int, int]:
+        """Return the rows and columns of patches."""
         rows, columns = (n // self.sizes.patch for n in picture.shape[:2])
-        side = self.sizes.side
+        side, found = self.sizes.side, f"{rows} x {columns} patches"
         exact = all(n % self.sizes.patch == 0 for n in picture.shape[:2])
         exact = exact and (rows % side == columns % side == 0 or self.row.padded)
         if not rows or not columns or not exact or picture.shape[2:] != (3,):
@@ -252,8 +264,14 @@ class VisionEncoder:
                 f"picture: {picture.shape} is not a whole number of cells of {side * self.sizes.patch} pixels"
             )
         if rows * columns > self.most:
-            raise ModelError(f"picture: {rows} x {columns} patches are more than {self.most}; use a smaller picture")
-        return grids.by_cells(rows, columns, side) if self.row.order == "cells" else grids.by_rows(rows, columns)
+            limit = Setting("image_max_tokens", self.most // side**2)
+            problem = f"{found} are more than {self.most}; use a smaller picture, or load the model with "
+            raise ModelError(Notice(problem, limit))
+        positions = self._positions if self.row.axes_table else None
+        if positions is not None and 2 * max(rows, columns) > len(positions):
+            half = len(positions) // 2
+            raise ModelError(f"{found}, and the position table has {half} per side; use a smaller picture")
+        return rows, columns
 
     def _base_of(self, grid: Grid) -> Arranging[F32]:
         """Return `_base`, computed again only if the size changes, because that takes a while."""
@@ -270,10 +288,6 @@ class VisionEncoder:
             found = np.zeros((count, self.sizes.shape.width), np.float32)
         elif row.axes_table:
             flat_grid, half = grids.by_rows(grid.rows, grid.columns), len(positions) // 2
-            if max(grid.rows, grid.columns) > half:
-                raise ModelError(
-                    f"picture: {grid.rows} x {grid.columns} patches; the position table has {half} per side"
-                )
             found = np.empty((count, positions.shape[1]), np.float32)
             for band in bands(count, found.strides[0]):
                 found[band] = positions[flat_grid.x[band]] + positions[half + flat_grid.y[band]]

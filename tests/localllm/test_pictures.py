@@ -19,13 +19,18 @@ from localllm.backends.base import BackendError
 from localllm.base.errors import LocalLLMError
 from localllm.base.notices import NotUsed
 from localllm.engine import ContextFull, MediaSpan
+from localllm.generation.interfaces import SchedulerLimits
+from localllm.generation.request import Request
+from localllm.generation.scheduler import Scheduler
 from localllm.loading import multimodal
 from localllm.loading.media_parts import Medium
 from localllm.loading.mmproj import mmproj_beside
-from localllm.media import EncoderInput
+from localllm.media import EncoderInput, MediaError
 from localllm.model import Model
 from localllm.models import ModelError
-from localllm.options import OptionError
+from localllm.options import OptionError, SamplingOptions
+from localllm.server.errors import refusal_of
+from tests.localllm.generation.support import ask
 from tests.localllm.media_models import LISTS, MARKS, png, wav, write_mmproj, write_pair
 from tests.localllm.multimodal import FOLDER, kit
 from tests.localllm.support import write_model
@@ -288,6 +293,37 @@ def test_too_many_pictures_are_refused_before_all_are_prepared(model: Model, mon
     ):
         model.chat(asks(*[png()] * 200))
     assert len(prepared) < 40  # of at least 33 tokens each
+
+
+def test_a_picture_that_the_encoder_cannot_take_is_refused_at_once(tmp_path: Path) -> None:
+    """The rule of youtuvl's pictures allows 62500 patches, the encoder 16384."""
+    path, picture = write_pair(tmp_path, "youtuvl"), np.zeros((2100, 2100, 3), np.uint8)
+    with localllm.load(path, **USUAL) as model, pytest.raises(MediaError) as refused:
+        model.chat(asks(picture))
+    advice = "use a smaller picture, or load the model with image_max_tokens=4096"
+    assert str(refused.value) == f"picture 1 of the messages: 132 x 132 patches are more than 16384; {advice}"
+    assert refusal_of(refused.value).status == 400
+    with localllm.load(path, image_max_tokens=4096, **USUAL) as model:
+        assert 4000 < model.encoders.tokens(Medium("image", picture)) <= 4096
+
+
+def test_what_an_encoder_refuses_ends_one_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        localllm.load(folder / "tiny-Q8_0.gguf", sequences=4, **USUAL) as model,
+        Scheduler(model.new_core(SchedulerLimits())) as scheduler,
+    ):
+        encoders = model.encoders
+        spans = [encoders.span(part, 1) for part in encoders.parts(Medium("image", png())) if not isinstance(part, str)]
+        stream = ask(scheduler, Request([5, 6, 7], SamplingOptions(temperature=0.0), 100, ignore_eos=True))
+        asked = Request([1, *spans, 2], SamplingOptions(temperature=0.0), 4, ignore_eos=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(encoders._models["image"], "most", 4)
+            error = ask(scheduler, asked).error().error
+        assert isinstance(error, MediaError)
+        assert "patches are more than 4; use a smaller picture" in str(error)
+        assert encoders._current is None
+        assert ask(scheduler, asked).result().usage.answer_tokens == 4
+        assert stream.result().usage.answer_tokens == 100
 
 
 def test_text_cannot_imitate_a_picture(model: Model) -> None:

@@ -18,6 +18,7 @@ import localllm
 from localllm.base.errors import LocalLLMError
 from localllm.engine import MediaSpan
 from localllm.generation import encodings
+from localllm.generation.errors import EncoderFailed
 from localllm.generation.request import Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.draft import Followed
@@ -453,6 +454,38 @@ def test_what_a_model_cannot_take_is_refused(tmp_path: Path) -> None:
             model.generate([1, -4])
     with pytest.raises(LocalLLMError, match="a picture takes up to 300 tokens, but the context holds 256"):
         localllm.load(tmp_path / "x.gguf", backend="cpu", threads=1, ctx_size=256, media=MediaInput(span=300))
+
+
+class Broken(Encoded):
+    """An encoding with a bug."""
+
+    def advance(self, seconds: float = 0.0) -> bool:
+        if self.left == 1:
+            raise ValueError("a bug")
+        return super().advance(seconds)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_bug_of_an_encoder_ends_one_request(
+    at_once: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another stream goes on, and later pictures are encoded. The log has the traceback."""
+
+    def encode() -> Broken:
+        if at_once:
+            raise ValueError("a bug")
+        return Broken(np.zeros((20, pictures.width), np.float32))
+
+    with opened("qwen3vl-dense", tmp_path) as (model, pictures), scheduled(model, parallel=4) as scheduler:
+        stream = ask(scheduler, request(TEXT, most=200))
+        broken = replace(pictures(1), encode=encode)
+        error = ask(scheduler, request([*TEXT, broken, 5])).error().error
+        assert isinstance(error, EncoderFailed)
+        assert str(error) == "the encoder failed because of a bug; the log has the details"
+        after = ask(scheduler, request(prompt_of(pictures, 2)))
+        assert stream.result().usage.answer_tokens == 200
+        assert after.result().usage.answer_tokens == 12
+    assert capsys.readouterr().err.count("ValueError: a bug") == 1
 
 
 def test_a_model_generates_from_tokens_and_pictures(tmp_path: Path) -> None:
