@@ -71,6 +71,7 @@ class Running:
         self._values: Sequence[F32] = ()
         self._run: Run | None = None
         self._between: Iterator[None] | None = self._continued(None)  # what happens between two runs
+        self._error: BaseException | None = None  # which ended it
 
     @property
     def result(self) -> F32:
@@ -80,8 +81,17 @@ class Running:
 
     def advance(self, seconds: float = 0.0) -> bool:
         """Run the next segment, or as much as `seconds` allow, but something. Return whether the embeddings are
-        complete.
+        complete. After an error, every further call raises it again.
         """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._proceed(seconds)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _proceed(self, seconds: float) -> bool:
         if not seconds:
             self._arrange()
             self._advance(0.0)

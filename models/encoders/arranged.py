@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.models.encoders import grids, heads
+from localllm.models.encoders import banded, grids, heads
 from localllm.models.encoders.convolutions import CONVOLVED, convolved
 from localllm.models.encoders.grids import Grid
 from localllm.models.encoders.layers import halves, sides
@@ -72,10 +72,10 @@ class HunyuanEncoder(VisionEncoder):
 
     def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         lines = grid.rows // self.sizes.side
-        newline = np.broadcast_to(self._newline, (lines, 1, y.shape[1]))
-        rows = np.concatenate([y.reshape(lines, -1, y.shape[1]), newline], axis=1).reshape(-1, y.shape[1])
+        rows = yield from banded.chosen(y, banded.with_ends(len(y), lines, len(y)).reshape(-1), self._newline)
         (rows,) = yield Run("product", (rows,), (Layout((len(rows),)),))
-        rows = np.concatenate([self._ends[0], rows, self._ends[1]])
+        count = len(rows)
+        rows = yield from banded.chosen(rows, np.array([count, *range(count), count + 1]), *self._ends)
         (rows,) = yield Run("norm", (rows,), (Layout((len(rows),)),))
         return rows
 
@@ -104,14 +104,13 @@ class DeepSeek4Encoder(VisionEncoder):
 
     def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         """Arrange the tokens. The third flag is the number of padding rows before the picture."""
-        newline, pad, start, end = self._marks
-        lines, width = -(-grid.rows // self.sizes.side), y.shape[1]
-        x = np.concatenate([y.reshape(lines, -1, width), np.broadcast_to(newline, (lines, 1, width))], axis=1)
-        x = np.concatenate([x, np.broadcast_to(pad, (lines % 2, x.shape[1], width))])
-        pairs = len(x) // 2
-        body = x.reshape(pairs, 2, -1, width).transpose(0, 2, 1, 3).reshape(-1, width)
+        newline, pad, start, end = range(len(y), len(y) + 4)
+        lines = -(-grid.rows // self.sizes.side)
+        x = banded.with_ends(len(y), lines, newline)
+        x = np.pad(x, ((0, lines % 2), (0, 0)), constant_values=pad)
+        body = x.reshape(len(x) // 2, 2, -1).transpose(0, 2, 1).reshape(-1)
         tail, lead = len(body) // 2 % 2 * 2, flags[2] if len(flags) > 2 else 0
         if not 0 <= lead <= 3:
             raise ModelError(f"picture: {lead} rows of padding before it; expected 0 to 3")
-        yield from ()
-        return np.concatenate([pad.repeat(lead, 0), start, body, pad.repeat(tail, 0), end])
+        index = np.concatenate([np.full(lead, pad), [start], body, np.full(tail, pad), [end]])
+        return (yield from banded.chosen(y, index, *self._marks))

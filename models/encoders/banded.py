@@ -39,7 +39,26 @@ def taken(rows: F32, index: Ints, into: F32) -> Arranging[None]:
         yield None
 
 
-def cells(x: F32, grid: Grid, index: Ints, side: int, channels_first: bool, padded: bool) -> Arranging[F32]:
+def chosen(rows: F32, index: Ints, *learned: F32) -> Arranging[F32]:
+    """Return the rows with these numbers. Learned rows, (1, width) each, have the numbers after `rows`."""
+    count, found = len(rows), np.empty((len(index), rows.shape[1]), np.float32)
+    for band in bands(len(index), found.strides[0]):
+        own = index[band]
+        found[band] = rows[np.minimum(own, count - 1)]
+        for number, row in enumerate(learned, count):
+            found[band][own == number] = row
+        yield None
+    return found
+
+
+def with_ends(count: int, lines: int, mark: int) -> Ints:
+    """Return the numbers of `count` rows, (lines, rows per line + 1), with this number at the end of each line."""
+    return np.pad(np.arange(count).reshape(lines, -1), ((0, 0), (0, 1)), constant_values=mark)
+
+
+def cells(
+    x: F32, grid: Grid, index: Ints, side: int, channels_first: bool = False, padded: bool = False
+) -> Arranging[F32]:
     """Return `grids.cells` of rows of patches, which are in the order `index` of row-major numbers."""
     place, columns = places(index), grid.columns
     down, across = ((n + (side - 1) * padded) // side for n in (grid.rows, columns))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.models.encoders import grids
+from localllm.models.encoders import banded, grids
+from localllm.models.encoders.grids import Ints
 from localllm.models.encoders.keys import length
 from localllm.models.encoders.layers import Layers
 from localllm.models.encoders.network import table
@@ -18,7 +19,7 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan
-from localllm.plan.runs import Encoding, Layout, Part, Run
+from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run
 
 HEAD = 64  # width of a head of the QFormers
 TILES = 257  # the overview and a grid of 256
@@ -107,39 +108,44 @@ class GraniteVisionEncoder(VisionEncoder):
         across, down, width, height = flags[3:7] if len(flags) >= 7 else (0, 0, 0, 0)
         if count > 1 and (count != 1 + across * down or min(width, height, across, down) < 1):
             raise ModelError(f"picture: {count - 1} tiles, which are not a grid of {across} x {down}")
-        tiles = []
+        each = self._new**2  # tokens of a tile
+        rows = np.empty((count * each, self.width), np.float32)
         for tile in range(count):
-            tiles.append((yield from self._tile(picture[tile * size : (tile + 1) * size])))
+            own = picture[tile * size : (tile + 1) * size]
+            yield from self._tile(own, rows[tile * each : (tile + 1) * each])
         if count == 1:
-            return tiles[0]
+            return rows
         new = self._new
-        grid = np.stack(tiles[1:]).reshape(down, across, new, new, -1).transpose(0, 2, 1, 3, 4)
-        grid = _without_padding(grid.reshape(down * new, across * new, -1), width, height)
-        lines = np.concatenate([grid, np.broadcast_to(self._newline, (len(grid), 1, self.width))], axis=1)
-        return np.concatenate([tiles[0], lines.reshape(-1, self.width)])
+        x = np.arange(each, count * each).reshape(down, across, new, new).transpose(0, 2, 1, 3)
+        x = _without_padding(x.reshape(down * new, across * new), width, height)
+        x = np.pad(x, ((0, 0), (0, 1)), constant_values=count * each)
+        index = np.concatenate([np.arange(each), x.reshape(-1)])
+        return (yield from banded.chosen(rows, index, self._newline))
 
-    def _tile(self, picture: F32) -> Encoding:
+    def _tile(self, picture: F32, into: F32) -> Arranging[None]:
+        """Store the tokens of a tile."""
         grid = self._grid(picture)
         received = yield from self._received([picture], grid, grid.index)
         results = yield Run("layers", received, (Layout((len(grid.y),)),))
-        side, new, windows, streams = self._side, self._new, (self._side // self._span) ** 2, []
-        back = np.argsort(grids.by_cells(new, new, self._query).index)
+        side, new, windows, at = self._side, self._new, (self._side // self._span) ** 2, 0
+        order, windowed = grids.by_cells(new, new, self._query).index, grids.by_cells(side, side, self._span).index
         for number, (x, offset) in enumerate(zip(results, self._offsets, strict=True)):
             query, positions = self._constants[number]
             if offset < 0:
-                cells = grids.cells(x, side, side, side // new)
+                own = yield from banded.cells(x, grid, grid.index, side // new)
+                cells = yield from banded.chosen(own, order)
             else:
-                cells = x.reshape(side, side, -1)[offset >> 1 :: 2, offset & 1 :: 2].reshape(new * new, -1)
-            cells = cells[grids.by_cells(new, new, self._query).index]
+                one_of_four = grid.index.reshape(side, side)[offset >> 1 :: 2, offset & 1 :: 2].reshape(-1)
+                cells = yield from banded.chosen(x, one_of_four[order])
             (q,) = yield Run(f"queries {number}", (cells, query), (Layout((self._query**2,) * windows),))
-            rows = x[grids.by_cells(side, side, self._span).index]
+            rows = yield from banded.chosen(x, windowed)
             y = yield from cross_runs(f"tokens {number}", (rows, positions), (q,), windows)
-            streams.append(y[back])
-        return np.concatenate(streams, axis=1)
+            yield from banded.taken(y, banded.places(order), into[:, at : at + y.shape[1]])
+            at += y.shape[1]
 
 
-def _without_padding(grid: F32, width: int, height: int) -> F32:
-    """Return the tokens that show the picture (width, height), which is centred in the grid with its ratio."""
+def _without_padding(grid: Ints, width: int, height: int) -> Ints:
+    """Return the numbers of the tokens that show the picture (width, height), centred in the grid with its ratio."""
     rows, columns = grid.shape[:2]
     if np.float32(width) / np.float32(height) > np.float32(columns) / np.float32(rows):
         cut = (rows - math.floor(height * columns / width + 1e-7)) // 2

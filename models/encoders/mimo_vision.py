@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 
 import numpy as np
 
+from localllm.models.encoders import banded
 from localllm.models.encoders.grids import Grid, Ints
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Layers, halves
@@ -16,7 +16,7 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan
-from localllm.plan.runs import Layout, Part, Run
+from localllm.plan.runs import Arranging, Layout, Part, Run
 
 WHOLE, ROWS, COLUMNS = -1, 0, 1  # modes of a layer
 
@@ -82,15 +82,16 @@ class MimoVisionEncoder(VisionEncoder):
 
     def _attended(
         self, received: tuple[F32, ...], grid: Grid, order: Ints, windows: tuple[int, ...]
-    ) -> Generator[Run, list[F32], list[F32]]:
+    ) -> Arranging[list[F32]]:
         side = self.sizes.side
         cells = np.arange(len(order) // side**2).reshape(grid.rows // side, grid.columns // side)
         by_column = (cells.T.reshape(-1, 1) * side**2 + np.arange(side**2)).reshape(-1)
         axes = grid.axes("y", "x")[order]
         for number, (_, _, columns) in enumerate(self._groups()):
             own = by_column if columns else np.arange(len(order))
-            layout = Layout((len(order),), axes[own])
-            name = f"layers {number}" if number else "layers"
-            (x,) = yield Run(name, tuple([each[own] for each in received]), (layout,))
-            received = (x[np.argsort(own)],)
+            layout, inputs = Layout((len(order),), axes[own]), []
+            for each in received:
+                inputs.append((yield from banded.chosen(each, own)) if columns else each)
+            (x,) = yield Run(f"layers {number}" if number else "layers", tuple(inputs), (layout,))
+            received = ((yield from banded.chosen(x, banded.places(by_column))) if columns else x,)
         return list(received)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.models.encoders import grids
+from localllm.models.encoders import banded, grids
 from localllm.models.encoders.heads import mlp
 from localllm.models.encoders.layers import Layers, Style
 from localllm.models.encoders.network import table
@@ -20,7 +20,7 @@ from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan
-from localllm.plan.runs import Encoding, Layout, Part, Run
+from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run, bands
 
 HEAD = 128  # width of a head of the resampler
 ROW = Vision(head=lambda network, x: x, resize=grids.buckets, swaps=True, after="v.post_ln")
@@ -64,7 +64,8 @@ class ResamplerEncoder(VisionEncoder):
         received = yield from self._received(pictures, grid, grid.index)
         (x,) = yield Run("layers", received, (Layout((count,)),))
         layouts = Layout((count,), border=count), Layout((len(queries),), border=count)
-        (y,) = yield Run("head", (x, _waves(grid, queries.shape[1])), layouts, (queries,))
+        waves = yield from _waves(grid, queries.shape[1])
+        (y,) = yield Run("head", (x, waves), layouts, (queries,))
         return y
 
 
@@ -127,13 +128,22 @@ class MergingEncoder(VisionEncoder):
         x = x.reshape(count // 4, -1)  # in the order of cells
         (x,) = yield Run("rest", (x,), (Layout((len(x),)),))
         # an odd last row or column of cells is dropped
-        x = grids.cells(x, grid.rows // side, grid.columns // side, side)
+        merged = grids.by_rows(grid.rows // side, grid.columns // side)
+        x = yield from banded.cells(x, merged, merged.index, side)
         (y,) = yield Run("head", (x,), (Layout((len(x),)),))
         return y
 
 
-def _waves(grid: grids.Grid, width: int) -> F32:
+def _waves(grid: grids.Grid, width: int) -> Arranging[F32]:
     """Return sines and cosines of the column and the row of each patch, (patches, width)."""
-    rate = 10000.0 ** (-np.arange(width // 4) / (width // 4))
-    x, y = (each[:, None] * rate for each in (grid.x, grid.y))
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+    rate, count = 10000.0 ** (-np.arange(width // 4) / (width // 4)), max(grid.rows, grid.columns)
+    waves = np.empty((count, width // 2), np.float32)  # of each number of a column or a row
+    for band in bands(count, 32 * waves.shape[1]):  # a sine takes as long as a copy of 32 bytes
+        angle = np.arange(band.start, band.stop)[:, None] * rate
+        waves[band] = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+        yield None
+    found = np.empty((len(grid.x), width), np.float32)
+    for band in bands(len(found), found.strides[0]):
+        np.concatenate([waves[grid.x[band]], waves[grid.y[band]]], axis=1, out=found[band])
+        yield None
+    return found

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -234,7 +234,7 @@ class VisionEncoder:
 
     def _attended(
         self, received: tuple[F32, ...], grid: Grid, order: Ints, windows: tuple[int, ...]
-    ) -> Generator[Run, list[F32], list[F32]]:
+    ) -> Arranging[list[F32]]:
         """Return the results of the layers, whose rows are patches in this order."""
         return (yield Run("layers", received, self._layouts(grid, order, windows)))
 
@@ -342,9 +342,12 @@ class VisionEncoder:
 
     def _finished(self, y: F32, grid: Grid, flags: Sequence[int]) -> Encoding:
         """Return the embeddings with the learned rows between lines and at both ends."""
-        lines = -(-grid.rows // self.sizes.side)
-        yield from ()
+        if self._break is None and not self._ends:
+            return y
+        count, marks, index = len(y), list(self._ends), np.arange(len(y))
         if self._break is not None:
-            own = np.broadcast_to(self._break, (lines, 1, y.shape[1]))
-            y = np.concatenate([y.reshape(lines, -1, y.shape[1]), own], axis=1).reshape(-1, y.shape[1])[:-1]
-        return np.concatenate([self._ends[0], y, self._ends[1]]) if self._ends else y
+            index = banded.with_ends(count, -(-grid.rows // self.sizes.side), count + len(marks)).reshape(-1)[:-1]
+            marks.append(self._break)
+        if self._ends:
+            index = np.concatenate([[count], index, [count + 1]])
+        return (yield from banded.chosen(y, index, *marks))

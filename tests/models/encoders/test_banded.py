@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from localllm.engine.encoder import Running
-from localllm.models.encoders import banded, encoder_of, grids
+from localllm.models.encoders import banded, encoder_of, grids, minicpm
 from localllm.models.encoders.grids import Grid
-from localllm.plan import F32, runs
+from localllm.plan import F32, Send, runs
 from localllm.plan.runs import Arranging, Encoding, Run
 from tests.models.encoders import small
 
@@ -105,6 +105,87 @@ def test_the_input_of_the_layers_is_arranged_in_bands(name: str, monkeypatch: py
     assert many >= small.input_of(name).shape[0] // 16  # lines of patches
     for a, b in zip(whole.received, single.received, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 3), (1, 9), (16, 16)])
+@pytest.mark.parametrize("width", [128, 3584])
+def test_waves_of_positions(rows: int, columns: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = grids.by_rows(rows, columns)
+    rate = 10000.0 ** (-np.arange(width // 4) / (width // 4))
+    x, y = (each[:, None] * rate for each in (grid.x, grid.y))
+    truth = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+    for band in (runs.BAND, 1):
+        monkeypatch.setattr(runs, "BAND", band)
+        found, count = driven(minicpm._waves(grid, width))
+        np.testing.assert_array_equal(found, truth)
+        assert count > 1 if band > 1 else count == max(rows, columns) + rows * columns
+
+
+def test_chosen_rows_and_learned_ones(narrow: None) -> None:
+    rows, learned = values(12, 10), [values(1, 10) + 1, values(1, 10) + 2]
+    index = np.array([13, *banded.with_ends(12, 3, 12).reshape(-1), 13])
+    found, count = driven(banded.chosen(rows, index, *learned))
+    lines = np.concatenate([rows.reshape(3, 4, 10), np.tile(learned[0], (3, 1, 1))], axis=1).reshape(-1, 10)
+    np.testing.assert_array_equal(found, np.concatenate([learned[1], lines, learned[1]]))
+    assert count == 2
+
+
+def everything(name: str) -> tuple[list[F32], dict[str, int]]:
+    """Return all that an encoder gives to its runs, and its result, if runs have random results; and the number of
+    pauses before the first run of each part, and before the "end".
+    """
+    model, random = encoder_of(*small.loaded(name)), np.random.default_rng(0)
+    encoding, given, pauses, count = model.encode([small.input_of(name)], small.SHAPES[name].flags), [], {}, 0
+    results: list[F32] | None = None
+    while True:
+        try:
+            run = next(encoding) if results is None else encoding.send(results)
+        except StopIteration as end:
+            return [*given, end.value], pauses | {"end": count}
+        results, count = None, count + 1
+        if run is not None:
+            given += [*run.received, *run.later]
+            sent = model.parts[run.part].plan.operations[-1]
+            assert isinstance(sent, Send)
+            results = [random.standard_normal((run.layouts[-1].rows, x.width), np.float32) for x in sent.values]
+            pauses.setdefault(run.part, count - 1)
+            count = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("pixtral", ["head", "end"]),
+        ("cogvlm", ["head", "end"]),
+        ("hunyuanvl", ["head", "product", "norm"]),
+        ("deepseek4v", ["head", "end"]),
+        ("minicpmv-2.6", ["head"]),
+        ("minicpmv4_6-4", ["head"]),
+        ("mimovl", ["layers 1", "head"]),
+        ("granite4_vision", ["queries 0", "tokens 0", "queries 1", "tokens 1", "end"]),
+    ],
+)
+def test_encoders_arrange_in_bands_between_their_runs(
+    name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = everything(name)
+    monkeypatch.setattr(runs, "BAND", 1)
+    single, pauses = everything(name)
+    for a, b in zip(whole, single, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert min(pauses[part] for part in parts) > 1, pauses
+
+
+def test_an_error_between_two_runs_is_raised_again() -> None:
+    def encoding() -> Encoding:
+        yield None
+        raise ValueError("a bug")
+
+    for seconds in (0.0, 0.1):
+        running = Running({}, encoding())
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a bug"):
+                running.advance(seconds)
 
 
 def test_results_are_copied_in_bands(narrow: None) -> None:
