@@ -2,7 +2,8 @@
 
 A piece of a row-wise kernel is the share of a few of many threads. A piece of a product has arguments that begin at
 other rows. The cost of a piece is counted from the sizes of its rows, so all pieces are short, also the first ones,
-whose memory the system has to provide. Other kernels have short tasks. No result depends on the division.
+whose memory the system has to provide. Other kernels have short tasks, except `group`, which sorts the experts of a
+step's rows in one thread. No result depends on the division.
 """
 
 from __future__ import annotations
@@ -63,10 +64,14 @@ def divided(
 
 def row_pieces(call: KernelCall, counts: Mapping[Rows, int], threads: int) -> int:
     """Return the number of pieces of a call that divides rows between the threads; 1 for other calls."""
-    places = call.reads | call.writes
-    if call.domain not in ("batch", "logits") or any(isinstance(place, ListOf) for place in places):
-        return 1  # lists may be scratch memory of each thread
-    rows, buffers = counts[call.domain], [place.buffer for place in places if isinstance(place, BufferOf)]
+    if call.domain == "tasks":
+        return 1
+    places, of = call.reads | call.writes, call.domain
+    # A list may be scratch memory of each thread. In the domain "select" it is only read, except by `group`.
+    if any(isinstance(place, ListOf) for place in (call.writes if of == "select" else places)):
+        return 1
+    rows = counts["batch" if of == "select" else of]
+    buffers = [place.buffer for place in places if isinstance(place, BufferOf)]
     needed = -(-rows * sum(buffer.stride * buffer.times for buffer in buffers) // (threads * BYTES))
     return max(1, min(needed, -(-rows // threads)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import Limits
+from localllm.backends.cpu import backend as backends
 from localllm.backends.cpu import pieces, slices
 from localllm.backends.cpu.arguments import Rows
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
@@ -55,14 +56,23 @@ class InSlices:
 
 @pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_no_bit_depends_on_pieces(small: None, name: str, threads: int) -> None:
+def test_no_bit_depends_on_pieces(small: None, name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, divided_by = list[tuple[int, int]](), pieces.divided  # numbers of pieces and calls of stages
+
+    def recorded(calls: Sequence[KernelCall], *given: Any) -> pieces.Pieces:
+        found = divided_by(calls, *given)
+        made.append((len(found.entries), len(calls)))
+        return found
+
+    monkeypatch.setattr(backends, "divided", recorded)
     backend = CpuBackend(threads)
     executable: Any = bind(backend, record(table(WIDTHS.get(name, 24)), BUILDS[name]))
     tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
     divided: Any = InSlices(executable)
     for sizes in ([], [1, 17]):
         np.testing.assert_array_equal(feed(divided, tokens, sizes), feed(executable, tokens, sizes))
-    assert divided.slices > 3 + 70 // 17 // threads  # more than the kernels of three steps
+    assert sum(found for found, _ in made) > sum(calls for _, calls in made)
+    assert divided.slices >= sum(found - 1 for found, _ in made)  # each piece ends a slice; the last one, the step
     executable.close()
     backend.close()
 
@@ -173,11 +183,15 @@ def test_only_rows_are_divided() -> None:
     assert pieces.row_pieces(call("batch"), counts, 2) == 4096 * 8192 // (2 << 20)
     assert pieces.row_pieces(call("batch", C), counts, 2) == 4096 * 16384 // (2 << 20)
     assert pieces.row_pieces(call("logits"), counts, 2) == 1
-    for domain in ("tasks", "select"):  # whose rows are written by other threads
-        assert pieces.row_pieces(call(domain), counts, 2) == 1
-    scratch = call("batch")
-    scratch.reads |= {place for place, _ in Rows(address=ListOf(0, 64), stride=32).places}  # type: ignore[misc]
-    assert pieces.row_pieces(scratch, counts, 2) == 1
+    assert pieces.row_pieces(call("tasks"), counts, 2) == 1
+    assert pieces.row_pieces(call("select"), counts, 2) == 4096 * 8192 // (2 << 20)
+    for domain in ("batch", "select"):
+        of_list = call(domain)
+        lists = {place for place, _ in Rows(address=ListOf(0, 64), stride=32).places}
+        of_list.reads |= lists  # type: ignore[arg-type]
+        assert (pieces.row_pieces(of_list, counts, 2) > 1) == (domain == "select")
+        of_list.writes |= lists  # type: ignore[arg-type]
+        assert pieces.row_pieces(of_list, counts, 2) == 1
 
 
 def test_a_piece_of_a_product_has_enough_rows() -> None:
