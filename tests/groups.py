@@ -20,8 +20,8 @@ def group_of(path: Path) -> str:
 
 
 def order(path: Path) -> tuple[bool, str]:
-    """Return the sort key of a test in this file. Groups come first: other processes can take only what is left
-    after them.
+    """Return the sort key of a test in this file. Groups come first, because other processes can take only the
+    tests after them.
     """
     group = group_of(path)
     return not group, group
@@ -33,7 +33,7 @@ class GroupedStealing(WorkStealingScheduling):  # type: ignore[misc]  # untyped
     """
 
     def check_schedule(self) -> None:
-        """Hide from pytest-xdist what is not to be stolen. It leaves the first `MIN_PENDING` tests of what it sees."""
+        """Hide tests of groups from pytest-xdist, which leaves the first `MIN_PENDING` of the tests that it sees."""
         hidden = {}
         for node, pending in self.node2pending.items():
             grouped = next((place for place, test in enumerate(pending) if not self._group(test)), len(pending))

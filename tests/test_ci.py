@@ -1,4 +1,4 @@
-"""`.ci/run` itself, with programs that stand in for Python, lint and types."""
+"""`.ci/run`, with fake programs in place of Python, lint and types."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ README = """
 PROGRAMS = {
     "python3": "exit 0",
     "git": "exit 1",
-    "install": 'mkdir -p "$PLACE/venv/bin" && for each in ruff mypy; do cp "$0.beside" "$PLACE/venv/bin/$each"; done',
-    "install.beside": "echo $$ >>pids; while :; do sleep 0.1; done",
+    "install": 'mkdir -p "$PLACE/venv/bin" && for each in ruff mypy; do cp "$0.program" "$PLACE/venv/bin/$each"; done',
+    "install.program": "echo $$ >>pids; while :; do sleep 0.1; done",
 }
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
-def test_an_interrupt_ends_what_runs_beside_the_tests(tmp_path: Path) -> None:
+def test_an_interrupt_ends_lint_and_types(tmp_path: Path) -> None:
     (tmp_path / ".ci").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(REPOSITORY / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -55,7 +55,7 @@ def test_an_interrupt_ends_what_runs_beside_the_tests(tmp_path: Path) -> None:
 
 def runs(pid: str) -> bool:
     command = Path("/proc", pid, "cmdline")
-    return command.exists() and command.read_bytes() != b""  # a zombie has none
+    return command.exists() and command.read_bytes() != b""  # empty for a zombie
 
 
 def until(done: Callable[[], bool]) -> None:

@@ -111,10 +111,10 @@ def restored(
 class ContextCheck:
     """Decodes the pictures and sounds of a file, the newest first, and counts their tokens.
 
-    It refuses further ones, without decoding them, once they fill the context or several have failed. One that is
-    larger than the context counts as failed, and takes no room from the others. So a hostile file takes no more time
-    than the pictures of one full context and those few. That may be minutes: `progress` shows how many are decoded,
-    and Ctrl-C stops it.
+    It refuses further ones, without decoding them, once they fill the context or several have failed. If one
+    has more tokens than the context, it counts as failed, and leaves the room to the others. So a hostile file takes no
+    more time than the pictures of one full context and a few that fail. That may be minutes: `progress` shows how many
+    are decoded, and Ctrl-C stops it.
     """
 
     def __init__(

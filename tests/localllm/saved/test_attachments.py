@@ -271,7 +271,7 @@ def test_pictures_beyond_the_context_stay_names(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_picture_larger_than_the_context_leaves_room_for_others() -> None:
-    """Of those that are too large, only a few are decoded."""
+    """Few are decoded if all are too large."""
     sizes, decoded = {"huge": 1000, "small": 30}, list[str]()
 
     def tokens(medium: Medium) -> int:
