@@ -70,7 +70,7 @@ def test_encoders_that_would_not_be_used_are_refused(folder: Path) -> None:
     model, encoders = folder / "tiny-Q8_0.gguf", folder / "mmproj-tiny-F16.gguf"
     with pytest.raises(LocalLLMError, match="loaded for embeddings reads no pictures or sound; leave it out"):
         localllm.load(model, embeddings=True, mmproj=encoders, **USUAL)
-    with localllm.load(model, embeddings=True, **USUAL) as vectors:  # one that was only found is left out
+    with localllm.load(model, embeddings=True, **USUAL) as vectors:  # one that was found beside the model is left out
         assert vectors.reads == ()
 
 

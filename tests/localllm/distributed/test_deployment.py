@@ -83,7 +83,7 @@ class Claimed(Claim):
 
 
 def failed(monkeypatch: pytest.MonkeyPatch, claim: Claim) -> None:
-    """Start replicas of which none opens."""
+    """Start replicas that do not open."""
 
     def started(*arguments: Any) -> None:
         raise ClusterError("no replica opens")

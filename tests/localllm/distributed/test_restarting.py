@@ -80,7 +80,7 @@ def test_a_stage_that_could_not_load_its_layers_is_started_again(
 
 
 def test_the_actors_of_a_group_are_waited_for_while_they_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once all stages run, one that gives no sign of life is replaced by a new one."""
+    """Once all stages run, a silent one is replaced."""
     found, slow = started(monkeypatch, lambda: None, lambda: None), Actor(5.0)
     [process] = found._processes
     process.spare = slow

@@ -469,7 +469,7 @@ class Broken(Encoded):
 def test_a_bug_of_an_encoder_ends_one_request(
     at_once: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another stream goes on, and later pictures are encoded. The log has the traceback."""
+    """Another stream continues, and later pictures are encoded. The log has the traceback."""
 
     def encode() -> Broken:
         if at_once:

@@ -131,7 +131,7 @@ def test_chosen_rows_and_learned_ones(narrow: None) -> None:
 
 
 def everything(name: str) -> tuple[list[F32], dict[str, int]]:
-    """Return all that an encoder gives to its runs, and its result, if runs have random results; and the number of
+    """Return the inputs of an encoder's runs, and its result, if runs have random results; and the number of
     pauses before the first run of each part, and before the "end".
     """
     model, random = encoder_of(*small.loaded(name)), np.random.default_rng(0)

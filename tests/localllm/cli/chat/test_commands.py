@@ -286,7 +286,7 @@ def test_pictures_go_before_the_next_message(
     assert f"removed: [{picture}]what?" in said
     assert "error: x.wav: this model reads pictures, no sound" in said
     assert any(line.startswith(f"error: {path}: it is not a picture") for line in said)
-    assert "4 tokens" in said  # the conversation goes on
+    assert "4 tokens" in said  # the conversation continues
     assert said.count(f"{picture}: {16 + marks} tokens, added before your next message") == 3  # as terminals drop paths
     assert f"error: {picture}: is a picture; write /image {picture}" in said
     assert f"error: {sound}: is a sound; write /audio {sound}" in said

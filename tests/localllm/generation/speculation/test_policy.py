@@ -320,7 +320,7 @@ def test_drafts_that_fail_leave_a_debt_of_one_draft_to_the_next_client(clock: Cl
 def test_a_pause_of_the_draft_model_takes_no_time(clock: Clock, repeats: bool, pause: int, reads: int) -> None:
     """The first step of a pause records the last gain, and the last one ends the pause. In the others, nothing is
     decided, unless repetitions are drafted too. The draft model then reads at most 64 tokens per step, even if the
-    budget is nearly empty, and drafts in the last of these steps.
+    budget is nearly empty, and drafts in the last step.
     """
     text = np.random.RandomState(1).randint(0, V, 700).tolist()
     engine, model, drafts = drafting_model(clock, text)
