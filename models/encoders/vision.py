@@ -17,12 +17,13 @@ from localllm.models.encoders.grids import Grid, Ints
 from localllm.models.encoders.keys import length, read_sizes
 from localllm.models.encoders.layers import Layers
 from localllm.models.encoders.network import Network, Norms, flat, swapped, table
+from localllm.models.encoders.positions import Positions
 from localllm.models.encoders.vision_row import Vision
 from localllm.models.errors import ModelError
 from localllm.models.reading import Keys
 from localllm.models.tensors import Tensors
 from localllm.plan import F32, Plan, Value
-from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run, bands
+from localllm.plan.runs import Arranging, Encoding, Layout, Part, Run
 
 MOST = 16384  # patches of a picture, by default: 4096 tokens of 2 x 2 patches
 
@@ -44,15 +45,14 @@ class VisionEncoder:
         if row.window_key:
             self._window = keys.integer("vision.window_size", 1, 1 << 12, row.window) // self.sizes.patch
         self._taps = tuple([n for n in range(shape.layers) if row.deep and f"v.deepstack.{n}.fc1.weight" in tensors])
-        self._learned, self._positions, self._bias = self._tables()
-        self._sized: tuple[tuple[int, int], F32] | None = None  # the newest size in patches, and its `_base`
-        if row.table_window and self._positions is not None:
-            self._window = max(1, math.isqrt(len(self._positions)))
+        self._positions = Positions(row, self._tensors, shape.width)
+        if row.table_window and self._positions.table is not None:
+            self._window = max(1, math.isqrt(len(self._positions.table)))
         self._global = self._global_layers(keys)
         self._limit = keys.real("vision.swiglu_clamp", 0.0, 1e6, 0.0)
         least, self.most = self._window * self.sizes.side, self._most_patches(keys)
         self.parts = {
-            "layers": Part(self._layers(), self.most + len(self._learned), least),
+            "layers": Part(self._layers(), self.most + len(self._positions.learned), least),
             "head": Part(self._head(), max(64, self.most // self.sizes.side**2)),
         }
 
@@ -75,8 +75,9 @@ class VisionEncoder:
 
     def _most_patches(self, keys: Keys) -> int:
         """Return the largest number of patches of a picture, which bounds the memory."""
-        if self._positions is not None and self.row.resize == "fixed" and not self.row.axes_table:
-            return min(MOST, len(self._positions))
+        positions = self._positions.table
+        if positions is not None and self.row.resize == "fixed" and not self.row.axes_table:
+            return min(MOST, len(positions))
         pixels = keys.integer("vision.image_max_pixels", 0, 1 << 40, 0)
         return max(64, min(MOST, pixels // self.sizes.patch**2)) if pixels else MOST
 
@@ -86,19 +87,6 @@ class VisionEncoder:
             return ()
         count = length(keys, "vision.feature_layer", 16)
         return keys.integers("vision.feature_layer", count, 1, max(1, self.sizes.shape.layers))
-
-    def _tables(self) -> tuple[F32, F32 | None, F32]:
-        """Return what is added to the patches: learned rows, positions and, with learned rows, the bias."""
-        tensors, width, row = self._tensors, self.sizes.shape.width, self.row
-        learned, bias = np.zeros((0, width), np.float32), np.zeros((1, width), np.float32)
-        if row.cls:
-            learned = table(tensors, "v.class_embd", tensors.values("v.class_embd") // width or 1, width)
-            if "v.patch_embd.bias" in tensors:
-                bias = table(tensors, "v.patch_embd.bias", 1, width)
-        name = "v.position_embd.weight"
-        if row.resize is None or (row.optional_table and name not in tensors):
-            return learned, None, bias
-        return learned, table(tensors, name, tensors.values(name) // width or 1, width), bias
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
@@ -113,10 +101,10 @@ class VisionEncoder:
         network, row, shape, size = self._network(), self.row, self.sizes.shape, self.sizes.patch
         recorder = network.recorder
         inputs = {f"patches {number}": 3 * size * size for number in range(row.kernels)}
-        if self._added:
+        if self._positions.added:
             inputs["positions"] = shape.width
         (*patches,) = recorder.receive_all(inputs)
-        added = patches.pop() if self._added else None
+        added = patches.pop() if self._positions.added else None
         x = self._embedded(network, patches, added)
         if row.before:
             x = network.norm(x, row.before)
@@ -143,10 +131,6 @@ class VisionEncoder:
         self._columns = x.width
         network.end(x, *taps)
         return network.plan()
-
-    @property
-    def _added(self) -> bool:
-        return bool(self.row.cls) or self._positions is not None
 
     def _embedded(self, network: Network, patches: Sequence[Value], added: Value | None) -> Value:
         recorder, width, names = (
@@ -205,7 +189,7 @@ class VisionEncoder:
         x, *taps = yield from self._attended(received, grid, order, windows)
         inputs = []
         for each in (x, *taps):
-            own, side = self._without_learned(each), self.sizes.side
+            own, side = self._positions.without_learned(each), self.sizes.side
             cells = yield from banded.cells(own, grid, index, side, row.channels_first, row.padded)
             inputs.append((yield from self._prepared(cells, grid)))
         (y,) = yield Run("head", tuple(inputs), (Layout((len(inputs[0]),)),))
@@ -218,17 +202,15 @@ class VisionEncoder:
         """
         row, size, found = self.row, self.sizes.patch, list[F32]()
         for picture in pictures[: row.kernels]:
-            rows, own, learned = self._room(len(index), 3 * size * size)
+            rows, own, learned = self._positions.room(len(index), 3 * size * size)
             learned[:] = 0.0
             yield from banded.patches(picture, size, index, own, row.signed, row.pixels_last)
             found.append(rows)
         found *= row.kernels // len(found)
-        if self._added:
-            rows, own, learned = self._room(len(index), self.sizes.shape.width)
-            learned[:] = self._learned
-            if len(learned) and self._shares_table and self._positions is not None:
-                learned += self._split(self._positions)[0]
-            yield from banded.taken((yield from self._base_of(grid)), index, own)
+        if self._positions.added:
+            rows, own, learned = self._positions.room(len(index), self.sizes.shape.width)
+            learned[:] = self._positions.of_learned()
+            yield from banded.taken((yield from self._positions.of(grid)), index, own)
             found.append(rows)
         return tuple(found)
 
@@ -267,76 +249,19 @@ class VisionEncoder:
             limit = Setting("image_max_tokens", self.most // side**2)
             problem = f"{found} are more than {self.most}; use a smaller picture, or load the model with "
             raise ModelError(Notice(problem, limit))
-        positions = self._positions if self.row.axes_table else None
+        positions = self._positions.table if self.row.axes_table else None
         if positions is not None and 2 * max(rows, columns) > len(positions):
             half = len(positions) // 2
             raise ModelError(f"{found}, and the position table has {half} per side; use a smaller picture")
         return rows, columns
 
-    def _base_of(self, grid: Grid) -> Arranging[F32]:
-        """Return `_base`, computed again only if the size changes, because that takes a while."""
-        size, sized = (grid.rows, grid.columns), self._sized
-        if sized is None or sized[0] != size:
-            self._sized = sized = size, (yield from self._base(grid))
-        return sized[1]
-
-    def _base(self, grid: Grid) -> Arranging[F32]:
-        """Return what is added to the patches, in row-major order: positions and, with learned rows, the bias."""
-        count = grid.rows * grid.columns
-        positions, row = self._positions, self.row
-        if positions is None:
-            found = np.zeros((count, self.sizes.shape.width), np.float32)
-        elif row.axes_table:
-            flat_grid, half = grids.by_rows(grid.rows, grid.columns), len(positions) // 2
-            found = np.empty((count, positions.shape[1]), np.float32)
-            for band in bands(count, found.strides[0]):
-                found[band] = positions[flat_grid.x[band]] + positions[half + flat_grid.y[band]]
-                yield None
-        else:
-            own = self._split(positions)[1] if self._shares_table else positions
-            found = own
-            if callable(row.resize):
-                found = yield from grids.resized(own, grid.rows, grid.columns, row.resize)
-            if len(found) != count:
-                raise ModelError(f"picture: {count} patches, and the position table has {len(found)}")
-        both = np.empty_like(found)
-        for band in bands(count, both.strides[0]):
-            both[band] = found[band] + self._bias
-            yield None
-        return both
-
-    @property
-    def _shares_table(self) -> bool:
-        """Whether the position table has rows for the learned rows, too."""
-        return bool(self.row.cls) and self.row.cls_position
-
-    def _split(self, positions: F32) -> tuple[F32, F32]:
-        """Return the positions of the learned rows, and of the patches."""
-        count = len(self._learned)
-        if self.row.cls == "first":
-            return positions[:count], positions[count:]
-        return positions[-count:], positions[:-count]
-
-    def _room(self, count: int, width: int) -> tuple[F32, F32, F32]:
-        """Return memory for rows of patches with the learned rows before or after them, and both parts of it."""
-        rows, learned = np.empty((count + len(self._learned), width), np.float32), len(self._learned)
-        if self.row.cls == "first":
-            return rows, rows[learned:], rows[:learned]
-        return rows, rows[:count], rows[count:]
-
-    def _without_learned(self, rows: F32) -> F32:
-        count = len(self._learned)
-        if not count:
-            return rows
-        return rows[count:] if self.row.cls == "first" else rows[:-count]
-
     def _layouts(self, grid: Grid, order: Ints, windows: tuple[int, ...]) -> tuple[Layout, ...]:
         axes = None
         if self.row.turn is not None:
             own = grid.axes("y", "x", shift=self.row.turned_from)[order]
-            zeros = np.zeros((len(self._learned), 2), np.int32)
+            zeros = np.zeros((len(self._positions.learned), 2), np.int32)
             axes = np.concatenate([zeros, own] if self.row.cls == "first" else [own, zeros])
-        whole = Layout((len(order) + len(self._learned),), axes)
+        whole = Layout((len(order) + len(self._positions.learned),), axes)
         parts = Layout(windows, axes)
         return tuple([whole if n in self._global else parts for n in range(self._layer_count)]) or (whole,)
 
