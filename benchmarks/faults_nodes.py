@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.ports import GROUP, free_ports  # noqa: E402
 from tests.processes import below, runs  # noqa: E402
 
 RUN, NODE = "FAULTS_RUN", "FAULTS_NODE"
@@ -45,7 +45,7 @@ class Nodes:
 
     def __init__(self, run: str, count: int) -> None:
         self._run, self.count = run, count
-        self._port, self._address, self._token = _free_ports(count), "", ""
+        self._port, self._address, self._token = free_ports(count), "", ""
         self._folders = [Path(tempfile.mkdtemp(prefix="faults-node-")) for _ in range(count)]
         self._workers: dict[int, subprocess.Popen[str]] = {}
         kernels = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "localllm", "kernels")
@@ -63,7 +63,7 @@ class Nodes:
 
     def start(self, number: int) -> None:
         """Start a node, and return once it belongs to the cluster."""
-        words = ["--port", str(self._port + 100 * number)]
+        words = ["--port", str(self._port + GROUP * number)]
         words += ["--join", self._address] if number else []
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {RUN: self._run, NODE: str(number), "XDG_CACHE_HOME": str(self._folders[number])}
@@ -113,17 +113,3 @@ class Nodes:
             self.kill(number)
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of `count` groups of 100 ports whose first ten are free."""
-    for first in range(20_000, 32_000, 100 * count):
-        try:
-            for number in range(count):
-                for port in range(first + 100 * number, first + 100 * number + 10):
-                    with socket.create_server(("", port)):
-                        pass
-        except OSError:
-            continue
-        return first
-    raise SystemExit("no free ports")

@@ -218,7 +218,7 @@ class CpuExecutable(Shell):
         return [rows[: self._counts[value.rows]] for value, rows in self._stages[number].sent]
 
     def _run(self, number: int, entries: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Run a stage's entries on as many threads as are fastest now."""
+        """Run a stage's entries on the number of threads that is fastest now."""
         pool = self.pool
         rows = self._counts["batch"]
         chosen = self.thread_counts[rows > FEW_ROWS]

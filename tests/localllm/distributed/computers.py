@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,19 +25,6 @@ def environment(home: Path) -> dict[str, str]:
         "XDG_CACHE_HOME": str(home),
         "TMPDIR": str(home.parent),
     }
-
-
-def free_ports() -> int:
-    """Return the number of a port that is free, like the next nine."""
-    for first in range(21_000, 32_000, 100):
-        try:
-            for number in range(first, first + 10):
-                with socket.create_server(("", number)):
-                    pass
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
 
 
 @contextmanager

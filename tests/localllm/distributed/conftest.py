@@ -22,8 +22,9 @@ import pytest
 
 import localllm
 from localllm.quant.codecache import default_folder, private_folder
-from tests.localllm.distributed.computers import free_ports, worker
+from tests.localllm.distributed.computers import worker
 from tests.localllm.distributed.servers import Server, end, listening, started, until
+from tests.ports import free_ports
 from tests.processes import below, gone
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import pytest
 
 from localllm.distributed.membership import LOOPBACK
 from localllm.distributed.worker import _kept_token
-from tests.localllm.distributed.computers import RUN, free_ports, ran, refused
+from tests.localllm.distributed.computers import RUN, ran, refused
 from tests.localllm.distributed.conftest import TwoNodes, ray_folders
 from tests.localllm.support import localllm as cli
+from tests.ports import free_ports
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
